@@ -1,0 +1,226 @@
+"""Who am I: the frozen answer, built once from a launcher's environment variables.
+
+In: a mapping (normally ``os.environ``, read here and nowhere below). Out: a `World`. Understands the variables of
+unisono's own launcher, torchrun, Slurm's ``srun`` and Open MPI's ``mpirun``; the empty environment is a
+world of one process. Imports no torch.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unisono.errors import WorldError
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """The place of this process among all processes of the run.
+
+    Attributes:
+        rank: Index of this process, ``0 <= rank < world_size``.
+        world_size: Number of processes.
+        local_rank: Index of this process on its host.
+        local_world_size: Number of processes on this host.
+        node_rank: Index of this host.
+        launcher: Whose variables were read: ``none``, ``unisono``, ``torchrun``, ``slurm`` or ``openmpi``.
+        rendezvous: Where the ranks meet: empty for a world of one, ``file://PATH``, ``tcp://HOST:PORT``, or
+            ``env://`` when torchrun already keeps the store.
+        run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
+        replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    launcher: str = "none"
+    rendezvous: str = ""
+    run_dir: str | None = None
+    replicas: int | None = None
+
+    def __post_init__(self) -> None:
+        for index, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
+            i, n = getattr(self, index), getattr(self, size)
+            if n < 1 or not 0 <= i < n:
+                raise WorldError(
+                    f"expected 0 <= {index} < {size}, got {index}={i}, {size}={n} "
+                    f"from the variables of {self.launcher!r}. Hint: start all processes with one launcher."
+                )
+        if self.local_world_size > self.world_size:
+            raise WorldError(
+                f"expected local_world_size <= world_size, got {self.local_world_size} > {self.world_size} "
+                f"from the variables of {self.launcher!r}."
+            )
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process writes the run's files and speaks for all."""
+        return self.rank == 0
+
+    @property
+    def is_single_host(self) -> bool:
+        """Whether all processes run on this host."""
+        return self.local_world_size == self.world_size
+
+    @classmethod
+    def current(cls) -> "World":
+        """Return the world of this process, from its own environment."""
+        return cls.from_env(os.environ)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> "World":
+        """Return the world that a launcher's variables describe.
+
+        The innermost launcher wins: torchrun inside ``srun`` is torchrun's world.
+
+        Args:
+            environ: Environment variables; never written to.
+
+        Raises:
+            WorldError: The variables are incomplete, not numbers, or contradict each other.
+
+        Example:
+            >>> World.from_env({}).world_size
+            1
+        """
+        imposed = _imposed(environ)
+        if "RANK" in environ or "WORLD_SIZE" in environ:
+            return cls(**_torchrun(environ), **imposed)
+        if "OMPI_COMM_WORLD_RANK" in environ:
+            return cls(**_openmpi(environ), **imposed)
+        # The batch script of a Slurm job carries SLURM_PROCID=0 too, but only srun's tasks have a step id.
+        if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+            return cls(**_slurm(environ), **imposed)
+        return cls(**imposed)
+
+
+def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that choose numeric kernels (ATen, oneDNN, MKL), sorted by name."""
+    source = os.environ if environ is None else environ
+    names = re.compile(
+        r"(ATEN_CPU_CAPABILITY|(ONEDNN|DNNL)_(MAX_CPU_ISA|DEFAULT_FPMATH_MODE|CPU_ISA_HINTS)"
+        r"|MKL_(CBWR|ENABLE_INSTRUCTIONS)|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE)"
+    )
+    return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
+
+
+def expand_first_host(nodelist: str) -> str:
+    """Return the first host of a Slurm node list such as ``gpu[003-007,12],login1``."""
+    match = re.match(r"([^,\[]+)(?:\[([^\]]*)\])?", nodelist)
+    if not match:
+        raise WorldError(f"expected a Slurm node list such as 'gpu[1-4]', got {nodelist!r}.")
+    prefix, ranges = match.group(1), match.group(2)
+    return prefix if ranges is None else prefix + re.split(r"[,-]", ranges)[0]
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """Return Slurm's tasks per node, ``2(x3),1`` as ``[2, 2, 2, 1]``."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not match:
+            raise WorldError(f"expected SLURM_TASKS_PER_NODE such as '2(x3),1', got {text!r}.")
+        counts += [int(match.group(1))] * int(match.group(2) or 1)
+    return counts
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None:
+        if default is None:
+            raise WorldError(
+                f"{name} is not set although other variables of its launcher are. "
+                "Hint: start the program with `unisono run`, torchrun, srun or mpirun, or unset the others."
+            )
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise WorldError(f"expected {name} to be a whole number, got {text!r}.") from None
+
+
+def _imposed(environ: Mapping[str, str]) -> dict[str, str | int | None]:
+    replicas = _integer(environ, "UNISONO_REPLICAS", 0)
+    return {"run_dir": environ.get("UNISONO_RUN_DIR"), "replicas": replicas or None}
+
+
+def _torchrun(environ: Mapping[str, str]) -> dict[str, int | str]:
+    world_size = _integer(environ, "WORLD_SIZE")
+    rank = _integer(environ, "RANK")
+    file = environ.get("UNISONO_RENDEZVOUS")
+    if file:
+        launcher, rendezvous = "unisono", f"file://{file}"
+    elif world_size == 1 and "MASTER_ADDR" not in environ:
+        launcher, rendezvous = "torchrun", ""
+    else:
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in environ:
+                raise WorldError(
+                    f"WORLD_SIZE={world_size} but {name} is not set: the ranks cannot meet. "
+                    "Hint: start the program with `unisono run` or torchrun, which set it."
+                )
+        launcher, rendezvous = "torchrun", "env://"
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": _integer(environ, "LOCAL_RANK", rank),
+        "local_world_size": _integer(environ, "LOCAL_WORLD_SIZE", world_size),
+        "node_rank": _integer(environ, "GROUP_RANK", 0),
+        "launcher": launcher,
+        "rendezvous": rendezvous,
+    }
+
+
+def _slurm(environ: Mapping[str, str]) -> dict[str, int | str]:
+    world_size = _integer(environ, "SLURM_STEP_NUM_TASKS", _integer(environ, "SLURM_NTASKS", 1))
+    node_rank = _integer(environ, "SLURM_NODEID", 0)
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world_size)
+    per_node = expand_tasks_per_node(tasks)
+    if node_rank >= len(per_node):
+        raise WorldError(f"SLURM_NODEID={node_rank} but SLURM_TASKS_PER_NODE={tasks!r} lists {len(per_node)} nodes.")
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or _LOOPBACK
+    host = _LOOPBACK if len(per_node) == 1 else expand_first_host(hosts)
+    key = f"{environ.get('SLURM_JOB_ID', '0')}.{environ['SLURM_STEP_ID']}"
+    return {
+        "rank": _integer(environ, "SLURM_PROCID"),
+        "world_size": world_size,
+        "local_rank": _integer(environ, "SLURM_LOCALID", 0),
+        "local_world_size": per_node[node_rank],
+        "node_rank": node_rank,
+        "launcher": "slurm",
+        "rendezvous": _tcp(environ, world_size, host, key),
+    }
+
+
+def _openmpi(environ: Mapping[str, str]) -> dict[str, int | str]:
+    rank, world_size = _integer(environ, "OMPI_COMM_WORLD_RANK"), _integer(environ, "OMPI_COMM_WORLD_SIZE")
+    local_world_size = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size)
+    if local_world_size < world_size and "MASTER_ADDR" not in environ:
+        raise WorldError(
+            f"Open MPI started {world_size} ranks on several hosts but MASTER_ADDR is not set: the ranks cannot meet. "
+            "Hint: mpirun -x MASTER_ADDR=<address of the first host> -x MASTER_PORT=<free port> ..."
+        )
+    key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or "0"
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        "local_world_size": local_world_size,
+        # Open MPI numbers no hosts; with equal hosts this is the index of this one.
+        "node_rank": rank // local_world_size,
+        "launcher": "openmpi",
+        "rendezvous": _tcp(environ, world_size, _LOOPBACK, key),
+    }
+
+
+def _tcp(environ: Mapping[str, str], world_size: int, host: str, key: str) -> str:
+    if world_size == 1:
+        return ""
+    # Below 32768, where Linux starts to hand out ephemeral ports.
+    port = _integer(environ, "MASTER_PORT", 20000 + zlib.crc32(key.encode()) % 12000)
+    return f"tcp://{environ.get('MASTER_ADDR', host)}:{port}"
