@@ -1,0 +1,82 @@
+"""unisono: distributed PyTorch training whose result does not depend on who computes it.
+
+The public names are listed in ``__all__`` and loaded on first use, so that ``import unisono`` and the command line cost
+nothing until they need torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.collectives.loopback import run_ranks as run_ranks
+    from unisono.data.loader import ArrayDataset as ArrayDataset
+    from unisono.data.partition import DataPartitioner as DataPartitioner
+    from unisono.data.partition import Partition as Partition
+    from unisono.data.sampler import DistributedSampler as DistributedSampler
+    from unisono.data.sampler import ExactSampler as ExactSampler
+    from unisono.errors import CheckpointError as CheckpointError
+    from unisono.errors import ConfigError as ConfigError
+    from unisono.errors import DataError as DataError
+    from unisono.errors import EnvironmentDrift as EnvironmentDrift
+    from unisono.errors import LaunchError as LaunchError
+    from unisono.errors import NonFiniteError as NonFiniteError
+    from unisono.errors import PeerLost as PeerLost
+    from unisono.errors import RankDivergence as RankDivergence
+    from unisono.errors import ScoreMismatch as ScoreMismatch
+    from unisono.errors import StepError as StepError
+    from unisono.errors import UnisonoError as UnisonoError
+    from unisono.errors import WorkerFailed as WorkerFailed
+    from unisono.errors import WorldError as WorldError
+    from unisono.launchers.api import launch as launch
+    from unisono.metrics.exact import Accuracy as Accuracy
+    from unisono.metrics.exact import Mean as Mean
+    from unisono.metrics.exact import Metric as Metric
+    from unisono.train.run import Run as Run
+    from unisono.train.trainer import Trainer as Trainer
+    from unisono.world import World as World
+
+_HOMES = {
+    "Accuracy": "metrics.exact",
+    "ArrayDataset": "data.loader",
+    "CheckpointError": "errors",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "DataPartitioner": "data.partition",
+    "DistributedSampler": "data.sampler",
+    "EnvironmentDrift": "errors",
+    "ExactSampler": "data.sampler",
+    "LaunchError": "errors",
+    "Mean": "metrics.exact",
+    "Metric": "metrics.exact",
+    "NonFiniteError": "errors",
+    "Partition": "data.partition",
+    "PeerLost": "errors",
+    "RankDivergence": "errors",
+    "Run": "train.run",
+    "ScoreMismatch": "errors",
+    "StepError": "errors",
+    "Trainer": "train.trainer",
+    "UnisonoError": "errors",
+    "WorkerFailed": "errors",
+    "World": "world",
+    "WorldError": "errors",
+    "launch": "launchers.api",
+    "run_ranks": "collectives.loopback",
+}
+
+__version__ = "0.1.0"
+__all__ = [  # noqa: PLE0604 - the names of _HOMES, spelled once
+    *_HOMES,
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"unisono.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted([*_HOMES, "__version__"])

@@ -48,7 +48,8 @@ def place_by_shares(replicas: int, shares: Sequence[float]) -> list[range]:
     exact = [share / sum(shares) * replicas for share in shares]
     counts = [max(1, int(want)) for want in exact]
     while sum(counts) > replicas:
-        counts[max(range(len(counts)), key=lambda rank: (counts[rank] - exact[rank], rank))] -= 1
+        givers = [rank for rank, count in enumerate(counts) if count > 1]
+        counts[max(givers, key=lambda rank: (counts[rank] - exact[rank], rank))] -= 1
     while sum(counts) < replicas:
         counts[max(range(len(counts)), key=lambda rank: (exact[rank] - counts[rank], -rank))] += 1
     starts = [sum(counts[:rank]) for rank in range(len(counts) + 1)]

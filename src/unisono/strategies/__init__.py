@@ -1,0 +1,1 @@
+"""How gradients move: `exact`, the default, whose bits do not depend on the number of ranks."""

@@ -1,0 +1,39 @@
+"""From errors to exit codes and one message, the same for every verb."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import click
+
+USAGE_ERROR = 2
+FAILED = 1
+
+
+def perform(verb: str, action: Callable[[], int | None]) -> int:
+    """Do a verb's work and return its exit code; errors become one message on standard error.
+
+    Args:
+        verb: Named in the message.
+        action: The work; returns an exit code, None for success.
+
+    Returns:
+        0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 141 when
+        the reader of the output went away; 1 for any other error of ours.
+    """
+    # Not at the top: `--help` must not pay for them.
+    from unisono.errors import ConfigError, DataError, UnisonoError, WorkerFailed
+
+    try:
+        return action() or 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Nothing may be written at exit either: the interpreter would complain about the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        return 141
+    except UnisonoError as error:
+        click.echo(f"unisono {verb}: {error}", err=True)
+        if isinstance(error, WorkerFailed):
+            return error.exit_code
+        return USAGE_ERROR if isinstance(error, ConfigError | DataError) else FAILED

@@ -1,0 +1,114 @@
+"""``unisono train``: play a recipe on the workers of this machine."""
+
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from unisono.cli.outcome import perform
+
+if TYPE_CHECKING:
+    from unisono.recipes.catalog import Options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A recipe ready to start: its options, with the data checked."""
+
+    options: "Options"
+    workers: int
+
+
+@click.command(short_help="Train a ready-made recipe.")
+@click.argument("recipe", metavar="RECIPE")
+@click.option("-n", "--workers", default="auto", metavar="N|auto", show_default=True,
+              help="Number of processes; at most the replicas. Does not change the result.")
+@click.option("--replicas", type=int, metavar="V", help="Logical workers; part of the result.  [default: 8]")
+@click.option("--epochs", type=int, metavar="E", help="Passes over the data.  [default: the recipe's]")
+@click.option("--batch-size", type=int, metavar="B",
+              help="Samples per optimizer step, over all workers.  [default: the recipe's]")
+@click.option("--seed", type=int, default=0, metavar="S", show_default=True, help="Seed of everything random.")
+@click.option("--model", metavar="NAME", help="One of the recipe's models.  [default: its first]")
+@click.option("--limit", type=int, metavar="K", help="Use at most K training and K test samples.")
+@click.option("--data", type=click.Path(), metavar="PATH",
+              help="Directory or file with the data.  [default: a verified download]")
+@click.option("--out", type=click.Path(), metavar="DIR",
+              help="Run directory; a run found there is resumed.  [default: nothing is kept]")
+@click.option("--checkpoint-every", type=int, metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
+@click.option("--threads", type=int, default=1, metavar="T", show_default=True,
+              help="Threads per process; part of the result.")
+@click.option("--num-workers", type=int, default=0, metavar="N", show_default=True,
+              help="Data loading processes per worker.")
+@click.option("--allow-drift", is_flag=True, help="Resume although software or CPU differ; recorded with the run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
+def train(recipe: str, workers: str, as_json: bool, **given: Any) -> None:
+    """Train RECIPE: digits, mnist or imdb.
+
+    The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint printed at
+    the end does not depend on -n.
+
+    Exit code: 0 when the training is done; 2 for wrong settings or data; the code of the worker that failed first
+    (128 + n for signal n); 130 after Ctrl-C.
+    """
+    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given)))
+
+
+def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any]) -> None:
+    job = plan(recipe, workers, given)
+    with tempfile.TemporaryDirectory(prefix="unisono-") as scratch:
+        out = Path(job.options.out or Path(scratch) / "run")
+        result = play(replace(job, options=replace(job.options, out=str(out))), output="json" if as_json else "leader")
+        if as_json:
+            click.echo(json.dumps(result))
+            return
+        click.echo(f"fingerprint  {result['fingerprint']}")
+        for name, value in result["metrics"].items():
+            click.echo(f"{name:<12} {value:.4f}")
+        click.echo(
+            f"{result['steps']} steps, {result['epochs']} epochs, {result['world_size']} workers, "
+            f"{result['replicas']} replicas, {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
+        )
+        if job.options.out:
+            click.echo(f"kept in      {job.options.out}")
+
+
+def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
+    """Check recipe, settings, world and data, before anything starts.
+
+    Raises:
+        ConfigError: An unknown recipe or a setting out of range; more workers than replicas.
+        DataError: The data is missing, truncated or not what is pinned.
+    """
+    from unisono.launchers.spec import resolve_workers
+    from unisono.placement import check_world
+    from unisono.recipes.catalog import Options, find
+
+    found = find(recipe)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    defaults = {"epochs": found.epochs, "batch_size": found.batch_size, "replicas": found.replicas}
+    options = Options(**{"recipe": recipe, "model": found.models[0], **defaults, **chosen})
+    count = resolve_workers(workers, options.replicas)
+    check_world(options.replicas, count)
+    found.check_data(options.data_path)
+    return Job(options=options, workers=count)
+
+
+def play(job: Job, *, output: str) -> dict[str, Any]:
+    """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
+
+    Raises:
+        WorkerFailed: A worker failed.
+    """
+    from unisono.launchers.api import describe_function
+    from unisono.launchers.local import run_local
+    from unisono.launchers.spec import LaunchSpec
+    from unisono.recipes.play import play as play_recipe
+
+    target = describe_function(play_recipe, (job.options,))
+    run_local(LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output))
+    result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())
+    return result

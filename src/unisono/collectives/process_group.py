@@ -1,0 +1,114 @@
+"""Ranks in processes of their own, joined by torch.distributed (gloo on CPU, nccl on CUDA).
+
+`connect` makes the process group of a `World`, without any listener outside this host when all ranks are on it; a
+program that has already called ``dist.init_process_group`` is joined as it is.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import final
+from urllib.parse import urlparse
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.collectives.loopback import LoopbackTransport
+from unisono.collectives.transport import Transport
+from unisono.errors import PeerLost, WorldError
+from unisono.world import World
+
+
+@final
+class ProcessGroupTransport(Transport):
+    """Moves tensors through the default torch.distributed process group."""
+
+    def __init__(self, *, owns_group: bool) -> None:
+        self._owns_group = owns_group
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.bytes_sent = 0
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
+        """See `Transport.all_to_all`."""
+        self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
+        with self._translated("all_to_all"):
+            dist.all_to_all_single(recv, send, recv_splits, send_splits)
+
+    def all_gather(self, send: Tensor, recv: Tensor) -> None:
+        """See `Transport.all_gather`."""
+        self.bytes_sent += send.nbytes * (self.world_size - 1)
+        # torch 2.13 renamed all_gather_into_tensor; the old name warns there, the new one is missing before.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with self._translated("all_gather"):
+            gather(recv, send)
+
+    def close(self) -> None:
+        """Destroy the process group if `connect` made it."""
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns_group = False
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLost(
+                f"[rank {self.rank}/{self.world_size}] {operation} failed: another rank has died, hangs, or runs other "
+                f"code ({str(error).strip().splitlines()[-1]}). Look for the first failure above or in the other ranks' logs."
+            ) from error
+
+
+def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0) -> Transport:
+    """Join the ranks of `world` and return this rank's transport; all ranks call it, and it blocks until they have.
+
+    Args:
+        world: Who this process is.
+        device: ``cpu`` (gloo) or ``cuda`` (nccl for CUDA tensors, gloo for control messages).
+        timeout_s: Longest wait for another rank in one collective.
+
+    Raises:
+        WorldError: The process group that the program has already made has another size or rank.
+        PeerLost: The other ranks did not come in time.
+    """
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
+            raise WorldError(
+                f"the process group has rank {dist.get_rank()} of {dist.get_world_size()}, the environment "
+                f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. Hint: initialise it from the environment."
+            )
+        return ProcessGroupTransport(owns_group=False)
+    if world.world_size == 1:
+        return LoopbackTransport()
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        if world.rendezvous == "env://":
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(
+                backend, store=_store(world, timeout), rank=world.rank, world_size=world.world_size, timeout=timeout
+            )
+    except (RuntimeError, dist.DistNetworkError) as error:
+        raise PeerLost(
+            f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} within {timeout_s:g} s: {error}"
+        ) from error
+    return ProcessGroupTransport(owns_group=True)
+
+
+def _store(world: World, timeout: timedelta) -> dist.Store:
+    where = urlparse(world.rendezvous)
+    if where.scheme == "file":
+        return dist.FileStore(where.path, world.world_size)
+    if where.scheme == "tcp" and where.hostname and where.port:
+        return dist.TCPStore(where.hostname, where.port, world.world_size, world.is_leader, timeout)
+    raise WorldError(f"expected a rendezvous file://PATH or tcp://HOST:PORT, got {world.rendezvous!r}.")
+
+
+def device_of(world: World, asked: str | None = None) -> torch.device:
+    """Return this rank's device: the asked one, else its own GPU where there are enough, else the CPU."""
+    if asked is None:
+        asked = "cuda" if torch.cuda.device_count() >= world.local_world_size else "cpu"
+    return torch.device("cuda", world.local_rank) if asked == "cuda" else torch.device(asked)

@@ -1,0 +1,75 @@
+"""The 8 x 8 handwritten digits that scikit-learn carries in its wheel: real data without a download.
+
+In: nothing. Out: `ImageSplits` of float32 images. scikit-learn is imported only when the function is
+called; imports no torch.
+
+Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI (test part, 1,797 samples).
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.mnist import ImageSplits
+from unisono.errors import DataError
+
+NUM_SAMPLES = 1797
+TEST_EVERY = 5
+
+
+def load_digits() -> ImageSplits:
+    """Load the digits: 1,437 training and 360 test images, split the same way everywhere.
+
+    Returns:
+        Images float32 (n, 1, 8, 8) in [0, 1] and labels int64 (n,), both in scikit-learn's order.
+
+    Raises:
+        DataError: scikit-learn is not installed, or carries other data than expected.
+    """
+    images, labels = _bundled()
+    if images.shape != (NUM_SAMPLES, 8, 8) or labels.shape != (NUM_SAMPLES,):
+        raise DataError(
+            f"expected {NUM_SAMPLES} images of 8 x 8 in scikit-learn's bundled digits, found shape "
+            f"{images.shape}. Hint: install a released scikit-learn, pip install 'unisono[recipes]'."
+        )
+    # Values are whole numbers from 0 to 16: the division is exact.
+    scaled = (images[:, np.newaxis] / 16).astype(np.float32)  # (n, 8, 8) -> (n, 1, 8, 8)
+    targets = labels.astype(np.int64)
+    is_test = choose_test(targets)
+    return ImageSplits(
+        train_images=scaled[~is_test],
+        train_labels=targets[~is_test],
+        test_images=scaled[is_test],
+        test_labels=targets[is_test],
+    )
+
+
+def choose_test(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark every fifth sample as test, counted along the samples sorted by label (ties by position).
+
+    Counting inside the classes keeps their shares: the bundled order repeats 0, 1, ... 9, so every fifth
+    position would hold some digits nearly twice as often as others.
+
+    Args:
+        labels: (n,) int64.
+
+    Returns:
+        (n,) bool; a pure function of the labels.
+    """
+    is_test = np.zeros(len(labels), dtype=np.bool_)
+    is_test[np.argsort(labels, kind="stable")[::TEST_EVERY]] = True
+    return is_test
+
+
+def _bundled() -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return scikit-learn's images (1797, 8, 8) float64 from 0 to 16 and labels (1797,)."""
+    try:
+        from sklearn.datasets import load_digits as load_bundled
+    except ImportError as error:
+        raise DataError(
+            f"expected scikit-learn, which carries the digits, found: {error}. "
+            "Hint: pip install 'unisono[recipes]'"
+        ) from None
+    bunch = load_bundled()
+    return np.asarray(bunch.images), np.asarray(bunch.target)

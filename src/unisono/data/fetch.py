@@ -1,0 +1,307 @@
+"""Files that a data set is made of: found, checked against a pin, or downloaded once per machine.
+
+In: file names with their pins (SHA-256 and size), a directory of the user or mirror URLs. Out: paths whose
+bytes are exactly the pinned ones. Also the tools that every cache of this room uses: a lock between
+processes and an atomic write.
+
+This file runs in the launcher, before any worker starts: it imports no torch and reads no environment
+variable (the mapping is passed in).
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, final
+
+import pooch
+
+from unisono.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pin:
+    """What the bytes of a file must be.
+
+    Attributes:
+        sha256: SHA-256 of the whole file, 64 lower-case hexadecimal digits.
+        size_bytes: Its length; lets a message say "cut short" and caps a download.
+    """
+
+    sha256: str
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
+            raise ConfigError(f"expected 64 lower-case hexadecimal digits as sha256, got {self.sha256!r}.")
+        if self.size_bytes < 0:
+            raise ConfigError(f"expected size_bytes >= 0, got {self.size_bytes}.")
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes:,} bytes with sha256 {self.sha256}"
+
+
+def default_cache(environ: Mapping[str, str]) -> Path:
+    """Return where downloads and token stores go: ``$XDG_CACHE_HOME/unisono`` or ``~/.cache/unisono``.
+
+    A relative XDG_CACHE_HOME is ignored, as its specification asks.
+
+    Args:
+        environ: The environment, passed in by the command line; ``{}`` means the account's home.
+
+    Source: https://specifications.freedesktop.org/basedir-spec/latest/
+    """
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():
+        return base / "unisono"
+    home = Path(environ.get("HOME") or Path.home())
+    return home / ".cache" / "unisono"
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits, read in pieces.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(
+            f"{path}: expected a readable file, found: {error.strerror}. Hint: check the path."
+        ) from None
+
+
+def check_pin(path: Path, pin: Pin) -> None:
+    """Refuse a file whose bytes are not the pinned ones.
+
+    Raises:
+        DataError: Other size or checksum (names both), or the file cannot be read.
+    """
+    found = Pin(sha256=sha256_file(path), size_bytes=path.stat().st_size)
+    if found == pin:
+        return
+    what = "it is cut short" if found.size_bytes < pin.size_bytes else "it is not the original file"
+    raise DataError(
+        f"{path}: expected {pin}, found {found}; {what}. Hint: delete {path} and fetch the original again."
+    )
+
+
+def locate(
+    pins: Mapping[str, Pin],
+    *,
+    source: Path | None,
+    urls: Sequence[str],
+    cache: Path,
+    verify: bool = True,
+) -> dict[str, Path]:
+    """Return one path per file name, each with exactly the pinned bytes.
+
+    Args:
+        pins: What each file must be, by file name.
+        source: The user's directory that holds the files (or the file, where only one is asked for);
+            None downloads them into `cache`.
+        urls: Mirrors, tried in order; each followed by the file name gives an address.
+        cache: Directory for downloads.
+        verify: False accepts other bytes in the user's own directory; downloads are always checked.
+
+    Raises:
+        DataError: A file is missing, has other bytes, or no mirror could deliver it.
+    """
+    if source is None:
+        return {name: download(name, pin, urls=urls, cache=cache) for name, pin in pins.items()}
+    paths = {name: _in_source(source, name, alone=len(pins) == 1) for name in pins}
+    if verify:
+        for name, pin in pins.items():
+            check_pin(paths[name], pin)
+    return paths
+
+
+def _in_source(source: Path, name: str, *, alone: bool) -> Path:
+    """Return the path of file `name` in what the user gave."""
+    if alone and source.is_file():
+        return source
+    path = source / name
+    if path.is_file():
+        return path
+    if not source.is_dir():
+        found = "a file" if source.exists() else "nothing"
+        raise DataError(
+            f"{source}: expected a directory that holds {name}, found {found}. Hint: check the path."
+        )
+    held = sorted(entry.name for entry in source.iterdir())
+    shown = ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "an empty directory"
+    raise DataError(f"{source}: expected a file {name}, found {shown}. Hint: put {name} into {source}.")
+
+
+def download(
+    name: str,
+    pin: Pin,
+    *,
+    urls: Sequence[str],
+    cache: Path,
+    num_attempts: int = 2,
+    pause_s: float = 1.0,
+    timeout_s: float = 30.0,
+) -> Path:
+    """Return ``cache/name`` with exactly the pinned bytes; download it where needed, once per machine.
+
+    Processes that ask for the same file at the same time wait for the first one. The file appears under
+    its name only when complete and verified.
+
+    Args:
+        name: File name, in the cache and behind each mirror's URL.
+        pin: What the file must be.
+        urls: Mirrors, tried in order, all of them `num_attempts` times.
+        cache: Directory that keeps the file.
+        num_attempts: Rounds over all mirrors.
+        pause_s: Wait between two rounds.
+        timeout_s: Longest silence of a mirror.
+
+    Raises:
+        DataError: No mirror delivered the pinned bytes (lists each mirror's failure and where to put the
+            file by hand), or the cache cannot be written.
+    """
+    target = cache / name
+    if _is_pinned(target, pin):
+        return target
+    failures: list[str] = []
+    with file_lock(cache / f".{name}.lock"):
+        if _is_pinned(target, pin):
+            return target
+        if target.exists():
+            log.warning("%s: not the pinned file; downloading it again", target)
+        for round_index in range(num_attempts):
+            time.sleep(pause_s if round_index else 0)
+            for url in urls:
+                try:
+                    _retrieve(url + name, target, pin, timeout_s=timeout_s)
+                    return target
+                # The errors of requests are OSErrors; pooch reports a wrong checksum as ValueError.
+                except (OSError, ValueError) as error:
+                    failures.append(f"{url}{name}: {error}")
+    raise DataError(
+        f"{name}: expected {pin} from {len(urls)} mirrors, found none that delivers it:\n  "
+        + "\n  ".join(failures)
+        + f"\nHint: fetch {name} on a machine with internet access and put it at {target}, or pass the "
+        "directory that holds it as data."
+    )
+
+
+def _is_pinned(path: Path, pin: Pin) -> bool:
+    return path.is_file() and path.stat().st_size == pin.size_bytes and sha256_file(path) == pin.sha256
+
+
+def _retrieve(url: str, target: Path, pin: Pin, *, timeout_s: float) -> None:
+    """Download one address; `target` appears only when verified (pooch: temporary file, check, rename)."""
+
+    def fetch(address: str, output: str, _: object) -> None:
+        with Path(output).open("wb") as raw:
+            # "identity": a server must not wrap a .gz once more, the checksum is that of the plain file.
+            get = pooch.HTTPDownloader(timeout=timeout_s, headers={"Accept-Encoding": "identity"})
+            get(address, _CappedFile(raw, pin.size_bytes), None)
+
+    pooch.retrieve(
+        url, known_hash=f"sha256:{pin.sha256}", fname=target.name, path=target.parent, downloader=fetch
+    )
+
+
+@final
+class _CappedFile:
+    """A file that refuses more bytes than pinned, so that no mirror can fill the disk."""
+
+    def __init__(self, raw: BinaryIO, limit_bytes: int) -> None:
+        self._raw = raw
+        self._limit_bytes = limit_bytes
+        self._written_bytes = 0
+
+    def write(self, chunk: bytes) -> None:
+        self._written_bytes += len(chunk)
+        if self._written_bytes > self._limit_bytes:
+            raise ValueError(f"expected {self._limit_bytes:,} bytes, the server sends more")
+        self._raw.write(chunk)
+
+    def flush(self) -> None:
+        self._raw.flush()
+
+
+@contextmanager
+def file_lock(path: Path, *, timeout_s: float = 1800.0) -> Iterator[None]:
+    """Hold an exclusive lock between processes of this machine while the block runs.
+
+    The kernel frees the lock when its holder dies, so a lock file left behind blocks nobody.
+
+    Raises:
+        DataError: The lock file cannot be made, or another process holds it for longer than `timeout_s`.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise DataError(
+            f"{path.parent}: expected a cache directory that can be written, found: {error.strerror} "
+            f"({error.filename}). Hint: pass another cache directory."
+        ) from None
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not _try_lock(handle):
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"{path}: expected the lock within {timeout_s:g} s, found it still held by another "
+                    "process. Hint: wait for that process, or stop it."
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that its name shows either the old or the complete new content, also after a crash.
+
+    Args:
+        path: The file; its directory must exist.
+        write: Called once with the open temporary file, for example ``lambda file: file.write(data)``.
+
+    Raises:
+        OSError: The directory cannot be written or the disk is full; `path` is unchanged.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    fsync_directory(path.parent)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames inside a directory survive a power loss."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,209 @@
+"""Fetch micro-batches: from sample indices to collated tensors, in this process or in worker processes.
+
+A micro-batch is always its own freshly collated tensors, never a slice of a larger batch. Whatever is random in fetching a
+sample sees generators keyed by (seed, epoch, sample index): augmentation does not depend on ranks, workers or order.
+"""
+
+import ctypes
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from unisono.data.sampler import ExactSampler, Indices
+from unisono.determinism import set_generators
+from unisono.errors import ConfigError, DataError
+from unisono.seeding import mix
+
+Collate = Callable[[list[Any]], Any]
+Transform = Callable[[Any], Any]
+
+
+class XY(NamedTuple):
+    """A micro-batch of inputs and targets; anything else a collate function returns is passed on as it is."""
+
+    x: Any
+    y: Any
+
+
+@runtime_checkable
+class Takes(Protocol):
+    """A data set that can hand out a collated micro-batch at once, without randomness."""
+
+    def take(self, indices: Indices) -> Any:
+        """Return the samples at `indices`, collated into fresh contiguous tensors."""
+
+
+@final
+class ArrayDataset:
+    """Samples in arrays of equal length: NumPy arrays (memory-mapped ones too) or tensors.
+
+    Args:
+        arrays: One per field; sample i is the i-th row of each.
+
+    Raises:
+        DataError: No array, or arrays of different lengths.
+    """
+
+    def __init__(self, *arrays: Any) -> None:
+        lengths = {len(array) for array in arrays}
+        if len(lengths) != 1:
+            raise DataError(f"expected arrays of one common length, got lengths {[len(array) for array in arrays]}.")
+        self.arrays = tuple(torch.as_tensor(array) for array in arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(array[index] for array in self.arrays)
+
+    def take(self, indices: Indices) -> tuple[Tensor, ...]:
+        """See `Takes.take`."""
+        chosen = torch.from_numpy(indices)
+        return tuple(array[chosen] for array in self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One micro-batch to fetch: its epoch (-1 in evaluation) and its sample indices."""
+
+    epoch: int
+    indices: Indices
+
+
+@final
+class Fetcher:
+    """Turns a task into a collated micro-batch; runs in this process or in a worker, with the same result.
+
+    Args:
+        dataset: Map-style: a length and integer items.
+        seed: The run's seed.
+        transform: Applied to each sample, after the data set; may be random.
+        collate: From a list of samples to a micro-batch; torch's default where None.
+    """
+
+    def __init__(
+        self, dataset: Any, seed: int, *, transform: Transform | None = None, collate: Collate | None = None
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                f"expected a map-style data set (with __len__ and __getitem__), got {type(dataset).__name__}. "
+                "Hint: an iterable data set has no sample numbers, so its order cannot be made exact."
+            )
+        if len(dataset) == 0:
+            raise DataError(f"expected at least one sample, got an empty {type(dataset).__name__}.")
+        if isinstance(dataset, TensorDataset):
+            dataset = ArrayDataset(*dataset.tensors)
+        self.dataset = dataset
+        self._seed = seed
+        self._transform = transform
+        self._collate = collate
+        self._takes = isinstance(dataset, Takes) and transform is None and collate is None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, task: Task) -> Any:
+        if self._takes:
+            return _named(self.dataset.take(task.indices))
+        samples = [self._sample(task.epoch, index) for index in task.indices.tolist()]
+        return _named((self._collate or default_collate)(samples))
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        set_generators(mix(self._seed, "sample", epoch, index))
+        sample = self.dataset[index]
+        return sample if self._transform is None else self._transform(sample)
+
+
+def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, prefetch: int = 2) -> Iterator[Any]:
+    """Yield the micro-batch of each task, in order.
+
+    Args:
+        fetcher: What to do.
+        tasks: What to fetch; consumed ahead of time by workers.
+        num_workers: Processes that fetch; 0 fetches here, when asked.
+        prefetch: Micro-batches each worker keeps ready.
+    """
+    if num_workers == 0:
+        yield from (fetcher[task] for task in tasks)
+        return
+    yield from DataLoader(
+        fetcher,  # type: ignore[arg-type]  # indexed by tasks, not by integers
+        sampler=tasks,  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=prefetch,
+        collate_fn=_identity,
+        worker_init_fn=_init_worker,
+        # Its own generator: without one, every iter() draws from the process-wide stream.
+        generator=torch.Generator(),
+    )
+
+
+@final
+class Loader:
+    """The training batches of a run, from any step on; made by `Run.loader`.
+
+    Args:
+        sampler: Which samples each step sees.
+        fetcher: How samples become micro-batches.
+        hosted: The replicas of this rank.
+        num_workers: Processes that fetch ahead; 0 for none.
+        prefetch: Micro-batches each worker keeps ready.
+    """
+
+    def __init__(
+        self, sampler: ExactSampler, fetcher: Fetcher, hosted: range, *, num_workers: int = 0, prefetch: int = 2
+    ) -> None:
+        if num_workers < 0 or prefetch < 1:
+            raise ConfigError(f"expected num_workers >= 0 and prefetch >= 1, got {num_workers} and {prefetch}.")
+        self.sampler = sampler
+        self.fetcher = fetcher
+        self._hosted = hosted
+        self._num_workers = num_workers
+        self._prefetch = prefetch
+
+    def __len__(self) -> int:
+        """Return the steps per epoch."""
+        return self.sampler.steps_per_epoch
+
+    def micro_batches(self, first_step: int, last_step: int) -> Iterator[Any]:
+        """Yield this rank's micro-batches of the steps ``first_step..last_step``, replica by replica."""
+        tasks = (
+            Task(self.sampler.epoch_of(step), indices)
+            for step in range(first_step, last_step + 1)
+            for indices in self.sampler.micro_batches(step)[self._hosted.start : self._hosted.stop]
+            if len(indices)
+        )
+        return fetch_all(self.fetcher, tasks, num_workers=self._num_workers, prefetch=self._prefetch)
+
+
+def move(data: Any, device: torch.device) -> Any:
+    """Return `data` with every tensor in it (in tuples, lists, dictionaries) on `device`."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(move(item, device) for item in data))
+    if isinstance(data, list | tuple):
+        return type(data)(move(item, device) for item in data)
+    if isinstance(data, dict):
+        return {key: move(value, device) for key, value in data.items()}
+    return data
+
+
+def _named(batch: Any) -> Any:
+    plain_pair = isinstance(batch, list | tuple) and len(batch) == 2 and not hasattr(batch, "_fields")
+    return XY(*batch) if plain_pair else batch
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _init_worker(worker: int) -> None:
+    """End this worker with its rank, even when the rank is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

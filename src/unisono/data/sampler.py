@@ -1,0 +1,152 @@
+"""Which samples a step sees: a pure function of (seed, epoch, step), for any number of ranks.
+
+The order of an epoch is a keyed permutation that is *computed*, never stored: any position of any epoch costs the same, so
+resuming at a step is a matter of knowing its number. Every sample comes exactly once per epoch: none is padded,
+repeated or dropped; the last batch may be short. Imports NumPy only.
+"""
+
+from collections.abc import Iterator, Sized
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.errors import ConfigError
+from unisono.placement import cut
+from unisono.seeding import mix
+
+Indices = npt.NDArray[np.int64]
+
+_ROUNDS = 8
+_BLOCK = 1 << 14  # positions computed at once: amortises NumPy's cost per call
+
+
+def permute(positions: Indices, num_samples: int, key: int) -> Indices:
+    """Return where a keyed pseudo-random permutation of ``range(num_samples)`` sends `positions`.
+
+    A Feistel network over the next power of two, walked until the result is below `num_samples` (Black and Rogaway,
+    "Ciphers with Arbitrary Finite Domains", 2002). O(1) per position, no table.
+
+    Args:
+        positions: int64 (n,), each in ``range(num_samples)``.
+        num_samples: Size of the permuted range, at least 1.
+        key: 64 bits.
+    """
+    bits = max(4, (num_samples - 1).bit_length())
+    round_keys = [np.uint64(mix(key & 0x7FFFFFFFFFFFFFFF, "feistel", number)) for number in range(_ROUNDS)]
+    values = _feistel(positions.astype(np.uint64), bits, round_keys)
+    outside = np.flatnonzero(values >= num_samples)
+    while len(outside):
+        values[outside] = _feistel(values[outside], bits, round_keys)
+        outside = outside[values[outside] >= num_samples]
+    return values.astype(np.int64)
+
+
+def _feistel(values: npt.NDArray[np.uint64], bits: int, round_keys: list[np.uint64]) -> npt.NDArray[np.uint64]:
+    low_bits, high_bits = bits - bits // 2, bits // 2
+    for round_key in round_keys:
+        # (high | low) -> (low | high ^ f(low)): the halves change places, so their widths do too.
+        low = values & np.uint64((1 << low_bits) - 1)
+        high = values >> np.uint64(low_bits)
+        mixed = (low ^ round_key) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+        values = (low << np.uint64(high_bits)) | (high ^ (mixed & np.uint64((1 << high_bits) - 1)))
+        low_bits, high_bits = high_bits, low_bits
+    return values
+
+
+@final
+class ExactSampler:
+    """The batches of a run, by step.
+
+    Args:
+        num_samples: Samples in the data set.
+        batch_size: Samples per step, over all ranks.
+        replicas: Parts each batch is cut into.
+        seed: The run's seed.
+        shuffle: Whether each epoch has its own random order; else the data set's.
+
+    Raises:
+        ConfigError: A number is below 1.
+    """
+
+    def __init__(
+        self, num_samples: int, batch_size: int, replicas: int = 1, *, seed: int = 0, shuffle: bool = True
+    ) -> None:
+        for name, value in (("num_samples", num_samples), ("batch_size", batch_size), ("replicas", replicas)):
+            if value < 1:
+                raise ConfigError(f"expected {name} >= 1, got {value}.")
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.replicas = replicas
+        self.seed = seed
+        self.shuffle = shuffle
+        self.steps_per_epoch = -(-num_samples // batch_size)
+        self._block: tuple[int, int, Indices] | None = None
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch (0-based) of `step` (1-based)."""
+        return (step - 1) // self.steps_per_epoch
+
+    def batch(self, step: int) -> Indices:
+        """Return the sample indices of `step` (1-based): int64, ``batch_size`` long but for an epoch's last batch."""
+        epoch, index = divmod(step - 1, self.steps_per_epoch)
+        start = index * self.batch_size
+        return self._order(epoch, start, min(start + self.batch_size, self.num_samples))
+
+    def micro_batches(self, step: int) -> list[Indices]:
+        """Return the sample indices of each replica in `step`; the last ones may be empty."""
+        batch = self.batch(step)
+        return [batch[part.start : part.stop] for part in cut(len(batch), self.replicas)]
+
+    def _order(self, epoch: int, start: int, stop: int) -> Indices:
+        if not self.shuffle:
+            return np.arange(start, stop)
+        block = self._block
+        if block is None or block[0] != epoch or not (block[1] <= start and stop <= block[1] + len(block[2])):
+            last = min(self.num_samples, start + max(_BLOCK, stop - start))
+            key = mix(self.seed, "order", epoch)
+            block = self._block = (epoch, start, permute(np.arange(start, last), self.num_samples, key))
+        return block[2][start - block[1] : stop - block[1]]
+
+
+@final
+class DistributedSampler:
+    """Work-alike of torch's sampler of that name, for loops written by hand: each sample once, nothing repeated.
+
+    Rank r gets every ``num_replicas``-th sample of the epoch's order. Lengths may differ by one between ranks, because no
+    sample is padded or dropped. The order changes with every ``iter()``, even if `set_epoch` is forgotten.
+
+    Args:
+        dataset: Anything with a length.
+        num_replicas: Number of ranks that share the data.
+        rank: This rank.
+        shuffle: Whether each epoch has its own order.
+        seed: Equal on all ranks.
+
+    Raises:
+        ConfigError: Not ``0 <= rank < num_replicas``, or an empty data set.
+    """
+
+    def __init__(
+        self, dataset: Sized, num_replicas: int, rank: int, *, shuffle: bool = True, seed: int = 0
+    ) -> None:
+        if not 0 <= rank < num_replicas:
+            raise ConfigError(f"expected 0 <= rank < num_replicas, got rank={rank}, num_replicas={num_replicas}.")
+        self._sampler = ExactSampler(len(dataset), len(dataset), seed=seed, shuffle=shuffle)
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next ``iter()``; without this call it is the following epoch's."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(range(self.rank, self._sampler.num_samples, self.num_replicas))
+
+    def __iter__(self) -> Iterator[int]:
+        order = self._sampler.batch(self.epoch + 1)
+        self.epoch += 1
+        return iter(order[self.rank :: self.num_replicas].tolist())

@@ -1,0 +1,111 @@
+"""The switches that bits depend on, and a fingerprint of what they rest on.
+
+`set_generators` and `set_determinism` put this process's torch, Python and NumPy into a defined state. `describe_environment`
+records software, CPU capability and threads for ``environment.json``: ATen, oneDNN and MKL choose their kernels
+independently, so it holds what each of them looks at. `NUMERIC` names the entries that must not change within a run.
+"""
+
+import hashlib
+import platform
+import random
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unisono.world import numeric_variables
+
+NUMERIC = (
+    "torch", "torch_build", "device", "device_name", "threads", "cpu_capability", "cpu_flags", "machine", "variables",
+)  # fmt: skip
+"""Entries that decide bits; the others are recorded for the reader."""
+
+
+def set_generators(key: int) -> None:
+    """Put the process-wide generators of torch (CPU and CUDA), Python and NumPy into the state named by `key`."""
+    torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(key & 0x7FFFFFFFFFFFFFFF)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+
+
+def set_determinism(threads: int) -> None:
+    """Pin what would change bits behind our back: threads per process, kernel choice, reduced precision.
+
+    Args:
+        threads: Threads of torch's CPU kernels in this process; part of the score.
+    """
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    # Filling fresh memory costs time and hides reads of it; it never changes a result that was defined.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """Return the sum of all bits as 64-bit integers, modulo 2**64: cheap, exact, and one wrong bit changes it.
+
+    Each tensor counts in its own memory order; a last part of fewer than 8 bytes counts as one number.
+    """
+    total = 0
+    for tensor in tensors:
+        raw = tensor.detach().reshape(-1).view(torch.uint8)
+        if raw.storage_offset() % 8:
+            raw = raw.clone()
+        whole = len(raw) // 8 * 8
+        total += int(raw[:whole].view(torch.int64).sum()) if whole else 0
+        total += int.from_bytes(bytes(raw[whole:].tolist()), "little") if whole < len(raw) else 0
+    return total & 0xFFFFFFFFFFFFFFFF
+
+
+def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any]:
+    """Return the software and hardware that this process computes with.
+
+    Args:
+        threads: Threads per process that the run asked for.
+        device: Where the model lives.
+    """
+    return {
+        "torch": torch.__version__,
+        "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "threads": threads,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_flags": _cpu_flags(),
+        "machine": platform.machine(),
+        "variables": numeric_variables(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": _cpu_field("model name"),
+        "executable": Path(sys.executable).name,
+    }
+
+
+def drift(recorded: dict[str, Any], present: dict[str, Any]) -> list[str]:
+    """Return one line for each numeric entry that differs: name, recorded, present."""
+    return [
+        f"{name}: {recorded.get(name)!r} -> {present.get(name)!r}"
+        for name in NUMERIC
+        if recorded.get(name) != present.get(name)
+    ]
+
+
+def _cpu_field(name: str) -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    lines = (line.partition(":") for line in info.read_text().splitlines())
+    return next((value.strip() for key, _, value in lines if key.strip() == name), "")
+
+
+def _cpu_flags() -> str:
+    """Hash the instruction sets that oneDNN and MKL choose their kernels by, with the CPU's maker."""
+    flags = sorted(flag for flag in _cpu_field("flags").split() if flag.startswith(("avx", "fma", "amx", "sse", "f16c")))
+    return hashlib.sha256(" ".join([_cpu_field("vendor_id"), *flags]).encode()).hexdigest()[:16]

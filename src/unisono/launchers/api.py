@@ -1,0 +1,161 @@
+"""`launch`: start a function on several processes, from a script or a notebook.
+
+In: a module-level function and picklable arguments. Out: nothing, or the root cause as an exception. Inside a
+world that some launcher has started already, the function is simply called. Must not import torch.
+"""
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from unisono.errors import LaunchError
+from unisono.launchers.child import LOADING_MARK
+from unisono.launchers.local import run_local
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, resolve_workers
+from unisono.world import World
+
+
+def launch(
+    fn: Callable[..., object],
+    /,
+    *args: object,
+    workers: int | str = "auto",
+    threads: int | None = None,
+    replicas: int | None = None,
+    **kwargs: object,
+) -> None:
+    """Run ``fn(*args, **kwargs)`` on every worker and wait for all of them.
+
+    In a process that was started by ``unisono run``, torchrun, srun or mpirun, `fn` is called right here: the
+    world exists already. Otherwise new processes are started, also for one worker, so that one and many run
+    under the same conditions. Blocks. From a thread other than the main one, the workers die with that
+    thread.
+
+    Args:
+        fn: A function at the top level of a module or of the starting script.
+        *args: Passed to `fn`; pickled.
+        workers: Number of processes, or ``auto``: one per GPU, else one per core, at most `replicas`.
+        threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
+        replicas: Replicas of the run for programs that leave them unset themselves.
+        **kwargs: Passed to `fn`; pickled.
+
+    Raises:
+        LaunchError: The workers could not import `fn` or load its arguments; nothing has been started.
+        ConfigError: `workers`, `threads` or `replicas` are out of range.
+        WorkerFailed: A worker failed; the message holds its traceback.
+
+    Example:
+        >>> unisono.launch(main, workers=2)  # doctest: +SKIP
+    """
+    if getattr(sys.modules.get("__mp_main__"), LOADING_MARK, False):
+        raise LaunchError(
+            "launch() was called while a worker loads the starting script, which would run it twice. "
+            'Hint: put the call under: if __name__ == "__main__":'
+        )
+    imposed = (
+        {} if replicas is None or "UNISONO_REPLICAS" in os.environ else {"UNISONO_REPLICAS": str(replicas)}
+    )
+    if World.current().launcher != "none":
+        os.environ.update(imposed)
+        fn(*args, **kwargs)
+        return
+    target = describe_function(fn, args, kwargs)
+    output = "leader" if sys.stderr is not None and sys.stderr.isatty() else "prefix"
+    count = resolve_workers(workers, replicas)
+    run_local(LaunchSpec(target=target, workers=count, threads=threads, env=imposed, output=output))
+
+
+def describe_function(
+    fn: Callable[..., object], args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+) -> FunctionTarget:
+    """Return the target by which other processes find `fn` and its arguments.
+
+    Raises:
+        LaunchError: They could not: a lambda, a nested function, a method, a notebook's function, an argument
+            that cannot be pickled.
+    """
+    module, name = _importable_name(fn)
+    payload = _pickled(args, dict(kwargs or {}))
+    main_file, main_module = "", ""
+    if module == "__main__" or b"__main__" in payload:
+        main_file, main_module = _main_program(fn)
+    return FunctionTarget(
+        module=module,
+        name=name,
+        main_file=main_file,
+        main_module=main_module,
+        sys_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
+        payload=payload,
+    )
+
+
+def _importable_name(fn: Callable[..., object]) -> tuple[str, str]:
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or isinstance(fn, type):
+        raise LaunchError(
+            f"expected a function, got {fn!r} of type {type(fn).__name__}. "
+            "Hint: pass the function and its arguments, as in launch(main, arg, key=value)."
+        )
+    if name != getattr(fn, "__name__", name) or "." in name or name == "<lambda>":
+        raise LaunchError(
+            f"expected a function at the top level of a module, got {_kind(fn, name)} {module}.{name}: "
+            "new processes cannot import it. "
+            "Hint: define it with `def` at the left margin of a .py file; pass what it needs as arguments."
+        )
+    found = getattr(sys.modules.get(module), name, None)
+    if found is not fn:
+        raise LaunchError(
+            f"expected {module}.{name} to be the function that was passed, got {found!r}: "
+            "new processes would import that. "
+            "Hint: pass the object that the module's name refers to, for example after decoration."
+        )
+    return module, name
+
+
+def _kind(fn: Callable[..., object], name: str) -> str:
+    if name.endswith("<lambda>"):
+        return "the lambda"
+    if "<locals>" in name:
+        return "the nested function"
+    return "the method" if not isinstance(fn, FunctionType) or "." in name else "the function"
+
+
+def _main_program(fn: Callable[..., object]) -> tuple[str, str]:
+    main: Any = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return "", str(spec.name)
+    file = getattr(main, "__file__", None)
+    if not file or not Path(file).is_file():
+        name = getattr(fn, "__name__", "main")
+        raise LaunchError(
+            f"expected a function from a .py file, got {name!r}, defined (or given values defined) "
+            "in a notebook or interactive session: new processes cannot import that. "
+            "Hint: put it into a file next to the notebook, train.py for example, and write: "
+            f"from train import {name}; unisono.launch({name}, ...)"
+        )
+    return os.path.abspath(file), ""  # noqa: PTH100 - resolve() would follow links
+
+
+def _pickled(args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
+    try:
+        return pickle.dumps((args, kwargs))
+    except Exception as error:
+        named = [*((f"argument {i}", value) for i, value in enumerate(args, 1)), *kwargs.items()]
+        name, value = next((pair for pair in named if not _can_pickle(pair[1])), ("an argument", args))
+        raise LaunchError(
+            f"expected arguments that can be pickled, got {name} of type {type(value).__name__}: {error}. "
+            "Hint: pass plain values (paths, numbers, settings); open files, build objects in the function."
+        ) from error
+
+
+def _can_pickle(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - see `_pickled`
+        return False
+    return True

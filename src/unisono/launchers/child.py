@@ -1,0 +1,153 @@
+"""The first code of every worker: tie its life to the launcher's, run the user's program, report a failure.
+
+In: ``child LAUNCHER_PID DIRECTORY KIND TARGET ARGS...`` and the variables of `worker_environment`. Out: the
+exit code; on failure also ``error-<rank>.json`` in the directory. The traceback is not printed here: the
+launcher prints the one that matters. Must not import torch.
+"""
+
+import ctypes
+import faulthandler
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import runpy
+import signal
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from unisono.launchers.failure import FailureReport
+from unisono.launchers.local_rank import with_local_rank
+
+FUNCTION_FILE = "call.pickle"
+# Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run
+# meanwhile.
+LOADING_MARK = "__unisono_loading__"
+
+_PR_SET_PDEATHSIG = 1
+_EXIT_GRACE_S = 5.0
+_INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> int:
+    """Run one worker and return its exit code.
+
+    Args:
+        argv: Process id of the launcher, private directory of the launch, kind (``script``, ``module`` or
+            ``function``), target, and the program's own arguments.
+    """
+    parent, directory, kind, target, *args = argv
+    _die_with(int(parent))
+    faulthandler.enable()
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    try:
+        if kind == "script":
+            _run_script(target, args, local_rank)
+        elif kind == "module":
+            _run_module(target, args, local_rank)
+        else:
+            _run_function(Path(directory) / target)
+    except BaseException as error:  # noqa: BLE001 - also SystemExit, KeyboardInterrupt and torch's CheckpointException
+        code = _exit_code(error)
+        if code != 0:
+            FailureReport.from_exception(error, rank, code).save(directory)
+            # A thread that keeps the failed process from ending would keep its peers waiting for it.
+            faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True)
+        return code
+    return 0
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the launcher's thread ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")  # as the interpreter does for sys.exit("text")
+    return 1
+
+
+def _run_script(path: str, args: list[str], local_rank: int) -> None:
+    """Run a file as ``python path args...`` would: its module stays ``__main__`` until the process ends."""
+    with io.open_code(os.path.abspath(path)) as file:  # noqa: PTH100 - resolve() would follow links
+        source = file.read()
+    sys.argv = [path, *with_local_rank(source, args, local_rank)]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    _execute(_new_module("__main__", path), source)
+
+
+def _run_module(name: str, args: list[str], local_rank: int) -> None:
+    """Run a module as ``python -m name args...`` would."""
+    sys.path.insert(0, str(Path.cwd()))
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    source = b""
+    if spec is not None and spec.has_location and spec.origin and spec.origin.endswith(".py"):
+        source = Path(spec.origin).read_bytes()
+    sys.argv = [name, *with_local_rank(source, args, local_rank)]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_function(file: Path) -> None:
+    """Call the function that `launch` wrote down."""
+    call = pickle.loads(file.read_bytes())  # written by our own launcher into its private directory
+    sys.path[:] = call["sys_path"]
+    if call["main_module"]:
+        _load_main_module(call["main_module"])
+    elif call["main_file"]:
+        _load_main_file(call["main_file"])
+    function = getattr(importlib.import_module(call["module"]), call["name"])
+    args, kwargs = pickle.loads(call["payload"])
+    function(*args, **kwargs)
+
+
+def _load_main_file(path: str) -> None:
+    """Load the starting program under another name: its ``if __name__ == "__main__"`` part stays out."""
+    sys.argv = [path]
+    module = _new_module("__mp_main__", path)
+    # Pickles and the function's own module name say __main__.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    setattr(module, LOADING_MARK, True)
+    _execute(module, Path(path).read_bytes())
+    delattr(module, LOADING_MARK)
+
+
+def _load_main_module(name: str) -> None:
+    sys.argv = [name]
+    marked = sys.modules["__mp_main__"] = types.ModuleType("__mp_main__")
+    setattr(marked, LOADING_MARK, True)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = importlib.import_module(name)
+
+
+def _new_module(name: str, path: str) -> types.ModuleType:
+    absolute = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
+    module = types.ModuleType(name)
+    module.__file__ = absolute
+    module.__loader__ = SourceFileLoader(name, absolute)
+    # Multiprocessing and pickle look the program up by this name, also after its last line.
+    sys.modules[name] = module
+    return module
+
+
+def _execute(module: types.ModuleType, source: bytes) -> None:
+    exec(compile(source, str(module.__file__), "exec", dont_inherit=True), module.__dict__)
+
+
+if __name__ == "__main__":
+    _self = sys.modules["__main__"]  # the user's program takes this name; these functions must live on
+    sys.exit(main(sys.argv[1:]))

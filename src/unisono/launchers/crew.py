@@ -1,0 +1,236 @@
+"""The processes of one launch: start them, signal them, and leave nothing behind.
+
+In: a `LaunchSpec` and a queue. Out: events in that queue: a worker ended, nobody reads our output. Must not
+import torch.
+
+No worker outlives the launcher, however that one dies: the kernel kills each worker when the launching thread
+ends (`child`), and a *warden* process, which holds the read end of a pipe that only the launcher writes to,
+then kills the workers' process groups with their data loaders. Only a process that starts a session of its
+own escapes.
+"""
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO, final
+
+from unisono.errors import LaunchError
+from unisono.launchers.child import FUNCTION_FILE
+from unisono.launchers.failure import Failure, WorkerExit, find_root, load_reports
+from unisono.launchers.output import OutputPump
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, worker_environment
+
+# How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
+_KILL_WAIT_S = 5.0
+_UNKNOWN_CODE = 255
+
+_WARDEN = """
+import os, signal, sys
+os.read(0, 1)
+for group in sys.argv[1:]:
+    try:
+        os.killpg(int(group), signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """The launcher received a signal that asks it to stop."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBroken:
+    """Nobody reads our output any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDone:
+    """All output has been written."""
+
+
+Event = WorkerExit | Signalled | OutputBroken | OutputDone
+Events = queue.SimpleQueue[Event]
+
+
+@final
+class Crew:
+    """The processes of one launch. Nobody else signals them, and none is reaped before `close`.
+
+    An ended worker stays a zombie until `close`, so that its process group's number cannot pass to a
+    stranger.
+    """
+
+    def __init__(self, spec: LaunchSpec, directory: str, events: Events) -> None:
+        self.spec = spec
+        self.directory = directory
+        self.exits: dict[int, WorkerExit] = {}
+        self.is_output_broken = False
+        self._events = events
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._warden: subprocess.Popen[bytes] | None = None
+        self._death_fd = -1
+        self._pump = OutputPump(
+            on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone())
+        )
+
+    @property
+    def running(self) -> list[int]:
+        """Ranks that have not ended."""
+        return [rank for rank in range(len(self._workers)) if rank not in self.exits]
+
+    def start(self, port: int) -> None:
+        """Start all workers and the warden."""
+        _flush_own_output()
+        try:
+            command = _command(self.spec, self.directory)
+            for rank in range(self.spec.workers):
+                self._start_worker(command, rank, port)
+            self._start_warden()
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
+            raise LaunchError(
+                f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
+                "Hint: fewer workers, or higher limits for processes, memory and open files (ulimit -a)."
+            ) from error
+        self._pump.start()
+
+    def _start_worker(self, command: list[str], rank: int, port: int) -> None:
+        outputs = [self._pump.open(*lines) if lines else None for lines in _output_plan(self.spec, rank)]
+        try:
+            worker = subprocess.Popen(
+                command,
+                env=worker_environment(self.spec, rank, self.directory, port, os.environ),
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=outputs[0],
+                stderr=outputs[1],
+                start_new_session=True,
+            )
+        finally:
+            for fd in outputs:
+                if fd is not None:
+                    os.close(fd)
+        self._workers.append(worker)
+        threading.Thread(
+            target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True
+        ).start()
+
+    def _watch(self, rank: int, pid: int) -> None:
+        code = _UNKNOWN_CODE
+        # No such child: the program ignores SIGCHLD, so the kernel reaps and nobody learns the code.
+        with contextlib.suppress(ChildProcessError):
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            if end is not None:
+                code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        self._events.put(WorkerExit(rank=rank, code=code, time_s=time.monotonic()))
+
+    def _start_warden(self) -> None:
+        read_fd, self._death_fd = os.pipe()
+        try:
+            self._warden = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _WARDEN, *(str(worker.pid) for worker in self._workers)],
+                stdin=read_fd,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(read_fd)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the running workers; all but SIGINT also reach the processes they started."""
+        for rank in self.running:
+            pid = self._workers[rank].pid
+            with contextlib.suppress(ProcessLookupError):
+                # Like a terminal, SIGINT would make every data loader print a traceback of its own.
+                (os.kill if signum == signal.SIGINT else os.killpg)(pid, signum)
+
+    def close(self) -> None:
+        """Kill and reap whatever is left, also the descendants of dead workers, and write the last output."""
+        for worker in self._workers:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while self.running and (event := next_event(self._events, deadline)):
+            self.note(event)
+        if self._warden is not None:  # before the workers' numbers become free
+            self._warden.kill()
+            self._warden.wait()
+        if self._death_fd >= 0:
+            os.close(self._death_fd)
+        for rank in self.exits:
+            self._workers[rank].wait()
+        self._finish_output()
+
+    def _finish_output(self) -> None:
+        self._pump.finish()
+        # Our reader may be slow (a pager): wait for it, but not against the user's will.
+        while not isinstance(event := self._events.get(), (OutputDone, Signalled)):
+            self.note(event)
+
+    def note(self, event: Event) -> None:
+        """Take an event into account."""
+        if isinstance(event, WorkerExit):
+            self.exits[event.rank] = event
+        elif isinstance(event, OutputBroken):
+            self.is_output_broken = True
+
+    def root(self) -> Failure | None:
+        """Return the root cause as far as it is known."""
+        return find_root(self.exits.values(), load_reports(self.directory, self.spec.workers))
+
+
+def next_event(events: Events, deadline: float) -> Event | None:
+    """Return the next event, None if there is none until `deadline` (CLOCK_MONOTONIC, seconds)."""
+    try:
+        return events.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        return None
+
+
+def _command(spec: LaunchSpec, directory: str) -> list[str]:
+    # -P: files of the working directory must not shadow the standard library during start-up.
+    start = [sys.executable, "-P", "-m", "unisono.launchers.child", str(os.getpid()), directory]
+    target = spec.target
+    if isinstance(target, FunctionTarget):
+        call = {name: getattr(target, name) for name in FunctionTarget.__slots__}
+        fd = os.open(Path(directory) / FUNCTION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            pickle.dump(call, file)
+        return [*start, "function", FUNCTION_FILE]
+    if isinstance(target, ScriptTarget):
+        return [*start, "script", target.path, *target.args]
+    return [*start, "module", target.name, *target.args]
+
+
+def _output_plan(spec: LaunchSpec, rank: int) -> list[tuple[str, int | None] | None]:
+    """Return where stdout and stderr of a worker go: prefix and our descriptor; None for ours directly."""
+    prefix = f"[rank {rank}] "
+    if spec.workers == 1 or (spec.output == "leader" and rank == 0):
+        return [None, None]
+    out, err = _descriptor(sys.__stdout__), _descriptor(sys.__stderr__)
+    return [(prefix, err if spec.output == "leader" else out), (prefix, err)]
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    # None when we were started with the stream closed: its number may be another file by now.
+    try:
+        return None if stream is None else stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+def _flush_own_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()

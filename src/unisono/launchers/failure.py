@@ -1,0 +1,237 @@
+"""Who failed first: reports that failing workers leave behind, and the judgement over them.
+
+In: exceptions (in the worker), exit codes and reports (in the launcher). Out: one root cause, and its text.
+When one rank fails, the others fail a moment later because their peer is gone; only the first failure helps
+the reader. Must not import torch.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from unisono.errors import UnisonoError
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+# Frames of the start-up itself: they come before the user's first line and tell nothing.
+_STARTUP_FILES = re.compile(
+    r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]child)\.py"
+)
+
+_LOST_PEER_TYPES = frozenset({"PeerLost", "DistBackendError", "DistNetworkError", "DistStoreError"})
+_LOST_PEER_TEXT = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|socket closed|end of file",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureReport:
+    """What one worker says about its own failure.
+
+    Attributes:
+        rank: Rank of the worker.
+        type_name: Name of the exception's class.
+        message: The exception's text.
+        traceback: The traceback from the user's first frame on.
+        location: ``file:line`` of the innermost frame outside unisono, empty if there is none.
+        is_unisono: Whether the exception is a `UnisonoError`: its message says all, no traceback is needed.
+        is_secondary: Whether it looks like the consequence of another rank's failure.
+        exit_code: The worker's exit code.
+        time_s: CLOCK_MONOTONIC, which all processes of a host share.
+    """
+
+    rank: int
+    type_name: str
+    message: str
+    traceback: str
+    location: str
+    is_unisono: bool
+    is_secondary: bool
+    exit_code: int
+    time_s: float
+
+    @classmethod
+    def from_exception(cls, error: BaseException, rank: int, exit_code: int) -> "FailureReport":
+        """Return the report of `error`, just caught in the worker of `rank`."""
+        kept = _without_startup(error.__traceback__)
+        return cls(
+            rank=rank,
+            type_name=type(error).__name__,
+            message=_text(error),
+            traceback="".join(traceback.format_exception(type(error), error, kept)),
+            location=_user_location(kept),
+            is_unisono=isinstance(error, UnisonoError),
+            is_secondary=any(map(_blames_peer, _chain(error))),
+            exit_code=exit_code,
+            time_s=time.monotonic(),
+        )
+
+    def save(self, directory: str) -> None:
+        """Write the report atomically: the launcher sees all of it or nothing."""
+        path = Path(directory) / f"error-{self.rank}.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self)))
+        part.replace(path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerExit:
+    """The end of one worker, seen from outside.
+
+    Attributes:
+        rank: Rank of the worker.
+        code: Exit code; -n for death by signal n.
+        time_s: CLOCK_MONOTONIC when it was seen.
+    """
+
+    rank: int
+    code: int
+    time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """One rank's failure, from its report if it left one, else from its exit."""
+
+    rank: int
+    time_s: float
+    code: int
+    report: FailureReport | None = None
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether another rank's failure is the likely cause."""
+        return self.report is not None and self.report.is_secondary
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code in the shell's way: 128 + n for death by signal n."""
+        if self.report is not None:
+            return self.report.exit_code
+        return 128 - self.code if self.code < 0 else self.code
+
+
+def load_reports(directory: str, workers: int) -> dict[int, FailureReport]:
+    """Return the reports that lie in `directory`, by rank."""
+    reports = {}
+    for rank in range(workers):
+        with contextlib.suppress(FileNotFoundError):
+            text = (Path(directory) / f"error-{rank}.json").read_text()
+            reports[rank] = FailureReport(**json.loads(text))
+    return reports
+
+
+def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport]) -> Failure | None:
+    """Return the failure that caused the others: the earliest one that does not blame a peer.
+
+    Args:
+        exits: The workers that ended before the launcher stopped any.
+        reports: Reports by rank, also of workers that have not ended yet.
+
+    Returns:
+        The root cause; the earliest failure if all blame a peer; None if nobody failed.
+    """
+    failures = {
+        end.rank: Failure(rank=end.rank, time_s=end.time_s, code=end.code) for end in exits if end.code != 0
+    }
+    for rank, report in reports.items():
+        failures[rank] = Failure(rank=rank, time_s=report.time_s, code=report.exit_code, report=report)
+    return min(failures.values(), key=lambda f: (f.is_secondary, f.time_s), default=None)
+
+
+def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iterable[int]) -> str:
+    """Return the text of a `WorkerFailed`.
+
+    Args:
+        failure: The root cause.
+        workers: Number of workers.
+        ended: Ranks that had ended without failure.
+        running: Ranks that were still running.
+    """
+    who = f"rank {failure.rank} of {workers}"
+    text = f"{who} {_describe_report(failure.report) if failure.report else _describe_exit(failure)}"
+    if failure.is_secondary:
+        text += (
+            f"\nIts peer went away or did not answer, and no rank reported a failure of its own. "
+            f"Ranks that had ended normally: {_ranks(ended)}; still running: {_ranks(running)}. "
+            "Hint: look for a rank that leaves the program early or skips a collective."
+        )
+    return text
+
+
+def _describe_exit(failure: Failure) -> str:
+    if failure.code >= 0:
+        return (
+            f"exited with code {failure.code} and left no report (os._exit, or a library ended the process)."
+        )
+    name = (
+        signal.Signals(-failure.code).name
+        if -failure.code in set(signal.Signals)
+        else f"signal {-failure.code}"
+    )
+    text = f"was killed by {name} (exit code {failure.exit_code})"
+    if -failure.code == signal.SIGKILL:
+        return f"{text}; possibly out of memory. Hint: the kernel's log (`dmesg`) names such victims."
+    if -failure.code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        return f"{text}: a fault in native code; its stack is in the worker's output."
+    return f"{text}."
+
+
+def _describe_report(report: FailureReport) -> str:
+    place = f" ({report.location})" if report.location else ""
+    if report.type_name == "SystemExit":
+        return f"called sys.exit({report.message}){place}; exit code {report.exit_code}."
+    if report.is_unisono:
+        return f"failed with {report.type_name}: {report.message}{place}"
+    summary = report.message.partition("\n")[0]
+    return f"failed with {report.type_name}: {summary}\n\n{report.traceback.rstrip()}"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks))) or "none"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
+        return "<the exception has no readable text>"
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    # A library may catch "connection closed" and raise its own error: the link stays in cause or context.
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return links
+
+
+def _blames_peer(error: BaseException) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & _LOST_PEER_TYPES:
+        return True
+    return isinstance(error, (RuntimeError, ConnectionError)) and bool(_LOST_PEER_TEXT.search(_text(error)))
+
+
+def _without_startup(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _STARTUP_FILES.fullmatch(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _user_location(trace: TracebackType | None) -> str:
+    location = ""
+    for frame in traceback.extract_tb(trace):
+        if not os.path.realpath(frame.filename).startswith(_PACKAGE + os.sep):
+            location = f"{frame.filename}:{frame.lineno}"
+    return location

@@ -1,0 +1,56 @@
+"""Scripts written for ``torch.distributed.launch`` want their local rank as an option: find out, pass it.
+
+That launcher passed ``--local_rank`` (older torch) or ``--local-rank`` (newer) to every script; a script that
+declares one spelling fails on the other. Pure functions of the script's text. Must not import torch.
+"""
+
+import ast
+from collections.abc import Sequence
+
+_SPELLINGS = ("--local_rank", "--local-rank")
+_DECLARING = frozenset({"add_argument", "option"})
+
+
+def local_rank_flag(source: bytes) -> str | None:
+    """Return the spelling of the local rank option that a script declares, None if it declares none.
+
+    Counts only a string constant given to ``add_argument`` (argparse) or ``option`` (click, typer). With
+    several, the first in the text wins.
+
+    Args:
+        source: The script as bytes; a script that does not parse declares nothing.
+    """
+    if not any(spelling.encode() in source for spelling in _SPELLINGS):
+        return None
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _declares(node)]
+    calls.sort(key=lambda node: (node.lineno, node.col_offset))
+    for call in calls:
+        for argument in call.args:
+            if isinstance(argument, ast.Constant) and argument.value in _SPELLINGS:
+                return str(argument.value)
+    return None
+
+
+def with_local_rank(source: bytes, args: Sequence[str], local_rank: int) -> list[str]:
+    """Return the script's arguments, with the local rank in front if the script declares that option.
+
+    Args:
+        source: The script as bytes.
+        args: What the user passes to the script; a local rank among them is left as it is.
+        local_rank: Index of the worker on its host.
+    """
+    given = {argument.partition("=")[0] for argument in args}
+    flag = local_rank_flag(source)
+    if flag is None or given.intersection(_SPELLINGS):
+        return list(args)
+    return [f"{flag}={local_rank}", *args]
+
+
+def _declares(call: ast.Call) -> bool:
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in _DECLARING

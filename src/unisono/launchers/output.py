@@ -1,0 +1,161 @@
+"""The workers' output: whole lines, each with its rank, without control characters.
+
+In: the read ends of the workers' pipes. Out: bytes on the launcher's own stdout and stderr. One thread copies
+for all workers, so that two lines can never mix. Knows nothing about processes. Must not import torch.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import select
+import selectors
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+_READ_BYTES = 65536
+_LINE_BYTES = 65536
+# A process that escaped into another session may write for ever: never drain more than any pipe holds.
+_DRAIN_READS = 32
+
+_CONTROL = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor moves
+    rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links
+    rb"|\x1b[ -/]*[0-~]?"
+    rb"|[\x00-\x08\x0b-\x1f\x7f]"
+    rb"|\xc2[\x80-\x9f]"  # the same controls once more, as UTF-8
+)
+
+
+@final
+@dataclass(slots=True)
+class LineCleaner:
+    """Cuts one stream into clean lines.
+
+    A carriage return starts the line anew, as on a terminal: only the last state of a progress bar remains,
+    and it takes no memory. A line longer than 64 KiB comes in pieces.
+    """
+
+    prefix: bytes
+    _pending: bytes = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the finished lines that `data` completes, each with prefix and newline."""
+        *lines, pending = (self._pending + data).split(b"\n")
+        # The last return may be half of "\r\n", or a bar's end whose text is still on show: keep what it
+        # ended.
+        start = pending.rstrip(b"\r").rfind(b"\r") + 1
+        self._pending = pending[start:]
+        if len(self._pending) >= _LINE_BYTES:
+            lines.append(self._pending)
+            self._pending = b""
+        return b"".join(map(self._finish, lines))
+
+    def flush(self) -> bytes:
+        """Return the unfinished last line, if any, as a line."""
+        pending, self._pending = self._pending, b""
+        return self._finish(pending) if pending else b""
+
+    def _finish(self, line: bytes) -> bytes:
+        visible = line.rstrip(b"\r").rpartition(b"\r")[2]
+        return self.prefix + _CONTROL.sub(b"", visible) + b"\n"
+
+
+@final
+@dataclass(slots=True)
+class _Stream:
+    read_fd: int
+    target_fd: int | None
+    cleaner: LineCleaner
+
+
+@final
+@dataclass(slots=True)
+class OutputPump:
+    """Copies the workers' pipes to the launcher's own output until `finish`.
+
+    Attributes:
+        on_broken: Called once, from the pump's thread, when nobody reads the launcher's output any more.
+        on_done: Called from the pump's thread after the last byte.
+    """
+
+    on_broken: Callable[[], None]
+    on_done: Callable[[], None]
+    _streams: list[_Stream] = field(default_factory=list)
+    _dead_targets: set[int] = field(default_factory=set)
+    _stop_fds: tuple[int, int] | None = None
+
+    def open(self, prefix: str, target_fd: int | None) -> int:
+        """Return the write end of a new pipe whose lines go to `target_fd`; the caller closes it.
+
+        Args:
+            prefix: Text in front of every line.
+            target_fd: Where the lines go; None drops them.
+        """
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        self._streams.append(_Stream(read_fd, target_fd, LineCleaner(prefix.encode())))
+        return write_fd
+
+    def start(self) -> None:
+        """Start to copy; all pipes are open by now."""
+        self._stop_fds = os.pipe()
+        threading.Thread(target=self._run, name="unisono-output", daemon=True).start()
+
+    def finish(self) -> None:
+        """Copy what the pipes still hold, then call `on_done`; the workers are dead by now."""
+        if self._stop_fds is None:
+            for stream in self._streams:
+                os.close(stream.read_fd)
+            self.on_done()
+        else:
+            os.close(self._stop_fds[1])
+
+    def _run(self) -> None:
+        assert self._stop_fds is not None
+        stop_fd = self._stop_fds[0]
+        with selectors.DefaultSelector() as selector:
+            selector.register(stop_fd, selectors.EVENT_READ)
+            for stream in self._streams:
+                selector.register(stream.read_fd, selectors.EVENT_READ, stream)
+            stopping = False
+            while not stopping:
+                ready = [key for key, _ in selector.select()]
+                stopping = any(key.fd == stop_fd for key in ready)
+                for key in ready:
+                    if key.fd != stop_fd and not self._copy(key.data):
+                        selector.unregister(key.fd)
+            self._drain([key.data for key in selector.get_map().values() if key.fd != stop_fd])
+        for stream in self._streams:
+            os.close(stream.read_fd)
+        os.close(stop_fd)
+        self.on_done()
+
+    def _drain(self, streams: list[_Stream]) -> None:
+        for stream in streams:
+            reads = 0
+            with contextlib.suppress(BlockingIOError):
+                while reads < _DRAIN_READS and self._copy(stream):
+                    reads += 1
+            self._write(stream.target_fd, stream.cleaner.flush())
+
+    def _copy(self, stream: _Stream) -> bool:
+        data = os.read(stream.read_fd, _READ_BYTES)
+        self._write(stream.target_fd, stream.cleaner.feed(data) if data else stream.cleaner.flush())
+        return bool(data)
+
+    def _write(self, fd: int | None, data: bytes) -> None:
+        view = memoryview(data)
+        while view and fd is not None and fd not in self._dead_targets:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                select.select([], [fd], [])
+            except OSError as error:
+                # A full disk or a lost terminal must not end a training; a pipe without reader is a request
+                # to stop.
+                self._dead_targets.add(fd)
+                if error.errno == errno.EPIPE:
+                    self.on_broken()

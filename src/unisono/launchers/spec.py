@@ -1,0 +1,240 @@
+"""What to start: the launch as plain values, and the environment that each worker gets.
+
+In: settings from the command line or from `launch`. Out: a `LaunchSpec`, and pure functions from it to the
+variables of one worker. Starts no process except ``nvidia-smi`` to count GPUs. Must not import torch.
+"""
+
+import importlib.machinery
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from unisono.errors import ConfigError
+
+OUTPUT_MODES = ("prefix", "leader")
+GRACE_S = 5.0
+
+_LOOPBACK = "127.0.0.1"
+_NVIDIA_SMI_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptTarget:
+    """A Python file, run as ``python path args...`` would run it."""
+
+    path: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleTarget:
+    """A module, run as ``python -m name args...`` would run it."""
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FunctionTarget:
+    """A module-level function and its pickled arguments.
+
+    Attributes:
+        module: Module that holds the function; ``__main__`` for a function of the starting program.
+        name: Name of the function in that module.
+        main_file: File of the starting program when the workers need it, else empty.
+        main_module: Its module name when it was started with ``python -m``, else empty.
+        sys_path: Import path of the starting program.
+        payload: Pickle of ``(args, kwargs)``.
+    """
+
+    module: str
+    name: str
+    main_file: str = ""
+    main_module: str = ""
+    sys_path: tuple[str, ...] = ()
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """One launch on this host.
+
+    Attributes:
+        target: What every worker runs.
+        workers: Number of processes.
+        threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
+        env: Variables on top of the launcher's own environment.
+        output: ``prefix``: each line carries its rank. ``leader``: rank 0 writes directly, so that a progress
+            bar works; the lines of the others go to the error output with their rank. One worker always
+            writes directly.
+        grace_s: Seconds between the request to stop and SIGKILL.
+    """
+
+    target: ScriptTarget | ModuleTarget | FunctionTarget
+    workers: int = 1
+    threads: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    output: str = "prefix"
+    grace_s: float = GRACE_S
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"expected workers >= 1, got {self.workers}.")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"expected threads >= 1, got {self.threads}.")
+        if self.output not in OUTPUT_MODES:
+            raise ConfigError(f"expected output to be one of {', '.join(OUTPUT_MODES)}, got {self.output!r}.")
+        if self.grace_s < 0:
+            raise ConfigError(f"expected grace_s >= 0, got {self.grace_s}.")
+
+
+def worker_environment(
+    spec: LaunchSpec, rank: int, rendezvous_dir: str, port: int, base_env: Mapping[str, str]
+) -> dict[str, str]:
+    """Return all variables of one worker.
+
+    They are torchrun's, so that its scripts run unchanged, plus unisono's own file rendezvous.
+
+    Args:
+        spec: The launch.
+        rank: Rank of the worker.
+        rendezvous_dir: Private directory of this launch.
+        port: Reserved port for scripts that meet through ``MASTER_ADDR`` and ``MASTER_PORT``.
+        base_env: The launcher's own environment; never written to.
+    """
+    # A launcher that itself runs under torchrun must not hand on the outer agent's store.
+    outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_")}
+    workers = str(spec.workers)
+    return {
+        **outer,
+        **spec.env,
+        **_thread_variables(spec, {**outer, **spec.env}),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": workers,
+        "LOCAL_WORLD_SIZE": workers,
+        "ROLE_WORLD_SIZE": workers,
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": _LOOPBACK,
+        "MASTER_PORT": str(port),
+        "UNISONO_RENDEZVOUS": str(Path(rendezvous_dir) / "store"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
+    """Refuse a target that no worker could run, before any process starts.
+
+    Raises:
+        ConfigError: The script is not a readable file, or no such module exists.
+    """
+    if isinstance(target, ScriptTarget):
+        path = Path(target.path)
+        if not path.is_file():
+            got = "a directory" if path.is_dir() else "nothing"
+            raise ConfigError(
+                f"expected a Python file at {target.path!r}, got {got} (in {str(Path.cwd())!r}). "
+                "Hint: give the path of the script; for a module write -m NAME."
+            )
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"expected a readable file, got no permission to read {target.path!r}.")
+    elif isinstance(target, ModuleTarget):
+        top = target.name.partition(".")[0]
+        path_entries = [str(Path.cwd()), *sys.path]
+        if top not in sys.builtin_module_names and not importlib.machinery.PathFinder.find_spec(
+            top, path_entries
+        ):
+            raise ConfigError(
+                f"expected the name of a module after -m, got {target.name!r}: no module named {top!r}. "
+                "Hint: start a file without -m; a module must be installed or lie in the working directory."
+            )
+
+
+def resolve_workers(workers: int | str, replicas: int | None = None) -> int:
+    """Return the number of workers to start.
+
+    Args:
+        workers: A number, or ``auto``: the number of GPUs if there are any, else of usable cores; never more
+            than `replicas`.
+        replicas: Replicas of the run, when known.
+
+    Raises:
+        ConfigError: Not a number, below 1, or more workers than replicas.
+    """
+    if replicas is not None and replicas < 1:
+        raise ConfigError(f"expected replicas >= 1, got {replicas}.")
+    if workers == "auto":
+        found = count_gpus() or usable_cores()
+        return found if replicas is None else min(found, replicas)
+    try:
+        count = int(workers)
+    except ValueError:
+        raise ConfigError(f"expected workers to be a whole number or 'auto', got {workers!r}.") from None
+    if count < 1:
+        raise ConfigError(f"expected workers >= 1, got {count}.")
+    if replicas is not None and count > replicas:
+        raise ConfigError(
+            f"expected workers <= replicas, got {count} workers for {replicas} replicas: "
+            f"a rank without a replica has no work. "
+            f"Hint: workers={replicas}, or more replicas (which changes the run's result)."
+        )
+    return count
+
+
+def usable_cores(cpu_max_file: str = "/sys/fs/cgroup/cpu.max") -> int:
+    """Return how many cores this process may use: its CPU affinity, and the CPU quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path(cpu_max_file).read_text().split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def count_gpus() -> int:
+    """Return the number of visible NVIDIA GPUs, 0 when torch is built without CUDA; imports no torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.strip(" ,"):
+        return 0
+    tool = shutil.which("nvidia-smi")
+    if tool is None or _torch_is_cpu_only():
+        return 0
+    try:
+        listing = subprocess.run(
+            [tool, "-L"], capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    found = len(re.findall(r"^GPU \d+:", listing, re.MULTILINE))
+    return (
+        found if visible is None else min(found, len([name for name in visible.split(",") if name.strip()]))
+    )
+
+
+def _torch_is_cpu_only() -> bool:
+    try:
+        return metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return True
+
+
+def _thread_variables(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    # Set for one worker too: another number of threads gives other bits. DYNAMIC lets the libraries use fewer
+    # threads than asked when the machine is busy, and the bits would depend on the load.
+    fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
+    if spec.threads is None:
+        return {"OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or "1", **fixed}
+    threads = {"OMP_NUM_THREADS": str(spec.threads)}
+    if "MKL_NUM_THREADS" in environ:  # torch gives MKL's own variable precedence over OpenMP's
+        threads["MKL_NUM_THREADS"] = str(spec.threads)
+    return {**threads, **fixed}

@@ -1,0 +1,46 @@
+"""Handwritten digits of 8x8 pixels (scikit-learn's bundled 1,797): a small convolutional network, trained in seconds."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import unisono
+from unisono.data.digits import load_digits
+from unisono.recipes.catalog import Options
+from unisono.recipes.play import thinned
+
+
+class DigitsCNN(nn.Module):
+    """Two convolutions with batch normalisation, dropout, one linear layer: (n, 1, 8, 8) -> (n, 10)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        )  # fmt: skip
+        self.classify = nn.Sequential(nn.Flatten(), nn.Dropout(0.25), nn.Linear(32 * 2 * 2, 10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return class scores."""
+        scores: Tensor = self.classify(self.features(images))
+        return scores
+
+
+def train(options: Options) -> dict[str, Any]:
+    """Play the recipe."""
+    with unisono.Run(**options.run_settings()) as run:
+        splits = load_digits()
+        train_set = unisono.ArrayDataset(*thinned(options.limit, splits.train_images, splits.train_labels))
+        test_set = unisono.ArrayDataset(*thinned(options.limit, splits.test_images, splits.test_labels))
+        model = DigitsCNN()
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+        trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+        return trainer.fit(
+            train_set,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            test_set=test_set,
+            num_workers=options.num_workers,
+        )

@@ -1,0 +1,25 @@
+"""What a worker runs for ``unisono train``: one recipe with its options."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.recipes.catalog import Options
+
+
+def play(options: Options) -> None:
+    """Train and evaluate a recipe in the world of this process; results go to the run directory."""
+    importlib.import_module(f"unisono.recipes.{options.recipe}").train(options)
+
+
+def spread(num_samples: int, limit: int | None) -> npt.NDArray[np.int64]:
+    """Return at most `limit` indices, evenly over the data, so that sorted classes stay balanced."""
+    count = num_samples if limit is None else min(limit, num_samples)
+    return np.arange(count) * num_samples // count
+
+
+def thinned(limit: int | None, *arrays: Any) -> list[Any]:
+    """Return the rows of arrays that `spread` chooses."""
+    return [array[spread(len(array), limit)] for array in arrays]

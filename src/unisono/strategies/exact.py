@@ -1,0 +1,222 @@
+"""The exact strategy: gradients whose bits depend on the score alone, not on how many ranks compute them.
+
+One step: every rank runs forward and backward once per replica it hosts, from a generator state and buffers that only
+the step and the replica decide; adds the leaves along the canonical tree as far as it hosts them; and the
+owner-computes exchange finishes the tree. World size 1 runs the same code.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unisono.collectives.reduce import tree_all_reduce
+from unisono.collectives.transport import Transport
+from unisono.collectives.tree import accumulate
+from unisono.determinism import checksum, set_generators
+from unisono.errors import ConfigError, RankDivergence, StepError
+from unisono.placement import cut
+from unisono.seeding import mix
+from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy
+from unisono.strategies.flat import FlatBuffer, Layout
+from unisono.strategies.replica_buffers import ReplicaBuffers
+
+
+@final
+class Exact(Strategy):
+    """Gradients by micro-batch and canonical tree.
+
+    Args:
+        model: The model as it stands, on its device.
+        transport: Joins the ranks.
+        placement: The replicas each rank hosts, in rank order.
+        seed: The run's seed.
+
+    Raises:
+        ConfigError: The model has no trainable parameter.
+    """
+
+    def __init__(self, model: nn.Module, transport: Transport, placement: Sequence[range], seed: int) -> None:
+        self._names = dict(model.named_parameters())
+        self._transport = transport
+        self._placement = placement
+        self._replicas = placement[-1].stop
+        self._seed = seed
+        self._buffers = ReplicaBuffers(model)
+        self._trainable: list[nn.Parameter] = []
+        self._plan()
+        if not self._trainable:
+            raise ConfigError(
+                f"expected a model with trainable parameters, got {type(model).__name__} with "
+                f"{len(self._names)} parameters, none with requires_grad."
+            )
+
+    def compute_gradients(
+        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+    ) -> Gradients:
+        """See `Strategy.compute_gradients`."""
+        self._plan()
+        sizes = [len(part) for part in cut(num_samples, self._replicas)]
+        leaves = min(num_samples, self._replicas)
+        report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
+        weights = checksum(self._names.values())
+        hosted = self._placement[self._transport.rank]
+        self._buffers.start_step()
+        leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
+        partials = accumulate(hosted.start, leaf_values, leaves, self._add)
+        if sum(node[1] - node[0] for node, _ in partials) != max(0, min(hosted.stop, leaves) - hosted.start):
+            raise StepError(f"step {step}: this rank hosts replicas {hosted}, but got {[node for node, _ in partials]}.")
+        total = self._reduce(partials, leaves)
+        report.merge(self._transport, self._placement, weights, step)
+        self._buffers.finish_step(self._transport, total.views[len(self._trainable) :], report.changed)
+        for parameter, view, is_present in zip(self._trainable, total.views, report.present, strict=False):
+            parameter.grad = view if is_present else None
+        self._last = total
+        return Gradients(
+            loss=math.fsum(size / num_samples * loss for size, loss in zip(sizes, report.losses, strict=True) if size),
+            checksum=total.checksum(),
+            weights=weights,
+            bad_replicas=tuple(replica for replica in range(leaves) if not report.finite[replica]),
+        )
+
+    def _plan(self) -> None:
+        """Lay out the flat buffers anew when the set of trainable parameters has changed."""
+        trainable = [parameter for parameter in self._names.values() if parameter.requires_grad]
+        if len(trainable) != len(self._trainable) or any(
+            a is not b for a, b in zip(trainable, self._trainable, strict=True)
+        ):
+            self._trainable = trainable
+            self._layout = Layout([*trainable, *self._buffers.floats()], self._transport.world_size)
+            self._pool: list[FlatBuffer] = []
+            self._last: FlatBuffer | None = None
+        if self._last is not None:
+            self._pool.append(self._last)  # the gradients of the step before are no longer needed
+            self._last = None
+        for parameter in trainable:
+            parameter.grad = None
+
+    def _leaves(
+        self,
+        step: int,
+        micros: Iterable[Micro],
+        weights: Sequence[float],
+        loss_function: LossFunction,
+        report: "_Report",
+    ) -> Iterator[FlatBuffer]:
+        """Yield the gradient (and the new buffers) of each local replica, weighted by its share of the batch."""
+        for micro in micros:
+            self._buffers.start_replica()
+            set_generators(mix(self._seed, "replica", step, micro.replica))
+            loss = _checked(loss_function(micro.data), step)
+            weight = weights[micro.replica]
+            loss.backward(torch.full_like(loss, weight))  # type: ignore[no-untyped-call]
+            leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
+            self._collect(leaf, report)
+            self._buffers.collect(leaf.views[len(self._trainable) :], weight, report.changed)
+            report.losses[micro.replica] = loss.item()
+            report.finite[micro.replica] = math.isfinite(report.losses[micro.replica]) and leaf.is_finite()
+            yield leaf
+
+    def _collect(self, leaf: FlatBuffer, report: "_Report") -> None:
+        """Move the gradients into the leaf; a parameter without one leaves -0.0, the neutral element."""
+        targets, sources = [], []
+        for index, (parameter, view) in enumerate(zip(self._trainable, leaf.views, strict=False)):
+            if parameter.grad is None:
+                view.fill_(-0.0)
+                continue
+            if parameter.grad.layout != torch.strided:
+                name = next(name for name, other in self._names.items() if other is parameter)
+                raise StepError(f"the gradient of {name!r} is {parameter.grad.layout}. Hint: use sparse=False.")
+            report.present[index] = True
+            targets.append(view)
+            sources.append(parameter.grad)
+            parameter.grad = None
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _add(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
+        left.add_(right)
+        self._pool.append(right)
+        return left
+
+    def _reduce(self, partials: list[tuple[tuple[int, int], FlatBuffer]], leaves: int) -> FlatBuffer:
+        total = partials[0][1] if partials else self._layout.new_buffer()
+        for group, out in enumerate(total.flats):
+            tree_all_reduce(
+                [(node, buffer.flats[group]) for node, buffer in partials], self._placement, leaves, out, self._transport
+            )
+        self._pool += [buffer for _, buffer in partials[1:]]
+        return total
+
+
+class _Report:
+    """What ranks tell each other about a step besides gradients, in one small message of fixed layout.
+
+    Attributes:
+        losses: float64 (replicas,): mean loss of each replica's micro-batch.
+        finite: bool (replicas,): loss and gradient are finite.
+        present: bool (parameters,): some replica has a gradient for it.
+        changed: bool (buffers,): some replica has changed it.
+    """
+
+    def __init__(self, num_replicas: int, num_parameters: int, num_buffers: int) -> None:
+        self.losses = np.zeros(num_replicas)
+        self.finite = np.ones(num_replicas, dtype=bool)
+        self.present = np.zeros(num_parameters, dtype=bool)
+        self.changed = np.zeros(num_buffers, dtype=bool)
+
+    def merge(self, transport: Transport, placement: Sequence[range], weights: int, step: int) -> None:
+        """Replace every field by what all ranks together know; collective.
+
+        Raises:
+            RankDivergence: The ranks have not computed the same step, or not with the same weights.
+        """
+        if transport.world_size == 1:
+            return
+        head = np.array([step, weights], dtype=np.uint64)
+        fields = [head, self.losses, self.finite, self.present, self.changed]
+        mine = torch.from_numpy(np.concatenate([field.view(np.uint8) for field in fields]))
+        everyone = torch.empty(transport.world_size * len(mine), dtype=torch.uint8)
+        transport.all_gather(mine, everyone)
+        rows = everyone.view(transport.world_size, -1).numpy()
+        _check_equal([tuple(row[: head.nbytes].view(np.uint64).tolist()) for row in rows])
+        for rank, row in enumerate(rows):
+            _, losses, finite, present, changed = np.split(row, np.cumsum([field.nbytes for field in fields[:-1]]))
+            own = slice(placement[rank].start, placement[rank].stop)
+            self.losses[own] = np.frombuffer(losses.tobytes())[own]
+            self.finite[own] = finite[own]
+            self.present |= present.astype(bool)
+            self.changed |= changed.astype(bool)
+
+
+def _check_equal(heads: list[tuple[int, ...]]) -> None:
+    """Compare the ranks' (step, weights) with the most frequent pair, the lowest rank's among equals."""
+    usual = max(heads, key=heads.count)
+    for rank, head in enumerate(heads):
+        if head != usual:
+            raise RankDivergence(
+                f"step {usual[0]}: rank {rank} is at step {head[0]} with weights {head[1]:016x}, the others have "
+                f"weights {usual[1]:016x}. Hint: nothing but the optimizer may change weights between steps, "
+                "and all ranks must change them alike."
+            )
+
+
+def _checked(loss: Any, step: int) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise StepError(f"step {step}: expected the loss as a tensor of one element, got {type(loss).__name__}.")
+    if loss.numel() != 1:
+        raise StepError(
+            f"step {step}: expected a scalar loss, got shape {tuple(loss.shape)}. "
+            "Hint: return the mean over the micro-batch's samples (reduction='mean')."
+        )
+    if not loss.requires_grad:
+        raise StepError(
+            f"step {step}: the loss depends on no trainable parameter. "
+            "Hint: compute it with the prepared model, outside torch.no_grad() and without .detach() or .item()."
+        )
+    return loss
+
+

@@ -1,0 +1,98 @@
+"""Flat buffers: all gradients (and floating-point buffers) of a model in one tensor per dtype and device.
+
+A `Layout` says where each tensor's segment lies; it depends on the model alone, so the same element has the same place in
+every world. A `FlatBuffer` is one leaf, or one partial sum, of the canonical tree. Unused places hold -0.0, the neutral
+element of IEEE addition: an absent gradient changes no bit of the others, not even the sign of a zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unisono.collectives.reduce import ALIGNMENT, padded_length
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    group: int
+    offset: int
+    like: Tensor
+
+
+class Layout:
+    """Where each of `tensors` lies in the flat buffers, one buffer per dtype and device.
+
+    Args:
+        tensors: Floating-point tensors, in the model's order.
+        world_size: Buffers are padded so that this many ranks own equal slices.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], world_size: int) -> None:
+        keys = list(dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors))
+        lengths = [0] * len(keys)
+        self._segments: list[_Segment] = []
+        for tensor in tensors:
+            group = keys.index((tensor.dtype, tensor.device))
+            self._segments.append(_Segment(group, lengths[group], tensor))
+            lengths[group] += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+        self._groups = [(dtype, device, length) for (dtype, device), length in zip(keys, lengths, strict=True)]
+        self._world_size = world_size
+
+    def new_buffer(self) -> "FlatBuffer":
+        """Return a fresh buffer in which every place is -0.0."""
+        flats = [
+            torch.full((padded_length(length, self._world_size),), -0.0, dtype=dtype, device=device)
+            for dtype, device, length in self._groups
+        ]
+        views = [_view(flats[segment.group], segment) for segment in self._segments]
+        return FlatBuffer(flats, views, [length for _, _, length in self._groups])
+
+
+class FlatBuffer:
+    """One flat tensor per dtype and device, and the view of each model tensor into it.
+
+    Attributes:
+        flats: One-dimensional, contiguous, padded for the world.
+        views: Shaped and strided like the model's tensors, in the layout's order.
+    """
+
+    def __init__(self, flats: list[Tensor], views: list[Tensor], lengths: list[int]) -> None:
+        self.flats = flats
+        self.views = views
+        self._lengths = lengths  # without the padding, which depends on the world size
+
+    def add_(self, other: "FlatBuffer") -> "FlatBuffer":
+        """Add `other` element by element into this buffer."""
+        for mine, theirs in zip(self.flats, other.flats, strict=True):
+            mine.add_(theirs)
+        return self
+
+    def is_finite(self) -> bool:
+        """Whether no element is NaN or infinite."""
+        # A sum is many times faster than isfinite(); it may overflow, so only isfinite() condemns.
+        return all(bool(flat.sum().isfinite()) or bool(flat.isfinite().all()) for flat in self.flats)
+
+    def checksum(self) -> int:
+        """Return the sum of the bits as 64-bit integers, modulo 2**64."""
+        pieces = (flat[:length] for flat, length in zip(self.flats, self._lengths, strict=True))
+        return sum(int(piece.view(torch.int64).sum()) for piece in pieces) & 0xFFFFFFFFFFFFFFFF
+
+
+def _view(flat: Tensor, segment: _Segment) -> Tensor:
+    like = segment.like
+    piece = flat[segment.offset : segment.offset + like.numel()]
+    # The tensor's own strides (channels_last, say) where they fill the segment, else the plain order.
+    return piece.as_strided(like.shape, like.stride(), segment.offset) if _is_dense(like) else piece.view(like.shape)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the strides visit each of ``numel`` places once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,92 @@
+"""Buffers (BatchNorm's statistics, say) under several replicas: each starts from the step's start, results are merged.
+
+Floating-point buffers are merged like gradients: each replica's result, weighted by its share of the batch, is added along
+the canonical tree. Other buffers (counters, masks) take the largest value any replica has left. A buffer that no
+replica has changed keeps its bits.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from unisono.collectives.transport import Transport
+
+
+class ReplicaBuffers:
+    """Keeps the buffers of `model` apart between replicas.
+
+    Attributes:
+        num_buffers: Number of buffers; the floating-point ones come first.
+        num_float: Number of floating-point buffers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        slots: dict[int, tuple[nn.Module, str, Tensor]] = {}
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    slots.setdefault(id(buffer), (module, name, buffer))
+        ordered = sorted(slots.values(), key=lambda slot: not slot[2].is_floating_point())  # stable: floats first
+        self._owners = [(module, name) for module, name, _ in ordered]
+        self._buffers = [buffer for _, _, buffer in ordered]
+        self._start = [buffer.clone() for buffer in self._buffers]
+        self.num_buffers = len(self._buffers)
+        self.num_float = sum(buffer.is_floating_point() for buffer in self._buffers)
+        self._largest: list[Tensor] | None = None
+
+    def floats(self) -> list[Tensor]:
+        """Return the floating-point buffers, in the model's order."""
+        return self._buffers[: self.num_float]
+
+    def start_step(self) -> None:
+        """Remember the values that every replica of the step starts from."""
+        self._largest = None
+        if self._buffers:
+            torch._foreach_copy_(self._start, self._buffers)
+
+    def start_replica(self) -> None:
+        """Put the step's starting values back."""
+        for (module, name), buffer in zip(self._owners, self._buffers, strict=True):
+            module._buffers[name] = buffer  # a module may have put another tensor in its place
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._start)
+
+    def collect(self, views: Sequence[Tensor], weight: float, changed: npt.NDArray[np.bool_]) -> None:
+        """Take the values a replica has left: weighted floats into `views`, their flags into `changed`."""
+        if not self._buffers:
+            return
+        present = [module._buffers[name] for module, name in self._owners]
+        for index, (buffer, start) in enumerate(zip(present, self._start, strict=True)):
+            assert buffer is not None
+            changed[index] |= not torch.equal(buffer, start)
+            if index < self.num_float:
+                torch.mul(buffer, weight, out=views[index])
+        counters = [buffer.clone() for buffer in present[self.num_float :] if buffer is not None]
+        if self._largest is None:
+            self._largest = counters
+        else:
+            self._largest = [torch.maximum(a, b) for a, b in zip(self._largest, counters, strict=True)]
+
+    def finish_step(self, transport: Transport, merged: Sequence[Tensor], changed: npt.NDArray[np.bool_]) -> None:
+        """Leave the merged values in the model; collective."""
+        self.start_replica()
+        for buffer, value, is_changed in zip(self._buffers, merged, changed, strict=False):
+            if is_changed:
+                buffer.copy_(value)
+        moved = np.flatnonzero(changed[self.num_float :])
+        if not len(moved):
+            return
+        counters = [self._buffers[self.num_float + index] for index in moved]
+        local = [self._largest[index] for index in moved] if self._largest is not None else counters
+        # A rank without a replica in this step has no say: its first element is 0.
+        flag = torch.tensor([int(self._largest is not None)])
+        mine = torch.cat([flag, *[value.reshape(-1).to("cpu", torch.int64) for value in local]])
+        everyone = torch.empty(transport.world_size * len(mine), dtype=torch.int64)
+        transport.all_gather(mine, everyone)
+        rows = everyone.view(transport.world_size, -1)
+        largest = rows[rows[:, 0] == 1][:, 1:].amax(dim=0)
+        for buffer, piece in zip(counters, largest.split([buffer.numel() for buffer in counters]), strict=True):
+            buffer.copy_(piece.view(buffer.shape))

@@ -1,0 +1,68 @@
+"""Evaluation: every sample exactly once, shared out over the ranks, the same bits for any number of them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unisono.collectives.transport import Transport
+from unisono.data.loader import Fetcher, Task, fetch_all, move
+from unisono.metrics.exact import Metric
+from unisono.placement import cut
+
+Predict = Callable[[Any], tuple[Tensor, Tensor]]
+"""Takes a micro-batch, returns (output, target) as metrics expect them."""
+
+
+def evaluate(
+    model: nn.Module,
+    fetcher: Fetcher,
+    predict: Predict,
+    metrics: Mapping[str, Metric],
+    *,
+    transport: Transport,
+    device: torch.device,
+    batch_size: int,
+    num_workers: int = 0,
+) -> dict[str, float]:
+    """Return each metric over the whole data set; all ranks call it and get the same numbers.
+
+    The data set is cut into batches of `batch_size` in its own order, and the batches, not the samples, are shared out: so
+    no batch's shape depends on the number of ranks. Runs under `torch.inference_mode` in evaluation mode; the model's mode is
+    put back afterwards.
+
+    Args:
+        model: Switched to evaluation mode.
+        fetcher: The data set, with its collate function.
+        predict: Called once per batch.
+        metrics: Reset, updated, merged over the ranks.
+        transport: Joins the ranks.
+        device: Where batches are moved.
+        batch_size: Samples per forward pass; changes bits of float metrics, so it belongs to the comparison.
+        num_workers: Processes that fetch.
+    """
+    num_batches = -(-len(fetcher) // batch_size)
+    mine = cut(num_batches, transport.world_size)[transport.rank]
+    tasks = [Task(-1, np.arange(i * batch_size, min((i + 1) * batch_size, len(fetcher)))) for i in mine]
+    for metric in metrics.values():
+        metric.reset()
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in fetch_all(fetcher, tasks, num_workers=num_workers):
+                output, target = predict(move(batch, device))
+                for metric in metrics.values():
+                    metric.update(output, target)
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+    # Whole numbers of any size travel as hex text.
+    shards = transport.all_gather_json([[hex(value) for value in metric.state] for metric in metrics.values()])
+    for metric, states in zip(metrics.values(), zip(*shards, strict=True), strict=True):
+        metric.reset()
+        for state in states:
+            metric.merge([int(value, 16) for value in state])
+    return {name: metric.compute() for name, metric in metrics.items()}

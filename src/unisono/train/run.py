@@ -1,0 +1,393 @@
+"""Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.checkpoint import format as checkpoint_format
+from unisono.collectives.process_group import connect, device_of
+from unisono.collectives.transport import Transport
+from unisono.data.loader import Collate, Fetcher, Loader, Transform, move
+from unisono.data.sampler import ExactSampler, Indices
+from unisono.determinism import describe_environment, drift, set_determinism
+from unisono.errors import ConfigError, NonFiniteError, RankDivergence, StepError
+from unisono.metrics.exact import Metric
+from unisono.observe.ledger import Entry, hash_samples
+from unisono.placement import check_world, cut, place_evenly
+from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy
+from unisono.strategies.exact import Exact
+from unisono.train import score as scores
+from unisono.train.evaluate import Predict, evaluate
+from unisono.train.run_record import RunRecord
+from unisono.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work, as handed out by `Run.steps` and taken by `Run.step`.
+
+    Attributes:
+        step: The step to come, 1-based.
+        epoch: Its epoch, 0-based.
+        indices: int64 (n,): the samples of the whole batch, over all ranks, in order.
+        micros: This rank's micro-batches; fetched one at a time by `Run.step`.
+    """
+
+    step: int
+    epoch: int
+    indices: Indices
+    micros: Iterator[Micro]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Part:
+    """What `prepare` was given."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: Any
+    strategy: Strategy
+    description: dict[str, Any]
+
+
+@final
+class Run:
+    """A training run: joins the world it finds, and is alone if there is none.
+
+    Build the model *after* the run: its constructor seeds the generators that initial weights are drawn from.
+
+    Args:
+        seed: Seed of everything random.
+        replicas: Logical workers (V); fixed for the life of the run directory. Unset: the world size of the first launch.
+        out: Run directory; a run found there is resumed. None keeps nothing.
+        clip_norm: Largest global gradient norm; None does not clip.
+        threads: Threads per process on the CPU; changes bits, so it is part of the score.
+        checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always saved.
+        device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
+        settings: More of the score, JSON-able, for instance what a recipe was called with.
+        allow_drift: Go on although software or CPU capability differ from the run's first launch.
+        transport: Joins the ranks in place of the environment's launcher (`run_ranks` gives one).
+
+    Raises:
+        ConfigError: A setting is out of range, or world_size > replicas.
+        WorldError: The launcher's variables are incomplete.
+
+    Example:
+        >>> run = Run(seed=0, replicas=8)  # doctest: +SKIP
+        >>> model, optimizer = run.prepare(model, torch.optim.Adam(model.parameters()))
+        >>> for batch in run.steps(run.loader(train_set, batch_size=128), epochs=5):
+        ...     loss = run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        replicas: int | None = None,
+        out: str | Path | None = None,
+        clip_norm: float | None = None,
+        threads: int = 1,
+        checkpoint_every: int | None = None,
+        device: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        allow_drift: bool = False,
+        transport: Transport | None = None,
+    ) -> None:
+        self._started = time.monotonic()
+        for name, value, least in (
+            ("threads", threads, 1), ("checkpoint_every", checkpoint_every, 1), ("replicas", replicas, 1),
+        ):  # fmt: skip
+            if value is not None and value < least:
+                raise ConfigError(f"expected {name} >= {least}, got {value}.")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ConfigError(f"expected clip_norm > 0 (or None), got {clip_norm}.")
+        set_determinism(threads)
+        world = World.current() if transport is None else World(rank=transport.rank, world_size=transport.world_size,
+            local_rank=transport.rank, local_world_size=transport.world_size)  # fmt: skip
+        self.world = world
+        self.device = device_of(world, device)
+        self.seed, self.clip_norm, self.threads = seed, clip_norm, threads
+        self._checkpoint_every = checkpoint_every
+        self._settings = dict(settings or {})
+        self._allow_drift = allow_drift
+        check_world(replicas or world.replicas or world.world_size, world.world_size)
+        self.transport = transport or connect(world, device=self.device.type)
+        chosen = world.run_dir or out
+        self._record = RunRecord(None if chosen is None else Path(chosen), self.transport)
+        self.replicas = replicas or self._record.replicas() or world.replicas or world.world_size
+        check_world(self.replicas, world.world_size)
+        self.placement = place_evenly(self.replicas, world.world_size)
+        self._part: _Part | None = None
+        self._stepped = 0
+        self._metrics: dict[str, float] = {}
+        self._result: dict[str, Any] = {}
+        torch.manual_seed(seed)
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]:
+        """Take over model, optimizer and (optional) scheduler; collective.
+
+        Args:
+            model: Moved to the run's device. Wrap it in nothing: no DataParallel, no DDP.
+            optimizer: Of this model's parameters; `foreach` and `fused` are pinned where left open.
+            scheduler: ``step()`` is called after every optimizer step.
+
+        Returns:
+            The same model and optimizer.
+
+        Raises:
+            ConfigError: The model has no trainable parameter.
+            RankDivergence: The ranks have built different models or run on different software.
+        """
+        model.to(self.device)
+        for group in optimizer.param_groups:
+            if "fused" in group and group["fused"] is None:
+                group["fused"] = False
+            if "foreach" in group and group["foreach"] is None:
+                group["foreach"] = not group.get("fused", False)
+        strategy = Exact(model, self.transport, self.placement, self.seed)
+        description = {
+            "model": scores.describe_model(model),
+            "optimizer": scores.describe_optimizer(optimizer, scheduler),
+        }
+        self._part = _Part(
+            model=model, optimizer=optimizer, scheduler=scheduler, strategy=strategy, description=description
+        )
+        environment = describe_environment(threads=self.threads, device=self.device)
+        for rank, theirs in enumerate(self.transport.all_gather_json([description, environment])):
+            lines = scores.diff(description, theirs[0]) + drift(environment, theirs[1])
+            if lines:
+                raise RankDivergence(
+                    f"rank {self.world.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
+                    "Hint: build the model after Run(seed=...), from nothing that depends on the rank."
+                )
+        self._record.check_environment(environment, allow_drift=self._allow_drift)
+        return model, optimizer
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        transform: Transform | None = None,
+        collate: Collate | None = None,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        prefetch: int = 2,
+    ) -> Loader:
+        """Return the training batches of this rank.
+
+        Args:
+            dataset: Map-style.
+            batch_size: Samples per optimizer step, over all ranks.
+            transform: Applied to each sample; its randomness is keyed by (seed, epoch, sample index).
+            collate: From a list of samples to a micro-batch; torch's default where None.
+            shuffle: A new order every epoch.
+            num_workers: Processes per rank that fetch ahead.
+            prefetch: Micro-batches each of them keeps ready.
+
+        Raises:
+            ConfigError: ``batch_size < 1``, or not a map-style data set.
+            DataError: The data set is empty.
+        """
+        fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
+        sampler = ExactSampler(len(fetcher), batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
+        hosted = self.placement[self.world.rank]
+        return Loader(sampler, fetcher, hosted, num_workers=num_workers, prefetch=prefetch)
+
+    def steps(self, loader: Loader, *, epochs: int) -> Iterator[Batch]:
+        """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
+
+        Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves
+        checkpoints as it goes and writes ``result.json`` at the end.
+
+        Raises:
+            ScoreMismatch: The run directory was started with another score.
+            EnvironmentDrift: Software, CPU capability or threads differ from the first launch.
+            CheckpointError: There are checkpoints but none can be trusted.
+            StepError: A batch was not passed to `step`.
+        """
+        if epochs < 1:
+            raise ConfigError(f"expected epochs >= 1, got {epochs}.")
+        part = self._prepared()
+        per_epoch = len(loader)
+        last = epochs * per_epoch
+        first = self._resume(part, loader) + 1
+        self._stepped = first - 1
+        started = time.monotonic()
+        micros = loader.micro_batches(first, last)
+        for step in range(first, last + 1):
+            indices = loader.sampler.batch(step)
+            epoch = loader.sampler.epoch_of(step)
+            yield Batch(step, epoch, indices, self._micros(indices, micros))
+            if self._stepped != step:
+                raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
+            if step == last or step % (self._checkpoint_every or per_epoch) == 0:
+                self._save(part, step)
+        self._finish(epochs, last, first - 1, time.monotonic() - started)
+
+    def step(self, batch: Batch, loss_function: LossFunction) -> float:
+        """Do one optimizer step and return the mean loss over the whole batch; collective.
+
+        Args:
+            batch: From `steps`; each exactly once.
+            loss_function: Gets one micro-batch, returns its mean loss.
+
+        Raises:
+            StepError: The batch has been used, or the loss is not a scalar with a graph.
+            NonFiniteError: NaN or infinity in a loss or gradient; weights and checkpoints are untouched.
+            RankDivergence: The ranks no longer hold the same weights.
+            PeerLost: Another rank went away.
+        """
+        part = self._prepared()
+        if batch.step != self._stepped + 1:
+            raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
+        gradients = part.strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
+        if gradients.bad_replicas:
+            raise self._non_finite(batch, gradients)
+        lr = float(part.optimizer.param_groups[0]["lr"])
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(part.model.parameters(), self.clip_norm, foreach=True)
+        part.optimizer.step()
+        if part.scheduler is not None:
+            part.scheduler.step()
+        self._stepped = batch.step
+        self._record.append(
+            lambda: Entry(
+                step=batch.step,
+                epoch=batch.epoch,
+                num_samples=len(batch.indices),
+                samples=hash_samples(batch.indices),
+                loss=gradients.loss.hex(),
+                gradient=f"{gradients.checksum:016x}",
+                weights=f"{gradients.weights:016x}",
+                lr=lr.hex(),
+            )
+        )
+        return gradients.loss
+
+    def evaluate(
+        self,
+        dataset: Any,
+        predict: Predict,
+        metrics: Mapping[str, Metric],
+        *,
+        batch_size: int = 256,
+        collate: Collate | None = None,
+        transform: Transform | None = None,
+        num_workers: int = 0,
+    ) -> dict[str, float]:
+        """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
+
+        Args:
+            dataset: Map-style.
+            predict: From a micro-batch to (output, target).
+            metrics: By name.
+            batch_size: Samples per forward pass.
+            collate: As in `loader`.
+            transform: As in `loader`.
+            num_workers: As in `loader`.
+        """
+        fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
+        return evaluate(
+            self._prepared().model, fetcher, predict, metrics,
+            transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
+        )  # fmt: skip
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Add final metrics to ``result.json``."""
+        self._metrics |= metrics
+        self._write_result()
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 over the model's parameters and buffers in name order."""
+        return checkpoint_format.fingerprint(self._prepared().model)
+
+    def result(self) -> dict[str, Any]:
+        """Return what ``result.json`` holds; empty before the last step is done."""
+        return dict(self._result)
+
+    def close(self) -> None:
+        """Leave the world; safe to call twice."""
+        self._record.close()
+        self.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prepared(self) -> _Part:
+        if self._part is None:
+            raise ConfigError("expected run.prepare(model, optimizer) first.")
+        return self._part
+
+    def _micros(self, indices: Indices, micros: Iterator[Any]) -> Iterator[Micro]:
+        sizes = [len(part) for part in cut(len(indices), self.replicas)]
+        for replica in self.placement[self.world.rank]:
+            if sizes[replica]:
+                yield Micro(
+                    replica=replica, num_samples=sizes[replica], data=move(next(micros), self.device)
+                )
+
+    def _score(self, part: _Part, loader: Loader) -> dict[str, Any]:
+        return {
+            "version": scores.SCORE_VERSION,
+            "seed": self.seed,
+            "replicas": self.replicas,
+            "batch_size": loader.sampler.batch_size,
+            "threads": self.threads,
+            "clip_norm": self.clip_norm,
+            **part.description,
+            "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
+            "settings": self._settings,
+        }
+
+    def _resume(self, part: _Part, loader: Loader) -> int:
+        """Open the run directory; return the step that is done."""
+        step, state = self._record.resume(checkpoint_format.to_json(self._score(part, loader), "score"))
+        if state is not None:
+            checkpoint_format.unpack(state, part.model, part.optimizer, part.scheduler)
+        return step
+
+    def _save(self, part: _Part, step: int) -> None:
+        self._record.save(step, lambda: checkpoint_format.pack(part.model, part.optimizer, part.scheduler, {}))
+
+    def _finish(self, epochs: int, steps: int, resumed_from: int, train_s: float) -> None:
+        self._result = {
+            "fingerprint": self.fingerprint(),
+            "steps": steps,
+            "epochs": epochs,
+            "world_size": self.world.world_size,
+            "replicas": self.replicas,
+            "seed": self.seed,
+            "resumed_from_step": resumed_from,
+            "train_s": round(train_s, 3),
+        }
+        self._write_result()
+
+    def _write_result(self) -> None:
+        if not self._result:
+            return
+        self._result["wall_s"] = round(time.monotonic() - self._started, 3)
+        self._result["metrics"] = dict(self._metrics)
+        self._record.write_result(self._result)
+
+    def _non_finite(self, batch: Batch, gradients: Gradients) -> NonFiniteError:
+        parts = cut(len(batch.indices), self.replicas)
+        first = parts[gradients.bad_replicas[0]]
+        ids = batch.indices[first.start : first.stop].tolist()
+        return NonFiniteError(
+            f"step {batch.step}: loss or gradient is NaN or infinite in replica "
+            f"{', '.join(map(str, gradients.bad_replicas))} of {self.replicas}; samples of replica "
+            f"{gradients.bad_replicas[0]}: {ids[:16]}{' ...' if len(ids) > 16 else ''}. The weights are those of step "
+            f"{batch.step - 1}. Hint: look at these samples, lower the learning rate, or set clip_norm.",
+            step=batch.step,
+            replicas=gradients.bad_replicas,
+        )

@@ -1,0 +1,68 @@
+"""The score: everything that defines a run's result, as one JSON-able dictionary (`score.json`).
+
+Model, initial weights, optimizer, schedule, data, seed, batch size, replicas, threads. The number of workers, machines and
+epochs is not in it: a run may go on longer, and anywhere. ``diff`` names what a resume would change.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.checkpoint.format import fingerprint, to_json
+from unisono.data.sampler import ExactSampler
+
+SCORE_VERSION = 1
+
+
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """Return class, size, structure hash and initial weights' hash of a model."""
+    lines = [
+        f"{name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
+        for name, parameter in model.named_parameters()
+    ]
+    return {
+        "class": type(model).__qualname__,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "structure": hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16],
+        "initial_weights": fingerprint(model)[:16],
+    }
+
+
+def describe_optimizer(optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
+    """Return the classes and settings of optimizer and scheduler, as they stand before the first step."""
+    groups = [
+        {key: value if isinstance(value, str | int | float | bool | None) else repr(value) for key, value in group.items()}
+        | {"params": len(group["params"])}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "class": type(optimizer).__qualname__,
+        "groups": groups,
+        "scheduler": None if scheduler is None else type(scheduler).__qualname__,
+        "scheduler_state": None if scheduler is None else to_json(scheduler.state_dict(), "scheduler"),
+    }
+
+
+def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
+    """Return what identifies the data: class, length, and the data set's own ``fingerprint`` if it has one."""
+    return {
+        "class": type(dataset).__qualname__,
+        "num_samples": sampler.num_samples,
+        "shuffle": sampler.shuffle,
+        "fingerprint": getattr(dataset, "fingerprint", None),
+    }
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return one line per differing field, with its path, old and new value."""
+    lines: list[str] = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        left, right = old.get(key), new.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            lines += diff(left, right, f"{prefix}{key}.")
+        elif left != right:
+            lines.append(f"{prefix}{key}: {left!r} -> {right!r}")
+    return lines
