@@ -1,8 +1,9 @@
 """The switches that bits depend on, and a fingerprint of what they rest on.
 
-`set_generators` and `set_determinism` put this process's torch, Python and NumPy into a defined state. `describe_environment`
-records software, CPU capability and threads for ``environment.json``: ATen, oneDNN and MKL choose their kernels
-independently, so it holds what each of them looks at. `NUMERIC` names the entries that must not change within a run.
+`set_generators` and `set_determinism` put this process's torch, Python and NumPy into a defined state.
+`describe_environment` records software, CPU capability and threads for ``environment.json``: ATen, oneDNN and MKL
+choose their kernels independently, so it holds what each of them looks at. `NUMERIC` names the entries that must
+not change within a run.
 """
 
 import hashlib
@@ -107,5 +108,7 @@ def _cpu_field(name: str) -> str:
 
 def _cpu_flags() -> str:
     """Hash the instruction sets that oneDNN and MKL choose their kernels by, with the CPU's maker."""
-    flags = sorted(flag for flag in _cpu_field("flags").split() if flag.startswith(("avx", "fma", "amx", "sse", "f16c")))
+    flags = sorted(
+        flag for flag in _cpu_field("flags").split() if flag.startswith(("avx", "fma", "amx", "sse", "f16c"))
+    )
     return hashlib.sha256(" ".join([_cpu_field("vendor_id"), *flags]).encode()).hexdigest()[:16]

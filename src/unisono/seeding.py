@@ -12,7 +12,8 @@ def mix(seed: int, purpose: str, *counters: int) -> int:
 
     Args:
         seed: The run's seed.
-        purpose: What the bits are for (``"replica"``, ``"sample"``, ``"order"``); keeps the keys of different uses apart.
+        purpose: What the bits are for (``"replica"``, ``"sample"``, ``"order"``); keeps the keys of different uses
+            apart.
         counters: Step, replica, epoch, sample index, ...
 
     Example:

@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.errors import WorldError
 
@@ -88,15 +88,17 @@ class World:
             >>> World.from_env({}).world_size
             1
         """
-        imposed = _imposed(environ)
         if "RANK" in environ or "WORLD_SIZE" in environ:
-            return cls(**_torchrun(environ), **imposed)
-        if "OMPI_COMM_WORLD_RANK" in environ:
-            return cls(**_openmpi(environ), **imposed)
+            world = _torchrun(environ)
+        elif "OMPI_COMM_WORLD_RANK" in environ:
+            world = _openmpi(environ)
         # The batch script of a Slurm job carries SLURM_PROCID=0 too, but only srun's tasks have a step id.
-        if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-            return cls(**_slurm(environ), **imposed)
-        return cls(**imposed)
+        elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+            world = _slurm(environ)
+        else:
+            world = cls()
+        replicas = _integer(environ, "UNISONO_REPLICAS", 0)
+        return replace(world, run_dir=environ.get("UNISONO_RUN_DIR"), replicas=replicas or None)
 
 
 def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -144,12 +146,7 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
         raise WorldError(f"expected {name} to be a whole number, got {text!r}.") from None
 
 
-def _imposed(environ: Mapping[str, str]) -> dict[str, str | int | None]:
-    replicas = _integer(environ, "UNISONO_REPLICAS", 0)
-    return {"run_dir": environ.get("UNISONO_RUN_DIR"), "replicas": replicas or None}
-
-
-def _torchrun(environ: Mapping[str, str]) -> dict[str, int | str]:
+def _torchrun(environ: Mapping[str, str]) -> World:
     world_size = _integer(environ, "WORLD_SIZE")
     rank = _integer(environ, "RANK")
     file = environ.get("UNISONO_RENDEZVOUS")
@@ -165,18 +162,18 @@ def _torchrun(environ: Mapping[str, str]) -> dict[str, int | str]:
                     "Hint: start the program with `unisono run` or torchrun, which set it."
                 )
         launcher, rendezvous = "torchrun", "env://"
-    return {
-        "rank": rank,
-        "world_size": world_size,
-        "local_rank": _integer(environ, "LOCAL_RANK", rank),
-        "local_world_size": _integer(environ, "LOCAL_WORLD_SIZE", world_size),
-        "node_rank": _integer(environ, "GROUP_RANK", 0),
-        "launcher": launcher,
-        "rendezvous": rendezvous,
-    }
+    return World(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_integer(environ, "LOCAL_RANK", rank),
+        local_world_size=_integer(environ, "LOCAL_WORLD_SIZE", world_size),
+        node_rank=_integer(environ, "GROUP_RANK", 0),
+        launcher=launcher,
+        rendezvous=rendezvous,
+    )
 
 
-def _slurm(environ: Mapping[str, str]) -> dict[str, int | str]:
+def _slurm(environ: Mapping[str, str]) -> World:
     world_size = _integer(environ, "SLURM_STEP_NUM_TASKS", _integer(environ, "SLURM_NTASKS", 1))
     node_rank = _integer(environ, "SLURM_NODEID", 0)
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world_size)
@@ -186,18 +183,18 @@ def _slurm(environ: Mapping[str, str]) -> dict[str, int | str]:
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or _LOOPBACK
     host = _LOOPBACK if len(per_node) == 1 else expand_first_host(hosts)
     key = f"{environ.get('SLURM_JOB_ID', '0')}.{environ['SLURM_STEP_ID']}"
-    return {
-        "rank": _integer(environ, "SLURM_PROCID"),
-        "world_size": world_size,
-        "local_rank": _integer(environ, "SLURM_LOCALID", 0),
-        "local_world_size": per_node[node_rank],
-        "node_rank": node_rank,
-        "launcher": "slurm",
-        "rendezvous": _tcp(environ, world_size, host, key),
-    }
+    return World(
+        rank=_integer(environ, "SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=_integer(environ, "SLURM_LOCALID", 0),
+        local_world_size=per_node[node_rank],
+        node_rank=node_rank,
+        launcher="slurm",
+        rendezvous=_tcp(environ, world_size, host, key),
+    )
 
 
-def _openmpi(environ: Mapping[str, str]) -> dict[str, int | str]:
+def _openmpi(environ: Mapping[str, str]) -> World:
     rank, world_size = _integer(environ, "OMPI_COMM_WORLD_RANK"), _integer(environ, "OMPI_COMM_WORLD_SIZE")
     local_world_size = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size)
     if local_world_size < world_size and "MASTER_ADDR" not in environ:
@@ -206,16 +203,16 @@ def _openmpi(environ: Mapping[str, str]) -> dict[str, int | str]:
             "Hint: mpirun -x MASTER_ADDR=<address of the first host> -x MASTER_PORT=<free port> ..."
         )
     key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or "0"
-    return {
-        "rank": rank,
-        "world_size": world_size,
-        "local_rank": _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
-        "local_world_size": local_world_size,
+    return World(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        local_world_size=local_world_size,
         # Open MPI numbers no hosts; with equal hosts this is the index of this one.
-        "node_rank": rank // local_world_size,
-        "launcher": "openmpi",
-        "rendezvous": _tcp(environ, world_size, _LOOPBACK, key),
-    }
+        node_rank=rank // local_world_size,
+        launcher="openmpi",
+        rendezvous=_tcp(environ, world_size, _LOOPBACK, key),
+    )
 
 
 def _tcp(environ: Mapping[str, str], world_size: int, host: str, key: str) -> str:

@@ -82,6 +82,7 @@ def test_bad_delivery_leaves_no_file(server, tmp_path, kind):
     assert f"{base}/{kind}/file.gz" in str(caught.value)
     assert str(tmp_path / "file.gz") in str(caught.value)
     assert len(seen) == 2
+    assert ("the server sends more" in str(caught.value)) == (kind == "long")
     assert [path.name for path in tmp_path.iterdir()] == [".file.gz.lock"]
 
 

@@ -1,7 +1,8 @@
 """What a checkpoint holds, as tensors and JSON: no pickle, nothing that depends on ranks or world size.
 
-``pack`` turns model, optimizer and scheduler into named tensors and a JSON-able dictionary; ``unpack`` puts them back.
-Tensors are keyed by the model's parameter names, so a checkpoint does not depend on the order of the optimizer's groups.
+``pack`` turns model, optimizer and scheduler into named tensors and a JSON-able dictionary; ``unpack`` puts them
+back. Tensors are keyed by the model's parameter names, so a checkpoint does not depend on the order of the
+optimizer's groups.
 """
 
 import hashlib
@@ -80,14 +81,14 @@ def unpack(state: State, model: nn.Module, optimizer: Optimizer, scheduler: Any)
     saved, fresh = values["optimizer"], optimizer.state_dict()
     known = {name for group in saved["groups"] for name in group["params"]}
     if known != set(names.values()):
-        raise CheckpointError(f"the optimizer holds other parameters than the checkpoint: {known ^ set(names.values())}.")
+        raise CheckpointError(
+            f"the optimizer holds other parameters than the checkpoint: {known ^ set(names.values())}."
+        )
     entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["scalars"].items()}
     for key, value in state.tensors["optimizer"].items():
         name, _, entry = key.rpartition("/")
         entries.setdefault(name, {})[entry] = value
-    groups = [
-        old | {"params": new["params"]} for old, new in zip(saved["groups"], fresh["param_groups"], strict=True)
-    ]
+    groups = [old | {"params": new["params"]} for old, new in zip(saved["groups"], fresh["param_groups"], strict=True)]
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(state.tensors["model"][name])
@@ -114,7 +115,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in unique_tensors(model).items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -144,14 +145,14 @@ def _check_names(what: str, live: Mapping[str, Tensor], saved: Mapping[str, Tens
     ]
     if missing or extra or shapes:
         raise CheckpointError(
-            f"the checkpoint's {what} is another one: missing {_few(missing)}, left over {_few(extra)}, changed {_few(shapes)}."
+            f"the checkpoint's {what} is another one: missing {_few(missing)}, left over {_few(extra)}, "
+            f"changed {_few(shapes)}."
         )
 
 
 def _few(items: Iterable[str]) -> str:
     listed = list(items)
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "") or "none"
-
 
 
 def to_json(value: Any, where: str) -> Any:

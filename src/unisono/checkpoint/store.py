@@ -1,8 +1,9 @@
 """Directories of checkpoints that survive a crash at any moment.
 
-One write-once directory per step, ``step-00000042.<id>/``: safetensors files, ``state.json``, and last of all ``manifest.json``
-with the size and SHA-256 of each. It is written under a temporary name; every file, then the directory, is synced; then it
-is renamed, and the parent synced. A reader scans newest to oldest and trusts nothing it has not verified.
+One write-once directory per step, ``step-00000042.<id>/``: safetensors files, ``state.json``, and last of all
+``manifest.json`` with the size and SHA-256 of each. It is written under a temporary name; every file, then the
+directory, is synced; then it is renamed, and the parent synced. A reader scans newest to oldest and trusts nothing
+it has not verified.
 """
 
 import hashlib
@@ -118,7 +119,9 @@ def read(path: Path) -> tuple[int, State]:
         contents: dict[str, bytes] = {}
         for name, expected in manifest["files"].items():
             if Path(name).name != name:
-                raise CheckpointError(f"{path / 'manifest.json'} names {name!r}, which is not a file of the checkpoint.")
+                raise CheckpointError(
+                    f"{path / 'manifest.json'} names {name!r}, which is not a file of the checkpoint."
+                )
             data = (path / name).read_bytes()
             found = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             if found != expected:

@@ -18,8 +18,8 @@ def perform(verb: str, action: Callable[[], int | None]) -> int:
         action: The work; returns an exit code, None for success.
 
     Returns:
-        0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 141 when
-        the reader of the output went away; 1 for any other error of ours.
+        0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 141
+        when the reader of the output went away; 1 for any other error of ours.
     """
     # Not at the top: `--help` must not pay for them.
     from unisono.errors import ConfigError, DataError, UnisonoError, WorkerFailed

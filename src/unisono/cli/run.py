@@ -10,6 +10,8 @@ import sys
 import click
 
 _USAGE_ERROR = 2
+_INTERRUPTED = 130
+_NO_READER = 141
 
 
 @click.command(
@@ -42,9 +44,7 @@ _USAGE_ERROR = 2
 )
 @click.argument("script", metavar="SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def run(
-    workers: str, threads: int | None, is_module: bool, output: str, script: str, args: tuple[str, ...]
-) -> None:
+def run(workers: str, threads: int | None, is_module: bool, output: str, script: str, args: tuple[str, ...]) -> None:
     """Start SCRIPT on several processes of this machine.
 
     Scripts written for torchrun and for torch.distributed.launch run unchanged. When a process fails, the
@@ -56,12 +56,14 @@ def run(
     """
     if output == "auto":
         output = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
-    sys.exit(_run(workers, threads, is_module, output, script, args))
+    try:
+        code = _run(workers, threads, is_module, output, script, args)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    sys.exit(code)
 
 
-def _run(
-    workers: str, threads: int | None, is_module: bool, output: str, script: str, args: tuple[str, ...]
-) -> int:
+def _run(workers: str, threads: int | None, is_module: bool, output: str, script: str, args: tuple[str, ...]) -> int:
     # Not at the top: `unisono --help` must not pay for the launcher.
     from unisono.errors import ConfigError, LaunchError, WorkerFailed
     from unisono.launchers.local import run_local
@@ -80,10 +82,8 @@ def _run(
     except LaunchError as error:
         click.echo(f"unisono run: {error}", err=True)
         return 1
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # Nothing may be written at exit either: the interpreter would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-        return 141
+        return _NO_READER
     return 0

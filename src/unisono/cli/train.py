@@ -25,31 +25,45 @@ class Job:
 
 @click.command(short_help="Train a ready-made recipe.")
 @click.argument("recipe", metavar="RECIPE")
-@click.option("-n", "--workers", default="auto", metavar="N|auto", show_default=True,
-              help="Number of processes; at most the replicas. Does not change the result.")
+@click.option(
+    "-n",
+    "--workers",
+    default="auto",
+    metavar="N|auto",
+    show_default=True,
+    help="Number of processes; at most the replicas. Does not change the result.",
+)
 @click.option("--replicas", type=int, metavar="V", help="Logical workers; part of the result.  [default: 8]")
 @click.option("--epochs", type=int, metavar="E", help="Passes over the data.  [default: the recipe's]")
-@click.option("--batch-size", type=int, metavar="B",
-              help="Samples per optimizer step, over all workers.  [default: the recipe's]")
+@click.option(
+    "--batch-size", type=int, metavar="B", help="Samples per optimizer step, over all workers.  [default: the recipe's]"
+)
 @click.option("--seed", type=int, default=0, metavar="S", show_default=True, help="Seed of everything random.")
 @click.option("--model", metavar="NAME", help="One of the recipe's models.  [default: its first]")
 @click.option("--limit", type=int, metavar="K", help="Use at most K training and K test samples.")
-@click.option("--data", type=click.Path(), metavar="PATH",
-              help="Directory or file with the data.  [default: a verified download]")
-@click.option("--out", type=click.Path(), metavar="DIR",
-              help="Run directory; a run found there is resumed.  [default: nothing is kept]")
+@click.option(
+    "--data", type=click.Path(), metavar="PATH", help="Directory or file with the data.  [default: a verified download]"
+)
+@click.option(
+    "--out",
+    type=click.Path(),
+    metavar="DIR",
+    help="Run directory; a run found there is resumed.  [default: nothing is kept]",
+)
 @click.option("--checkpoint-every", type=int, metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
-@click.option("--threads", type=int, default=1, metavar="T", show_default=True,
-              help="Threads per process; part of the result.")
-@click.option("--num-workers", type=int, default=0, metavar="N", show_default=True,
-              help="Data loading processes per worker.")
+@click.option(
+    "--threads", type=int, default=1, metavar="T", show_default=True, help="Threads per process; part of the result."
+)
+@click.option(
+    "--num-workers", type=int, default=0, metavar="N", show_default=True, help="Data loading processes per worker."
+)
 @click.option("--allow-drift", is_flag=True, help="Resume although software or CPU differ; recorded with the run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
 def train(recipe: str, workers: str, as_json: bool, **given: Any) -> None:
     """Train RECIPE: digits, mnist or imdb.
 
-    The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint printed at
-    the end does not depend on -n.
+    The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
+    printed at the end does not depend on -n.
 
     Exit code: 0 when the training is done; 2 for wrong settings or data; the code of the worker that failed first
     (128 + n for signal n); 130 after Ctrl-C.

@@ -35,8 +35,12 @@ class Trial:
 @click.argument("target", metavar="RECIPE|SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers to try.")
-@click.option("--replicas", type=int, metavar="V",
-              help="Logical workers.  [default: the recipe's; for a script that leaves them open, the most workers]")
+@click.option(
+    "--replicas",
+    type=int,
+    metavar="V",
+    help="Logical workers.  [default: the recipe's; for a script that leaves them open, the most workers]",
+)
 @click.option("--epochs", type=int, metavar="E", help="Recipes: passes over the data.")
 @click.option("--batch-size", type=int, metavar="B", help="Recipes: samples per optimizer step.")
 @click.option("--seed", type=int, metavar="S", help="Recipes: seed of everything random.")
@@ -44,14 +48,17 @@ class Trial:
 @click.option("--limit", type=int, metavar="K", help="Recipes: use at most K samples.")
 @click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
 @click.option("--threads", type=int, metavar="T", help="Threads per process.")
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
+)
 def verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, **given: Any) -> None:
     """Run RECIPE or SCRIPT once for each number of workers and compare the fingerprints.
 
     A script's own ARGS are passed on. Its run directory is replaced by a temporary one. Where the
     fingerprints differ, the first step at which the ledgers part is named.
 
-    Exit code: 0 only when all fingerprints are equal; 1 when they differ; 2 for wrong settings; else that of a failed worker.
+    Exit code: 0 only when all fingerprints are equal; 1 when they differ; 2 for wrong settings; else that of a
+    failed worker.
     """
     sys.exit(perform("verify", lambda: _verify(target, args, workers, as_json, given)))
 
@@ -123,7 +130,8 @@ def _try(start: Callable[[int, Path], None], count: int, out: Path) -> Trial:
     seconds = time.monotonic() - began
     if not (out / "result.json").exists():
         raise ConfigError(
-            "the script ended without a result. Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
+            "the script ended without a result. "
+            "Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
         )
     result = json.loads((out / "result.json").read_text())
     if result["world_size"] != count or result["resumed_from_step"] or not result["steps"]:
@@ -144,9 +152,7 @@ def _judge(trials: list[Trial], as_json: bool) -> int:
     from unisono.observe.ledger import first_difference
 
     first = trials[0]
-    parted = {
-        trial.workers: first_difference(first.ledger, trial.ledger) for trial in trials[1:]
-    }
+    parted = {trial.workers: first_difference(first.ledger, trial.ledger) for trial in trials[1:]}
     equal = all(trial.fingerprint == first.fingerprint for trial in trials) and not any(parted.values())
     if as_json:
         rows = [{key: value for key, value in asdict(trial).items() if key != "ledger"} for trial in trials]
@@ -158,8 +164,6 @@ def _judge(trials: list[Trial], as_json: bool) -> int:
     for count, difference in parted.items():
         if difference is not None:
             step, fields = difference
-            click.echo(
-                f"{first.workers} and {count} workers part at step {step} in: {', '.join(fields)}.", err=True
-            )
+            click.echo(f"{first.workers} and {count} workers part at step {step} in: {', '.join(fields)}.", err=True)
     click.echo("equal" if equal else "DIFFERENT", err=True)
     return 0 if equal else FAILED

@@ -13,6 +13,7 @@ from urllib.parse import urlparse
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.transport import Transport
@@ -56,8 +57,8 @@ class ProcessGroupTransport(Transport):
             yield
         except RuntimeError as error:
             raise PeerLost(
-                f"[rank {self.rank}/{self.world_size}] {operation} failed: another rank has died, hangs, or runs other "
-                f"code ({str(error).strip().splitlines()[-1]}). Look for the first failure above or in the other ranks' logs."
+                f"[rank {self.rank}/{self.world_size}] {operation} failed: another rank has died, hangs, or runs "
+                f"other code ({str(error).strip().splitlines()[-1]}). Look for the first failure in the ranks' logs."
             ) from error
 
 
@@ -77,7 +78,8 @@ def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0) -> T
         if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
             raise WorldError(
                 f"the process group has rank {dist.get_rank()} of {dist.get_world_size()}, the environment "
-                f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. Hint: initialise it from the environment."
+                f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. "
+                "Hint: initialise it from the environment."
             )
         return ProcessGroupTransport(owns_group=False)
     if world.world_size == 1:
@@ -93,17 +95,18 @@ def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0) -> T
             )
     except (RuntimeError, dist.DistNetworkError) as error:
         raise PeerLost(
-            f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} within {timeout_s:g} s: {error}"
+            f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} "
+            f"within {timeout_s:g} s: {error}"
         ) from error
     return ProcessGroupTransport(owns_group=True)
 
 
-def _store(world: World, timeout: timedelta) -> dist.Store:
+def _store(world: World, timeout: timedelta) -> Store:
     where = urlparse(world.rendezvous)
     if where.scheme == "file":
-        return dist.FileStore(where.path, world.world_size)
+        return FileStore(where.path, world.world_size)
     if where.scheme == "tcp" and where.hostname and where.port:
-        return dist.TCPStore(where.hostname, where.port, world.world_size, world.is_leader, timeout)
+        return TCPStore(where.hostname, where.port, world.world_size, world.is_leader, timeout)
     raise WorldError(f"expected a rendezvous file://PATH or tcp://HOST:PORT, got {world.rendezvous!r}.")
 
 

@@ -1,8 +1,8 @@
 """The owner-computes exchange: partial sums of all ranks in, the sum of the canonical tree out, on every rank.
 
-Each rank owns one slice of the flat buffer, receives that slice of every partial, adds them in tree order, and gives the
-result to all: two rounds, and 2(M-1)/M of the buffer per rank where each rank has one partial, as a ring would take in
-2(M-1) rounds. The bits are the tree's, whatever the number of ranks.
+Each rank owns one slice of the flat buffer, receives that slice of every partial, adds them in tree order, and
+gives the result to all: two rounds, and 2(M-1)/M of the buffer per rank where each rank has one partial, as a ring
+would take in 2(M-1) rounds. The bits are the tree's, whatever the number of ranks.
 """
 
 from collections.abc import Sequence
@@ -52,10 +52,10 @@ def tree_all_reduce(
     owned = [nodes(ranks.start, ranks.stop, leaves) for ranks in placement]
     recv_splits = [len(found) * chunk for found in owned]
     recv = out.new_empty(sum(recv_splits))
-    transport.all_to_all(_by_destination(partials, world_size, out), [len(partials) * chunk] * world_size, recv, recv_splits)
-    arrived = {
-        node: piece for node, piece in zip((node for found in owned for node in found), recv.split(chunk), strict=True)
-    }
+    transport.all_to_all(
+        _by_destination(partials, world_size, out), [len(partials) * chunk] * world_size, recv, recv_splits
+    )
+    arrived = dict(zip((node for found in owned for node in found), recv.split(chunk), strict=True))
     transport.all_gather(combine(arrived, leaves, torch.add), out)
 
 

@@ -1,7 +1,8 @@
 """What carries bytes between ranks: the few operations everything above is built from.
 
-A transport moves tensors and never adds: the order of sums belongs to `tree`. Every method is collective: all ranks call
-it, in the same order, and it blocks until this rank's part is done. Implementations: `loopback`, `process_group`.
+A transport moves tensors and never adds: the order of sums belongs to `tree`. Every method is collective: all ranks
+call it, in the same order, and it blocks until this rank's part is done. Implementations: `loopback`,
+`process_group`.
 """
 
 import json

@@ -57,9 +57,7 @@ def nodes(start: int, stop: int, leaves: int) -> list[Node]:
     return found
 
 
-def accumulate(
-    first: int, values: Iterable[T], leaves: int, add: Callable[[T, T], T]
-) -> list[tuple[Node, T]]:
+def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T], T]) -> list[tuple[Node, T]]:
     """Add consecutive leaves as far as the tree allows, holding few values at a time (a binary counter).
 
     Args:

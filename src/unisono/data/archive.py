@@ -47,9 +47,7 @@ def stream_members(path: Path, wanted: re.Pattern[str], limits: Limits) -> Itera
     try:
         compressed = path.open("rb")
     except OSError as error:
-        raise DataError(
-            f"{path}: expected a tar.gz archive, found: {error.strerror}. Hint: check the path."
-        ) from None
+        raise DataError(f"{path}: expected a tar.gz archive, found: {error.strerror}. Hint: check the path.") from None
     with compressed:
         try:
             with gzip.GzipFile(fileobj=compressed) as plain:
@@ -82,9 +80,7 @@ class _Bounded:
         return piece
 
 
-def _members(
-    stream: _Bounded, path: Path, wanted: re.Pattern[str], limits: Limits
-) -> Iterator[tuple[str, bytes]]:
+def _members(stream: _Bounded, path: Path, wanted: re.Pattern[str], limits: Limits) -> Iterator[tuple[str, bytes]]:
     """Walk the tar stream from front to back."""
     num_members = 0
     with tarfile.open(fileobj=_as_binary(stream), mode="r|", bufsize=1 << 16) as tar:
@@ -94,7 +90,7 @@ def _members(
                 raise DataError(f"{path}: expected at most {limits.num_members:,} members, found more.")
             # tarfile keeps every header, 100,000 of them for the original IMDB archive.
             tar.members.clear()  # type: ignore[attr-defined]
-            name = check_member(member, path)
+            name = check_member(member, path, limits)
             if not wanted.fullmatch(name):
                 continue
             if member.type not in REGULAR or member.size > limits.member_bytes:
@@ -113,12 +109,18 @@ def _as_binary(stream: _Bounded) -> BinaryIO:
     return stream  # type: ignore[return-value]
 
 
-def check_member(member: tarfile.TarInfo, path: Path) -> str:
+def check_member(member: tarfile.TarInfo, path: Path, limits: Limits) -> str:
     """Return a member's name without a leading ``./``; refuse what no data set needs.
 
     Raises:
-        DataError: A link, a device, a pipe, an absolute path or one with ``..``.
+        DataError: A link, a device, a pipe, an absolute path or one with ``..``, or an impossible size.
     """
+    # Before anything is skipped: tarfile would read on for years over a size of 2**60 in a short file.
+    if not 0 <= member.size <= limits.total_bytes:
+        raise DataError(
+            f"{path}: {member.name!r}: expected a size of 0 to {limits.total_bytes:,} bytes, "
+            f"found {member.size:,}. Hint: do not use this archive."
+        )
     if member.name.startswith("/") or ".." in member.name.split("/"):
         raise DataError(
             f"{path}: {member.name!r}: expected a path inside the archive, found one that leaves it. "

@@ -68,8 +68,7 @@ def _bundled() -> tuple[NDArray[Any], NDArray[Any]]:
         from sklearn.datasets import load_digits as load_bundled
     except ImportError as error:
         raise DataError(
-            f"expected scikit-learn, which carries the digits, found: {error}. "
-            "Hint: pip install 'unisono[recipes]'"
+            f"expected scikit-learn, which carries the digits, found: {error}. Hint: pip install 'unisono[recipes]'"
         ) from None
     bunch = load_bundled()
     return np.asarray(bunch.images), np.asarray(bunch.target)

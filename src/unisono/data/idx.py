@@ -49,9 +49,7 @@ def read_idx(path: Path, *, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"{path}: expected an idx file, found: {error.strerror}. Hint: check the path."
-        ) from None
+        raise DataError(f"{path}: expected an idx file, found: {error.strerror}. Hint: check the path.") from None
     content = gunzip(raw, path, max_bytes=max_bytes) if raw.startswith(GZIP_MAGIC) else raw
     dtype, shape, start = parse_header(content, path)
     expected = start + math.prod(shape) * dtype.itemsize

@@ -29,9 +29,7 @@ MIRRORS = ("https://ai.stanford.edu/~amaas/data/sentiment/",)
 ORIGINAL = "aclImdb_v1.tar.gz"
 PINS = {
     # The original; pin as published by TensorFlow Datasets (url_checksums/imdb_reviews.txt).
-    ORIGINAL: Pin(
-        sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe", size_bytes=84_125_825
-    ),
+    ORIGINAL: Pin(sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe", size_bytes=84_125_825),
     # The same reviews without the unlabelled part.
     "aclImdb_labelled_50k.tar.gz": Pin(
         sha256="3f9f83570f3209002e6b9e52e57e212237ba3ea21dfcc66363cab8e7a9029412", size_bytes=30_004_847
@@ -139,9 +137,7 @@ def find_source(data: Path | None, cache: Path) -> Path:
     return locate({name: PINS[name]}, source=data, urls=MIRRORS, cache=cache / "imdb")[name]
 
 
-def save_stores(
-    directory: Path, reviews: Sequence[Review], *, min_freq: int, max_tokens: int | None = None
-) -> None:
+def save_stores(directory: Path, reviews: Sequence[Review], *, min_freq: int, max_tokens: int | None = None) -> None:
     """Tokenise both splits, build the vocabulary from the training split, write all into `directory`.
 
     Raises:
@@ -170,9 +166,7 @@ def read_reviews(source: Path, *, limits: Limits = DEFAULT_LIMITS) -> list[Revie
     reviews = sorted(_parse(found, source))
     for first, second in pairwise(reviews):
         if first[:3] == second[:3]:
-            raise DataError(
-                f"{source}: expected each review once, found {first[:3]} (split, label, number) twice."
-            )
+            raise DataError(f"{source}: expected each review once, found {first[:3]} (split, label, number) twice.")
     for split in SPLITS:
         if not any(review.split == split for review in reviews):
             raise DataError(

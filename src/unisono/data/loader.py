@@ -1,7 +1,8 @@
 """Fetch micro-batches: from sample indices to collated tensors, in this process or in worker processes.
 
-A micro-batch is always its own freshly collated tensors, never a slice of a larger batch. Whatever is random in fetching a
-sample sees generators keyed by (seed, epoch, sample index): augmentation does not depend on ranks, workers or order.
+A micro-batch is always its own freshly collated tensors, never a slice of a larger batch. Whatever is random in
+fetching a sample sees generators keyed by (seed, epoch, sample index): augmentation does not depend on ranks,
+workers or order.
 """
 
 import ctypes
@@ -133,7 +134,7 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
         return
     yield from DataLoader(
         fetcher,  # type: ignore[arg-type]  # indexed by tasks, not by integers
-        sampler=tasks,  # type: ignore[arg-type]
+        sampler=tasks,
         batch_size=None,
         num_workers=num_workers,
         prefetch_factor=prefetch,

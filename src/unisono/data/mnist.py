@@ -162,9 +162,7 @@ def normalise(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         ConfigError: `images` is not uint8 of three dimensions.
     """
     if images.dtype != np.uint8 or images.ndim != 3:
-        raise ConfigError(
-            f"expected uint8 images (n, height, width), got {images.dtype.name} of shape {images.shape}."
-        )
+        raise ConfigError(f"expected uint8 images (n, height, width), got {images.dtype.name} of shape {images.shape}.")
     values = images[:, np.newaxis].astype(np.float32)  # (n, height, width) -> (n, 1, height, width)
     values /= np.float32(255)
     values -= np.float32(MEAN)

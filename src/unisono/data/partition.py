@@ -14,8 +14,8 @@ from unisono.errors import ConfigError
 
 
 @final
-class Partition(Sequence[Any]):
-    """A view of some samples of `data`, by index."""
+class Partition:
+    """A view of some samples of `data`: those at `index`, in its order."""
 
     def __init__(self, data: Any, index: Sequence[int]) -> None:
         self.data = data

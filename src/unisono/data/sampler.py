@@ -1,8 +1,8 @@
 """Which samples a step sees: a pure function of (seed, epoch, step), for any number of ranks.
 
-The order of an epoch is a keyed permutation that is *computed*, never stored: any position of any epoch costs the same, so
-resuming at a step is a matter of knowing its number. Every sample comes exactly once per epoch: none is padded,
-repeated or dropped; the last batch may be short. Imports NumPy only.
+The order of an epoch is a keyed permutation that is *computed*, never stored: any position of any epoch costs the
+same, so resuming at a step is a matter of knowing its number. Every sample comes exactly once per epoch: none is
+padded, repeated or dropped; the last batch may be short. Imports NumPy only.
 """
 
 from collections.abc import Iterator, Sized
@@ -115,8 +115,9 @@ class ExactSampler:
 class DistributedSampler:
     """Work-alike of torch's sampler of that name, for loops written by hand: each sample once, nothing repeated.
 
-    Rank r gets every ``num_replicas``-th sample of the epoch's order. Lengths may differ by one between ranks, because no
-    sample is padded or dropped. The order changes with every ``iter()``, even if `set_epoch` is forgotten.
+    Rank r gets every ``num_replicas``-th sample of the epoch's order. Lengths may differ by one between ranks,
+    because no sample is padded or dropped. The order changes with every ``iter()``, even if `set_epoch` is
+    forgotten.
 
     Args:
         dataset: Anything with a length.
@@ -129,9 +130,7 @@ class DistributedSampler:
         ConfigError: Not ``0 <= rank < num_replicas``, or an empty data set.
     """
 
-    def __init__(
-        self, dataset: Sized, num_replicas: int, rank: int, *, shuffle: bool = True, seed: int = 0
-    ) -> None:
+    def __init__(self, dataset: Sized, num_replicas: int, rank: int, *, shuffle: bool = True, seed: int = 0) -> None:
         if not 0 <= rank < num_replicas:
             raise ConfigError(f"expected 0 <= rank < num_replicas, got rank={rank}, num_replicas={num_replicas}.")
         self._sampler = ExactSampler(len(dataset), len(dataset), seed=seed, shuffle=shuffle)

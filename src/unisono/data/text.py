@@ -104,9 +104,7 @@ class Vocabulary:
         try:
             words = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path}: expected a vocabulary, found: {error}. Hint: delete {path.parent}."
-            ) from None
+            raise DataError(f"{path}: expected a vocabulary, found: {error}. Hint: delete {path.parent}.") from None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise DataError(f"{path}: expected a JSON list of words. Hint: delete {path.parent}.")
         return cls(words=tuple(words))
@@ -168,9 +166,7 @@ class TokenisedTexts:
         return vocabulary.encode(self.words)[self.ids]
 
 
-def tokenise(
-    texts: Iterable[str], *, tokeniser: Callable[[str], list[str]] = basic_english
-) -> TokenisedTexts:
+def tokenise(texts: Iterable[str], *, tokeniser: Callable[[str], list[str]] = basic_english) -> TokenisedTexts:
     """Cut texts into tokens and number these in order of first appearance (about 3 s for 25,000 reviews)."""
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
@@ -259,7 +255,5 @@ class TokenStore:
         return cls(**arrays, origin=(directory, split))
 
 
-def _from_arrays(
-    tokens: NDArray[np.int32], offsets: NDArray[np.int64], labels: NDArray[np.int64]
-) -> TokenStore:
+def _from_arrays(tokens: NDArray[np.int32], offsets: NDArray[np.int64], labels: NDArray[np.int64]) -> TokenStore:
     return TokenStore(tokens=tokens, offsets=offsets, labels=labels)

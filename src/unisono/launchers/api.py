@@ -56,9 +56,7 @@ def launch(
             "launch() was called while a worker loads the starting script, which would run it twice. "
             'Hint: put the call under: if __name__ == "__main__":'
         )
-    imposed = (
-        {} if replicas is None or "UNISONO_REPLICAS" in os.environ else {"UNISONO_REPLICAS": str(replicas)}
-    )
+    imposed = {} if replicas is None or "UNISONO_REPLICAS" in os.environ else {"UNISONO_REPLICAS": str(replicas)}
     if World.current().launcher != "none":
         os.environ.update(imposed)
         fn(*args, **kwargs)

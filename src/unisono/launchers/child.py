@@ -44,6 +44,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here
         if kind == "script":
             _run_script(target, args, local_rank)
         elif kind == "module":

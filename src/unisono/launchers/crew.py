@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, final
@@ -81,9 +82,7 @@ class Crew:
         self._workers: list[subprocess.Popen[bytes]] = []
         self._warden: subprocess.Popen[bytes] | None = None
         self._death_fd = -1
-        self._pump = OutputPump(
-            on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone())
-        )
+        self._pump = OutputPump(on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone()))
 
     @property
     def running(self) -> list[int]:
@@ -95,9 +94,10 @@ class Crew:
         _flush_own_output()
         try:
             command = _command(self.spec, self.directory)
-            for rank in range(self.spec.workers):
-                self._start_worker(command, rank, port)
-            self._start_warden()
+            with _interrupts_held_back():
+                for rank in range(self.spec.workers):
+                    self._start_worker(command, rank, port)
+                self._start_warden()
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
             raise LaunchError(
                 f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
@@ -121,9 +121,7 @@ class Crew:
                 if fd is not None:
                     os.close(fd)
         self._workers.append(worker)
-        threading.Thread(
-            target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True
-        ).start()
+        threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
 
     def _watch(self, rank: int, pid: int) -> None:
         code = _UNKNOWN_CODE
@@ -228,6 +226,16 @@ def _descriptor(stream: TextIO | None) -> int | None:
         return None if stream is None else stream.fileno()
     except (OSError, ValueError):
         return None
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Start processes with SIGINT blocked: `child` takes it once it can do so without a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _flush_own_output() -> None:

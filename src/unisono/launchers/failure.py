@@ -21,9 +21,7 @@ from unisono.errors import UnisonoError
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Frames of the start-up itself: they come before the user's first line and tell nothing.
-_STARTUP_FILES = re.compile(
-    r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]child)\.py"
-)
+_STARTUP_FILES = re.compile(r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]child)\.py")
 
 _LOST_PEER_TYPES = frozenset({"PeerLost", "DistBackendError", "DistNetworkError", "DistStoreError"})
 _LOST_PEER_TEXT = re.compile(
@@ -139,9 +137,7 @@ def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport])
     Returns:
         The root cause; the earliest failure if all blame a peer; None if nobody failed.
     """
-    failures = {
-        end.rank: Failure(rank=end.rank, time_s=end.time_s, code=end.code) for end in exits if end.code != 0
-    }
+    failures = {end.rank: Failure(rank=end.rank, time_s=end.time_s, code=end.code) for end in exits if end.code != 0}
     for rank, report in reports.items():
         failures[rank] = Failure(rank=rank, time_s=report.time_s, code=report.exit_code, report=report)
     return min(failures.values(), key=lambda f: (f.is_secondary, f.time_s), default=None)
@@ -169,14 +165,8 @@ def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iter
 
 def _describe_exit(failure: Failure) -> str:
     if failure.code >= 0:
-        return (
-            f"exited with code {failure.code} and left no report (os._exit, or a library ended the process)."
-        )
-    name = (
-        signal.Signals(-failure.code).name
-        if -failure.code in set(signal.Signals)
-        else f"signal {-failure.code}"
-    )
+        return f"exited with code {failure.code} and left no report (os._exit, or a library ended the process)."
+    name = signal.Signals(-failure.code).name if -failure.code in set(signal.Signals) else f"signal {-failure.code}"
     text = f"was killed by {name} (exit code {failure.exit_code})"
     if -failure.code == signal.SIGKILL:
         return f"{text}; possibly out of memory. Hint: the kernel's log (`dmesg`) names such victims."

@@ -151,9 +151,7 @@ def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
     elif isinstance(target, ModuleTarget):
         top = target.name.partition(".")[0]
         path_entries = [str(Path.cwd()), *sys.path]
-        if top not in sys.builtin_module_names and not importlib.machinery.PathFinder.find_spec(
-            top, path_entries
-        ):
+        if top not in sys.builtin_module_names and not importlib.machinery.PathFinder.find_spec(top, path_entries):
             raise ConfigError(
                 f"expected the name of a module after -m, got {target.name!r}: no module named {top!r}. "
                 "Hint: start a file without -m; a module must be installed or lie in the working directory."
@@ -216,9 +214,7 @@ def count_gpus() -> int:
     except (OSError, subprocess.SubprocessError):
         return 0
     found = len(re.findall(r"^GPU \d+:", listing, re.MULTILINE))
-    return (
-        found if visible is None else min(found, len([name for name in visible.split(",") if name.strip()]))
-    )
+    return found if visible is None else min(found, len([name for name in visible.split(",") if name.strip()]))
 
 
 def _torch_is_cpu_only() -> bool:

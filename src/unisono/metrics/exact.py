@@ -1,7 +1,7 @@
 """Distributed metrics as exact sums: integers, and floats added without rounding.
 
-Every metric is a few sums over samples. Sums of integers and `ExactSum` are associative, so shards can be added in any order
-and any grouping with the same bits; a ratio is formed once, at the end. Never an average of averages.
+Every metric is a few sums over samples. Sums of integers and `ExactSum` are associative, so shards can be added in
+any order and any grouping with the same bits; a ratio is formed once, at the end. Never an average of averages.
 """
 
 from abc import ABC, abstractmethod
@@ -83,7 +83,8 @@ class Accuracy(Metric):
         """See `Metric.update`."""
         if output.ndim != 2 or target.shape != output.shape[:1]:
             raise ConfigError(
-                f"Accuracy expects outputs (n, classes) and targets (n,), got {tuple(output.shape)} and {tuple(target.shape)}."
+                f"Accuracy expects outputs (n, classes) and targets (n,), "
+                f"got {tuple(output.shape)} and {tuple(target.shape)}."
             )
         self.merge([int((output.argmax(dim=1) == target).sum()), len(target)])
 
@@ -97,7 +98,8 @@ class Accuracy(Metric):
 class Mean(Metric):
     """The mean over samples of a per-sample value, or of a micro-batch mean weighted by its samples.
 
-    Call ``update(values, target)``: `values` is (n,) or one element that stands for the mean of ``len(target)`` samples.
+    Call ``update(values, target)``: `values` is (n,) or one element that stands for the mean of ``len(target)``
+    samples.
     """
 
     def __init__(self) -> None:

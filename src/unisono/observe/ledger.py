@@ -1,7 +1,8 @@
 """The ledger: one line per step, written by the leader, by which runs are compared bit for bit.
 
-A line is JSON with a fixed key order and no time in it, so two runs of one score have equal files. Floats are written as hex
-(``float.hex``), exactly. On resume the lines after the checkpoint's step are cut off and written anew.
+A line is JSON with a fixed key order and no time in it, so two runs of one score have equal files. Floats are
+written as hex (``float.hex``), exactly. On resume the lines after the checkpoint's step are cut off and written
+anew.
 """
 
 import contextlib

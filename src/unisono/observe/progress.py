@@ -52,7 +52,11 @@ class ProgressLine:
         speed = self._samples / max(now - self._start, 1e-9)
         if self._bar is not None and self._task is not None:
             self._bar.update(
-                self._task, completed=step, description=f"epoch {epoch}/{epochs}", loss=f"{loss:.4f}", speed=f"{speed:,.0f}"
+                self._task,
+                completed=step,
+                description=f"epoch {epoch}/{epochs}",
+                loss=f"{loss:.4f}",
+                speed=f"{speed:,.0f}",
             )
         elif now - self._last_print >= _PLAIN_EVERY_S or step == self._total:
             self._last_print = now

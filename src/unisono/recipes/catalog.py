@@ -93,7 +93,7 @@ def find(name: str) -> Recipe:
 
 
 def _check_digits(data: Path | None) -> object:
-    from unisono.data.digits import load_digits  # noqa: PLC0415 - costs nothing until it is needed
+    from unisono.data.digits import load_digits
 
     if data is not None:
         raise ConfigError(f"recipe 'digits' brings its own data, got --data {data}. Hint: leave --data out.")
@@ -101,13 +101,13 @@ def _check_digits(data: Path | None) -> object:
 
 
 def _check_mnist(data: Path | None) -> object:
-    from unisono.data.mnist import load_mnist  # noqa: PLC0415
+    from unisono.data.mnist import load_mnist
 
     return load_mnist(data)
 
 
 def _check_imdb(data: Path | None) -> object:
-    from unisono.data.imdb import load_imdb  # noqa: PLC0415
+    from unisono.data.imdb import load_imdb
 
     return load_imdb(data)
 

@@ -52,7 +52,7 @@ class GatedCNN(nn.Module):
         nn.init.xavier_uniform_(self.embedding.weight)
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
-        self.convs = nn.ModuleList([GatedConv(64), GatedConv(64)])
+        self.conv1, self.conv2 = GatedConv(64), GatedConv(64)
         self.classify = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 2))
 
     def forward(self, texts: Texts) -> Tensor:
@@ -60,7 +60,7 @@ class GatedCNN(nn.Module):
         tokens, lengths = texts
         lengths = lengths.clamp(min=RECEPTIVE_FIELD)
         x = self.embedding(tokens).transpose(1, 2)  # (n, 64, longest)
-        for conv in self.convs:
+        for conv in (self.conv1, self.conv2):
             x, lengths = conv(x), conv.shorten(lengths)
         is_text = torch.arange(x.shape[2], device=x.device) < lengths[:, None]  # (n, time)
         mean = (x * is_text[:, None]).sum(dim=2) / lengths[:, None]

@@ -47,6 +47,8 @@ class Exact(Strategy):
         self._seed = seed
         self._buffers = ReplicaBuffers(model)
         self._trainable: list[nn.Parameter] = []
+        self._pool: list[FlatBuffer] = []
+        self._last: FlatBuffer | None = None  # whose views are the gradients now
         self._plan()
         if not self._trainable:
             raise ConfigError(
@@ -68,7 +70,9 @@ class Exact(Strategy):
         leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
         partials = accumulate(hosted.start, leaf_values, leaves, self._add)
         if sum(node[1] - node[0] for node, _ in partials) != max(0, min(hosted.stop, leaves) - hosted.start):
-            raise StepError(f"step {step}: this rank hosts replicas {hosted}, but got {[node for node, _ in partials]}.")
+            raise StepError(
+                f"step {step}: this rank hosts replicas {hosted}, but got {[node for node, _ in partials]}."
+            )
         total = self._reduce(partials, leaves)
         report.merge(self._transport, self._placement, weights, step)
         self._buffers.finish_step(self._transport, total.views[len(self._trainable) :], report.changed)
@@ -90,8 +94,7 @@ class Exact(Strategy):
         ):
             self._trainable = trainable
             self._layout = Layout([*trainable, *self._buffers.floats()], self._transport.world_size)
-            self._pool: list[FlatBuffer] = []
-            self._last: FlatBuffer | None = None
+            self._pool, self._last = [], None
         if self._last is not None:
             self._pool.append(self._last)  # the gradients of the step before are no longer needed
             self._last = None
@@ -112,7 +115,7 @@ class Exact(Strategy):
             set_generators(mix(self._seed, "replica", step, micro.replica))
             loss = _checked(loss_function(micro.data), step)
             weight = weights[micro.replica]
-            loss.backward(torch.full_like(loss, weight))  # type: ignore[no-untyped-call]
+            loss.backward(torch.full_like(loss, weight))
             leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
             self._collect(leaf, report)
             self._buffers.collect(leaf.views[len(self._trainable) :], weight, report.changed)
@@ -146,7 +149,11 @@ class Exact(Strategy):
         total = partials[0][1] if partials else self._layout.new_buffer()
         for group, out in enumerate(total.flats):
             tree_all_reduce(
-                [(node, buffer.flats[group]) for node, buffer in partials], self._placement, leaves, out, self._transport
+                [(node, buffer.flats[group]) for node, buffer in partials],
+                self._placement,
+                leaves,
+                out,
+                self._transport,
             )
         self._pool += [buffer for _, buffer in partials[1:]]
         return total
@@ -218,5 +225,3 @@ def _checked(loss: Any, step: int) -> Tensor:
             "Hint: compute it with the prepared model, outside torch.no_grad() and without .detach() or .item()."
         )
     return loss
-
-

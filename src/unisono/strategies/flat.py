@@ -1,8 +1,9 @@
 """Flat buffers: all gradients (and floating-point buffers) of a model in one tensor per dtype and device.
 
-A `Layout` says where each tensor's segment lies; it depends on the model alone, so the same element has the same place in
-every world. A `FlatBuffer` is one leaf, or one partial sum, of the canonical tree. Unused places hold -0.0, the neutral
-element of IEEE addition: an absent gradient changes no bit of the others, not even the sign of a zero.
+A `Layout` says where each tensor's segment lies; it depends on the model alone, so the same element has the same
+place in every world. A `FlatBuffer` is one leaf, or one partial sum, of the canonical tree. Unused places hold
+-0.0, the neutral element of IEEE addition: an absent gradient changes no bit of the others, not even the sign of a
+zero.
 """
 
 from collections.abc import Sequence

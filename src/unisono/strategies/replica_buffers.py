@@ -1,8 +1,8 @@
 """Buffers (BatchNorm's statistics, say) under several replicas: each starts from the step's start, results are merged.
 
-Floating-point buffers are merged like gradients: each replica's result, weighted by its share of the batch, is added along
-the canonical tree. Other buffers (counters, masks) take the largest value any replica has left. A buffer that no
-replica has changed keeps its bits.
+Floating-point buffers are merged like gradients: each replica's result, weighted by its share of the batch, is
+added along the canonical tree. Other buffers (counters, masks) take the largest value any replica has left. A
+buffer that no replica has changed keeps its bits.
 """
 
 from collections.abc import Sequence

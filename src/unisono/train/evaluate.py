@@ -29,9 +29,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Return each metric over the whole data set; all ranks call it and get the same numbers.
 
-    The data set is cut into batches of `batch_size` in its own order, and the batches, not the samples, are shared out: so
-    no batch's shape depends on the number of ranks. Runs under `torch.inference_mode` in evaluation mode; the model's mode is
-    put back afterwards.
+    The data set is cut into batches of `batch_size` in its own order, and the batches, not the samples, are shared
+    out: so no batch's shape depends on the number of ranks. Runs under `torch.inference_mode` in evaluation mode;
+    the model's mode is put back afterwards.
 
     Args:
         model: Switched to evaluation mode.

@@ -64,11 +64,13 @@ class Run:
 
     Args:
         seed: Seed of everything random.
-        replicas: Logical workers (V); fixed for the life of the run directory. Unset: the world size of the first launch.
+        replicas: Logical workers (V); fixed for the life of the run directory. Unset: the world size of the first
+            launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global gradient norm; None does not clip.
         threads: Threads per process on the CPU; changes bits, so it is part of the score.
-        checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always saved.
+        checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
+            saved.
         device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
         settings: More of the score, JSON-able, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
@@ -332,9 +334,7 @@ class Run:
         sizes = [len(part) for part in cut(len(indices), self.replicas)]
         for replica in self.placement[self.world.rank]:
             if sizes[replica]:
-                yield Micro(
-                    replica=replica, num_samples=sizes[replica], data=move(next(micros), self.device)
-                )
+                yield Micro(replica=replica, num_samples=sizes[replica], data=move(next(micros), self.device))
 
     def _score(self, part: _Part, loader: Loader) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
 """What a run writes: ``score.json``, ``environment.json``, ``ledger.jsonl``, ``checkpoints/``, ``result.json``.
 
-The leader alone touches files; what it finds, or why it stops, it tells all ranks. JSON files are replaced atomically. The
-directory is private to its owner (0700): checkpoints can leak data.
+The leader alone touches files; what it finds, or why it stops, it tells all ranks. JSON files are replaced
+atomically. The directory is private to its owner (0700): checkpoints can leak data.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The score: everything that defines a run's result, as one JSON-able dictionary (`score.json`).
 
-Model, initial weights, optimizer, schedule, data, seed, batch size, replicas, threads. The number of workers, machines and
-epochs is not in it: a run may go on longer, and anywhere. ``diff`` names what a resume would change.
+Model, initial weights, optimizer, schedule, data, seed, batch size, replicas, threads. The number of workers,
+machines and epochs is not in it: a run may go on longer, and anywhere. ``diff`` names what a resume would change.
 """
 
 import hashlib
@@ -34,7 +34,10 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
 def describe_optimizer(optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
     """Return the classes and settings of optimizer and scheduler, as they stand before the first step."""
     groups = [
-        {key: value if isinstance(value, str | int | float | bool | None) else repr(value) for key, value in group.items()}
+        {
+            key: value if isinstance(value, str | int | float | bool | None) else repr(value)
+            for key, value in group.items()
+        }
         | {"params": len(group["params"])}
         for group in optimizer.param_groups
     ]

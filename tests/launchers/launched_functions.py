@@ -1,0 +1,34 @@
+"""Functions that the tests launch: new processes must be able to import them."""
+
+import os
+from pathlib import Path
+
+
+def leave_note(folder, text="", number=0):
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    Path(folder, f"note-{rank}").write_text(f"{rank}/{size} {text} {number}")
+
+
+def fail(folder):
+    if os.environ["RANK"] == "1":
+        raise ValueError("the worker's own words")
+
+
+def wait_for(folder):
+    import time
+
+    Path(folder, f"note-{os.environ['RANK']}").write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def decorated():
+    return 1
+
+
+original = decorated
+decorated = staticmethod(decorated)
+
+
+class Holder:
+    def method(self):
+        pass

@@ -1,0 +1,201 @@
+"""``launch``: functions on several processes."""
+
+import functools
+import os
+import pickle
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import launched_functions
+import pytest
+
+from unisono.errors import ConfigError, LaunchError, WorkerFailed
+from unisono.launchers import api
+from unisono.launchers.api import launch
+
+
+def notes(folder):
+    return [path.read_text() for path in sorted(folder.glob("note-*"))]
+
+
+def no_processes(monkeypatch):
+    monkeypatch.setattr(api, "run_local", lambda spec: pytest.fail("a process was about to start"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_launch(tmp_path, workers):
+    """Every worker runs the function with the arguments, also a single one in its own process."""
+    launch(launched_functions.leave_note, tmp_path, "words", workers=workers, number=5)
+    assert notes(tmp_path) == [f"{rank}/{workers} words 5" for rank in range(workers)]
+
+
+def test_failure_is_raised_here(tmp_path):
+    """The caller gets the worker's traceback as the text of one exception."""
+    with pytest.raises(WorkerFailed, match="rank 1 of 2 failed with ValueError: the worker's own words") as caught:
+        launch(launched_functions.fail, tmp_path, workers=2)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 1)
+    assert 'launched_functions.py", line' in str(caught.value)
+
+
+def test_from_another_thread(tmp_path):
+    """A launch from a thread works and leaves the signal handlers alone."""
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=launch, args=(launched_functions.leave_note, tmp_path), kwargs={"workers": 2})
+    thread.start()
+    assert signal.getsignal(signal.SIGTERM) is before
+    thread.join(timeout=60)
+    assert len(notes(tmp_path)) == 2
+
+
+def test_handlers_are_restored(tmp_path):
+    """After a launch the program's signal handlers are its own again."""
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    launch(launched_functions.leave_note, tmp_path, workers=1)
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_inside_a_world(tmp_path, monkeypatch):
+    """Under a launcher the function is called in this very process."""
+    no_processes(monkeypatch)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("UNISONO_REPLICAS", "8")
+    launch(launched_functions.leave_note, tmp_path, workers=4, replicas=4)
+    assert notes(tmp_path) == ["0/1  0"]
+    assert os.environ["UNISONO_REPLICAS"] == "8"  # who started this process decides
+
+
+def test_script(place):
+    """A script launches its own function; the part under the main guard runs once."""
+    name = place.write(
+        """
+        import os
+        from dataclasses import dataclass
+        from unisono.launchers.api import launch
+
+        @dataclass
+        class Config:
+            lr: float
+
+        def train(config, replicas_expected):
+            assert isinstance(config, Config)
+            print("training", config.lr, os.environ["UNISONO_REPLICAS"] == replicas_expected, flush=True)
+
+        if __name__ == "__main__":
+            print("once", flush=True)
+            launch(train, Config(0.5), workers=2, replicas=4, replicas_expected="4")
+            print("after", flush=True)
+        """
+    )
+    result = place.python(name)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("once", "after")
+    assert sorted(lines[1:-1]) == ["[rank 0] training 0.5 True", "[rank 1] training 0.5 True"]
+    assert place.python("-m", "script").stdout.splitlines()[-1] == "after"
+
+
+def test_script_without_guard(place):
+    """A launch at the top level of a script is refused in the workers instead of running twice."""
+    name = place.write(
+        """
+        from unisono.launchers.api import launch
+        def train():
+            print("ran")
+        launch(train, workers=1)
+        """
+    )
+    result = place.python(name)
+    assert result.returncode == 1
+    assert "ran" not in result.stdout
+    assert 'if __name__ == "__main__"' in result.stderr
+
+
+def test_notebook(place):
+    """A function without a file is refused with the fix."""
+    result = place.python("-c", "from unisono.launchers.api import launch\ndef train(): pass\nlaunch(train, workers=1)")
+    assert result.returncode == 1
+    assert "LaunchError" in result.stderr
+    assert "from train import train; unisono.launch(train, ...)" in result.stderr
+
+
+def test_ctrl_c_in_a_script(place, note):
+    """Ctrl-C during a launch is the script's own KeyboardInterrupt, after the workers are gone."""
+    name = place.write(
+        """
+        import os, signal, sys, time
+        import launched_functions
+        from unisono.launchers.api import launch
+        if __name__ == "__main__":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                launch(launched_functions.wait_for, os.getcwd(), workers=2)
+            except KeyboardInterrupt:
+                sys.exit(5)
+        """
+    )
+    place.env["PYTHONPATH"] = str(Path(__file__).parent)
+    process = place.popen(sys.executable, name)
+    pids = place.wait_files("note-*", 2)
+    process.send_signal(signal.SIGINT)
+    result = place.finish(process)
+    assert (result.returncode, result.stderr) == (5, "")
+    place.wait_gone(pids, 1.0)
+
+
+def nested():
+    def inner():
+        pass
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda: None, "the lambda"),
+        (nested(), "the nested function"),
+        (launched_functions.Holder().method, "the method"),
+        (launched_functions.Holder, "expected a function"),
+        (functools.partial(launched_functions.fail, "x"), "expected a function"),
+        (launched_functions.original, "new processes would import that"),
+    ],
+    ids=["lambda", "nested", "method", "class", "partial", "decorated"],
+)
+def test_functions_that_cannot_be_imported(monkeypatch, function, words):
+    """What new processes cannot import is refused before any starts, with the fix."""
+    no_processes(monkeypatch)
+    with pytest.raises(LaunchError, match=rf"{words}[\s\S]*Hint") as caught:
+        launch(function, workers=2)
+    assert "expected" in str(caught.value)
+
+
+def test_arguments_that_cannot_be_pickled(monkeypatch):
+    """The argument that cannot travel is named."""
+    no_processes(monkeypatch)
+    with pytest.raises(LaunchError, match="got argument 2 of type lock"):
+        launch(launched_functions.leave_note, "x", threading.Lock(), workers=2)
+    with pytest.raises(LaunchError, match="got number of type lock"):
+        launch(launched_functions.leave_note, "x", number=threading.Lock(), workers=2)
+
+
+def test_wrong_settings(monkeypatch):
+    """Wrong counts are refused before any process starts."""
+    no_processes(monkeypatch)
+    for settings in ({"workers": 0}, {"workers": 3, "replicas": 2}, {"workers": 1, "threads": 0}):
+        with pytest.raises(ConfigError):
+            launch(launched_functions.leave_note, "x", **settings)
+
+
+def test_arguments_travel_privately(tmp_path, monkeypatch):
+    """The pickled arguments lie in a file that only the user can read."""
+    from unisono.launchers.crew import _command
+    from unisono.launchers.spec import LaunchSpec
+
+    target = api.describe_function(launched_functions.leave_note, ("secret",))
+    _command(LaunchSpec(target=target), str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert pickle.loads(pickle.loads(file.read_bytes())["payload"]) == (("secret",), {})
