@@ -1,4 +1,4 @@
-"""Handwritten digits of 8x8 pixels (scikit-learn's bundled 1,797): a small convolutional network, trained in seconds."""
+"""Handwritten digits of 8x8 pixels (scikit-learn's bundled 1,797): a small convolutional network, in seconds."""
 
 from typing import Any
 

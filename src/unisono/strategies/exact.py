@@ -6,7 +6,7 @@ owner-computes exchange finishes the tree. World size 1 runs the same code.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np

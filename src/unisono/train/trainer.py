@@ -85,7 +85,6 @@ class Trainer:
                     progress = ProgressLine(epochs * per_epoch, per_epoch, first_step=batch.step - 1, is_shown=is_shown)
                     if batch.step > 1:
                         progress.note(f"resumed after step {batch.step - 1}")
-                self.model.train()
                 loss = self.run.step(batch, self._loss)
                 progress.step(batch.step, loss, len(batch.indices))
                 if test_set is not None and batch.step % per_epoch == 0:

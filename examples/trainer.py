@@ -1,0 +1,24 @@
+"""The same with evaluation, metrics and progress in place."""
+
+import torch
+from torch import nn
+
+import unisono
+from unisono.data.digits import load_digits
+
+
+def main() -> None:
+    run = unisono.Run(seed=0, replicas=8, out="runs/trainer")
+    data = load_digits()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+    train_set = unisono.ArrayDataset(data.train_images, data.train_labels)
+    test_set = unisono.ArrayDataset(data.test_images, data.test_labels)
+    result = trainer.fit(train_set, epochs=3, batch_size=64, test_set=test_set)
+    if run.world.is_leader:
+        print(result["metrics"], result["fingerprint"])
+
+
+if __name__ == "__main__":
+    unisono.launch(main, workers="auto", replicas=8)
