@@ -31,6 +31,7 @@ from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, wor
 
 # How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
 _KILL_WAIT_S = 5.0
+_HEARTBEAT_S = 0.5
 _UNKNOWN_CODE = 255
 
 _WARDEN = """
@@ -173,7 +174,7 @@ class Crew:
     def _finish_output(self) -> None:
         self._pump.finish()
         # Our reader may be slow (a pager): wait for it, but not against the user's will.
-        while not isinstance(event := self._events.get(), (OutputDone, Signalled)):
+        while not isinstance(event := wait_event(self._events), (OutputDone, Signalled)):
             self.note(event)
 
     def note(self, event: Event) -> None:
@@ -186,6 +187,15 @@ class Crew:
     def root(self) -> Failure | None:
         """Return the root cause as far as it is known."""
         return find_root(self.exits.values(), load_reports(self.directory, self.spec.workers))
+
+
+def wait_event(events: Events) -> Event:
+    """Return the next event, however long it takes."""
+    while True:
+        # A signal between the interpreter's last check and the wait would not end the wait: look up now and then.
+        event = next_event(events, time.monotonic() + _HEARTBEAT_S)
+        if event is not None:
+            return event
 
 
 def next_event(events: Events, deadline: float) -> Event | None:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from unisono.errors import WorkerFailed
-from unisono.launchers.crew import Crew, Events, OutputBroken, Signalled, next_event
+from unisono.launchers.crew import Crew, Events, OutputBroken, Signalled, next_event, wait_event
 from unisono.launchers.failure import WorkerExit, describe
 from unisono.launchers.spec import LaunchSpec, check_target
 
@@ -75,7 +75,7 @@ def run_local(spec: LaunchSpec) -> None:
 def _supervise(crew: Crew, events: Events) -> _Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
     while crew.running:
-        event = events.get()
+        event = wait_event(events)
         crew.note(event)
         if isinstance(event, (Signalled, OutputBroken)):
             return event

@@ -1,0 +1,47 @@
+"""Real ranks for tests: a function on several processes, through unisono's own launcher, and what it returned.
+
+A program is a module-level function of a module that new processes can import (not of a test file, which would import
+pytest there). It takes a transport first: in a process of its own it gets None and joins the world it finds.
+"""
+
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from unisono.collectives.loopback import run_ranks
+from unisono.collectives.process_group import connect
+from unisono.collectives.transport import Transport
+from unisono.launchers.api import describe_function
+from unisono.launchers.local import run_local
+from unisono.launchers.spec import LaunchSpec
+from unisono.world import World
+
+Program = Callable[..., Any]
+
+
+def run_processes(program: Program, world_size: int, *args: Any) -> list[Any]:
+    """Run ``program(None, *args)`` in `world_size` processes and return the JSON-able results in rank order."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = describe_function(_play, (program, folder, args))
+        run_local(LaunchSpec(target=target, workers=world_size, threads=1))
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def run_threads(program: Program, world_size: int, *args: Any) -> list[Any]:
+    """Run ``program(transport, *args)`` on `world_size` ranks in this process; results as processes give them."""
+    results = run_ranks(lambda transport: program(transport, *args), world_size)
+    return json.loads(json.dumps(results))
+
+
+def join(transport: Transport | None) -> Transport:
+    """Return the transport a program was given, or join the world this process was started in."""
+    return connect(World.current()) if transport is None else transport
+
+
+def _play(program: Program, folder: str, args: tuple[Any, ...]) -> None:
+    warnings.simplefilter("error")
+    result = program(None, *args)
+    Path(folder, f"{World.current().rank}.json").write_text(json.dumps(result))
