@@ -33,6 +33,7 @@ class Place:
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
         self.env = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        self.env["TMPDIR"] = str(folder)  # a killed launcher leaves its private directory behind
 
     def write(self, body: str, name: str = "script.py") -> str:
         (self.folder / name).write_text(textwrap.dedent(body))

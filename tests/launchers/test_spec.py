@@ -144,14 +144,14 @@ def test_gpus_are_counted(tmp_path, monkeypatch):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("unisono.launchers.spec.metadata.version", lambda name: "2.13.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
     assert count_gpus() == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert count_gpus() == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert count_gpus() == 0
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("unisono.launchers.spec.metadata.version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cpu")
     assert count_gpus() == 0
 
 

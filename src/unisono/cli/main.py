@@ -51,5 +51,11 @@ def unisono() -> None:
 
 def main() -> NoReturn:
     """Run the command line; exits with the verb's code."""
-    unisono(prog_name="unisono")
+    try:
+        unisono(prog_name="unisono", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    except (click.Abort, KeyboardInterrupt):
+        raise SystemExit(130) from None
     raise SystemExit(0)

@@ -4,14 +4,11 @@ In: the command line. Out: the exit code of the rank that failed first. Imports 
 runs.
 """
 
-import os
 import sys
 
 import click
 
-_USAGE_ERROR = 2
-_INTERRUPTED = 130
-_NO_READER = 141
+from unisono.cli.outcome import perform
 
 
 @click.command(
@@ -56,34 +53,13 @@ def run(workers: str, threads: int | None, is_module: bool, output: str, script:
     """
     if output == "auto":
         output = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
-    try:
-        code = _run(workers, threads, is_module, output, script, args)
-    except KeyboardInterrupt:
-        code = _INTERRUPTED
-    sys.exit(code)
+    sys.exit(perform("run", lambda: _run(workers, threads, is_module, output, script, args)))
 
 
-def _run(workers: str, threads: int | None, is_module: bool, output: str, script: str, args: tuple[str, ...]) -> int:
+def _run(workers: str, threads: int | None, is_module: bool, output: str, script: str, args: tuple[str, ...]) -> None:
     # Not at the top: `unisono --help` must not pay for the launcher.
-    from unisono.errors import ConfigError, LaunchError, WorkerFailed
     from unisono.launchers.local import run_local
     from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_workers
 
     target = ModuleTarget(name=script, args=args) if is_module else ScriptTarget(path=script, args=args)
-    try:
-        count = resolve_workers(workers)
-        run_local(LaunchSpec(target=target, workers=count, threads=threads, output=output))
-    except ConfigError as error:
-        click.echo(f"unisono run: {error}", err=True)
-        return _USAGE_ERROR
-    except WorkerFailed as error:
-        click.echo(f"unisono run: {error}", err=True)
-        return error.exit_code
-    except LaunchError as error:
-        click.echo(f"unisono run: {error}", err=True)
-        return 1
-    except BrokenPipeError:
-        # Nothing may be written at exit either: the interpreter would complain about the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-        return _NO_READER
-    return 0
+    run_local(LaunchSpec(target=target, workers=resolve_workers(workers), threads=threads, output=output))

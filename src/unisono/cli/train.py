@@ -75,7 +75,9 @@ def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any]) -> N
     job = plan(recipe, workers, given)
     with tempfile.TemporaryDirectory(prefix="unisono-") as scratch:
         out = Path(job.options.out or Path(scratch) / "run")
-        result = play(replace(job, options=replace(job.options, out=str(out))), output="json" if as_json else "leader")
+        result = play(
+            replace(job, options=replace(job.options, out=str(out))), output="stderr" if as_json else "leader"
+        )
         if as_json:
             click.echo(json.dumps(result))
             return
@@ -86,8 +88,8 @@ def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any]) -> N
             f"{result['steps']} steps, {result['epochs']} epochs, {result['world_size']} workers, "
             f"{result['replicas']} replicas, {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
         )
-        if job.options.out:
-            click.echo(f"kept in      {job.options.out}")
+        if given["out"]:
+            click.echo(f"kept in      {out}")
 
 
 def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:

@@ -224,10 +224,14 @@ def _command(spec: LaunchSpec, directory: str) -> list[str]:
 def _output_plan(spec: LaunchSpec, rank: int) -> list[tuple[str, int | None] | None]:
     """Return where stdout and stderr of a worker go: prefix and our descriptor; None for ours directly."""
     prefix = f"[rank {rank}] "
-    if spec.workers == 1 or (spec.output == "leader" and rank == 0):
-        return [None, None]
     out, err = _descriptor(sys.__stdout__), _descriptor(sys.__stderr__)
-    return [(prefix, err if spec.output == "leader" else out), (prefix, err)]
+    if spec.output == "quiet":
+        return [("", None), ("", None)]
+    if spec.output == "prefix":
+        return [None, None] if spec.workers == 1 else [(prefix, out), (prefix, err)]
+    if rank == 0:
+        return [None if spec.output == "leader" else ("", err), None]
+    return [(prefix, err), (prefix, err)]
 
 
 def _descriptor(stream: TextIO | None) -> int | None:

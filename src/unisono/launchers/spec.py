@@ -12,12 +12,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 from unisono.errors import ConfigError
 
-OUTPUT_MODES = ("prefix", "leader")
+OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 GRACE_S = 5.0
 
 _LOOPBACK = "127.0.0.1"
@@ -70,9 +69,10 @@ class LaunchSpec:
         workers: Number of processes.
         threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
         env: Variables on top of the launcher's own environment.
-        output: ``prefix``: each line carries its rank. ``leader``: rank 0 writes directly, so that a progress
-            bar works; the lines of the others go to the error output with their rank. One worker always
-            writes directly.
+        output: ``prefix``: each line carries its rank. ``leader``: rank 0 writes directly, so that a progress bar
+            works; the lines of the others go to the error output with their rank. ``stderr``: as ``leader``, but
+            nothing goes to the standard output. ``quiet``: nothing is shown but the failure, if there is one. One
+            worker always writes directly under ``prefix`` and ``leader``.
         grace_s: Seconds between the request to stop and SIGKILL.
     """
 
@@ -218,6 +218,8 @@ def count_gpus() -> int:
 
 
 def _torch_is_cpu_only() -> bool:
+    from importlib import metadata  # slow to load, and of use only where nvidia-smi exists
+
     try:
         return metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:

@@ -1,0 +1,13 @@
+"""One launch of each world size, shared by the tests of this folder."""
+
+import functools
+from typing import Any
+
+from collectives import rank_programs
+from ranks import run_processes
+
+
+@functools.cache
+def launched(world_size: int) -> list[dict[str, Any]]:
+    """Return what each rank of a real launch has seen."""
+    return run_processes(rank_programs.play, world_size)

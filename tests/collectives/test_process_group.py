@@ -1,0 +1,80 @@
+"""Real processes, joined by gloo through the launcher."""
+
+import pytest
+
+from collectives.launched import launched
+from collectives.rank_programs import meet_again_and_again
+from ranks import run_processes
+
+SIZES = [2, 3, 4]
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_ranks_are_processes(world_size):
+    """Each rank is a process of its own, joined through torch.distributed."""
+    seen = launched(world_size)
+    assert len({rank["pid"] for rank in seen}) == world_size
+    assert all(rank["classes"] == ["ProcessGroupTransport"] * 2 for rank in seen)
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_messages_arrive(world_size):
+    """JSON of different lengths and unequal parts arrive where they belong, and bytes to others are counted."""
+    for rank, seen in enumerate(launched(world_size)):
+        assert seen["gathered"] == [{"rank": other, "text": "ü" * other} for other in range(world_size)]
+        expected = [
+            10 * other + rank for other in range(world_size) for _ in range((rank + other) % 3)
+        ]
+        assert seen["swapped"] == expected
+        others = [other for other in range(world_size) if other != rank]
+        assert seen["swapped_bytes"] == 4 * sum((rank + other) % 3 for other in others)
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_only_the_owner_closes(world_size):
+    """Who joined an existing group leaves it open; who made it destroys it, and may do so twice."""
+    for seen in launched(world_size):
+        assert seen["is_open"]
+        assert seen["is_closed"]
+
+
+def test_several_groups_one_after_the_other():
+    """A program may connect, close and connect again: several runs in one launch."""
+    assert run_processes(meet_again_and_again, 3) == [[[0, 1, 2]] * 4] * 3
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_a_world_of_one_has_no_group(world_size):
+    """One rank alone needs no process group."""
+    assert all(seen["alone"] == "LoopbackTransport" for seen in launched(world_size))
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_another_world_than_the_group(world_size):
+    """A group that contradicts the environment is refused, with both descriptions."""
+    for seen in launched(world_size):
+        assert seen["other_size"].startswith("WorldError: the process group has rank")
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_unknown_rendezvous(world_size):
+    """A rendezvous that is neither file:// nor tcp:// is a `WorldError`, not a peer that did not come."""
+    for seen in launched(world_size):
+        assert seen["bad_rendezvous"].startswith("WorldError: expected a rendezvous file://PATH")
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_nobody_comes(world_size):
+    """Where the other ranks do not come in time, `PeerLost` says where they should have met."""
+    for seen in launched(world_size):
+        assert seen["nobody_came"].startswith("PeerLost: [rank 0/2] the ranks did not meet at file://")
+        assert "within 1 s" in seen["nobody_came"]
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_a_rank_that_goes_away(world_size):
+    """The ranks left behind get `PeerLost` with their own rank and the operation."""
+    *left_behind, gone = launched(world_size)
+    assert "lost" not in gone
+    for rank, seen in enumerate(left_behind):
+        assert seen["lost"].startswith(f"[rank {rank}/{world_size}] all_gather failed")

@@ -1,0 +1,325 @@
+"""Micro-batches have the same bits whoever fetches them, and are nobody else's memory."""
+
+import multiprocessing
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from unisono.data.loader import XY, ArrayDataset, Fetcher, Loader, Task, fetch_all, move
+from unisono.data.sampler import ExactSampler
+from unisono.errors import ConfigError, DataError
+from unisono.placement import place_evenly
+
+NUM_SAMPLES = 29
+
+
+class Numbers(Dataset):
+    """Sample i is (i as a vector, i)."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return torch.full((3,), float(index)), index
+
+
+class Noisy(Numbers):
+    """A data set that draws from all three libraries itself."""
+
+    def __getitem__(self, index):
+        return torch.tensor([torch.rand(()).item(), random.random(), float(np.random.rand())]), index
+
+
+class Broken(Numbers):
+    """Fails at one sample."""
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise KeyError("the seventh is missing")
+        return super().__getitem__(index)
+
+
+class OwnStream:
+    """A transform with a stateful stream of its own: what the promise forbids (the control)."""
+
+    def __init__(self):
+        self.stream = random.Random(0)
+
+    def __call__(self, sample):
+        return torch.tensor([self.stream.random()]), sample[1]
+
+
+class Pair:
+    """Sample i is a dictionary."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return {"image": torch.full((2, 2), index), "label": index, "name": str(index)}
+
+
+def noise(sample):
+    """Replace x by draws from torch, Python and NumPy."""
+    x, y = sample
+    return torch.tensor([torch.rand(()).item(), random.random(), float(np.random.rand()), x[0].item()]), y
+
+
+def sum_collate(samples):
+    return {"sum": torch.stack([x for x, _ in samples]).sum(0), "ids": [y for _, y in samples]}
+
+
+def make(dataset, *, rank=0, world_size=1, replicas=4, batch_size=8, num_workers=0, seed=5, shuffle=True, **how):
+    sampler = ExactSampler(len(dataset), batch_size, replicas, seed=seed, shuffle=shuffle)
+    fetcher = Fetcher(dataset, seed, **how)
+    return Loader(sampler, fetcher, place_evenly(replicas, world_size)[rank], num_workers=num_workers)
+
+
+def epoch(loader, number=0):
+    first = number * len(loader) + 1
+    return list(loader.micro_batches(first, first + len(loader) - 1))
+
+
+def by_sample(batches):
+    return {int(index): tuple(row.tolist()) for batch in batches for row, index in zip(batch.x, batch.y, strict=True)}
+
+
+def assert_same(left, right):
+    assert len(left) == len(right)
+    for ours, theirs in zip(left, right, strict=True):
+        assert type(ours) is type(theirs)
+        fields = ours.items() if isinstance(ours, dict) else enumerate(ours)
+        for key, value in fields:
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, theirs[key])
+                assert value.dtype == theirs[key].dtype
+            else:
+                assert value == theirs[key]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_micro_batches_hold_the_sampler_s_samples(shuffle):
+    """Replica by replica, step by step: exactly the samples that the sampler names, empty micro-batches left out."""
+    loader = make(Numbers(), shuffle=shuffle)
+    wanted = [
+        part.tolist() for step in range(1, 9) for part in loader.sampler.micro_batches(step) if len(part)
+    ]
+    assert [batch.y.tolist() for batch in loader.micro_batches(1, 8)] == wanted
+    assert [batch.x[:, 0].tolist() for batch in loader.micro_batches(1, 8)] == wanted
+    assert len(loader) == 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_fetch_what_they_host_and_together_everything(world_size):
+    """Each rank's micro-batches are its replicas' part of those of a world of one."""
+    alone = [batch.y.tolist() for batch in epoch(make(Numbers()))]
+    shared = [
+        [batch.y.tolist() for batch in make(Numbers(), rank=rank, world_size=world_size).micro_batches(step, step)]
+        for step in range(1, 5)
+        for rank in range(world_size)
+    ]
+    assert [ids for part in shared for ids in part] == alone
+
+
+@pytest.mark.parametrize(
+    ("dataset", "how"),
+    [
+        (Numbers(), {}),
+        (Numbers(), {"transform": noise}),
+        (Noisy(), {}),
+        (TensorDataset(torch.arange(58.0).view(29, 2), torch.arange(29)), {}),
+        (ArrayDataset(np.arange(29, dtype=np.float64), np.arange(29)), {"collate": sum_collate}),
+        (Pair(), {}),
+        (Numbers(), {"collate": sum_collate}),
+    ],
+    ids=["custom", "transform", "noisy", "tensors", "arrays", "dictionaries", "collate"],
+)
+def test_loader_workers_do_not_change_a_bit(dataset, how):
+    """With 0, 1 and 2 fetching processes the batches are equal, random data sets and transforms included."""
+    alone = epoch(make(dataset, **how), 1)
+    assert len(alone) == 16
+    for num_workers in (1, 2):
+        assert_same(alone, epoch(make(dataset, num_workers=num_workers, **how), 1))
+
+
+@pytest.mark.parametrize("how", [{"transform": noise}, {}], ids=["transform", "data set"])
+def test_augmentation_is_keyed_by_the_sample(how):
+    """In another batch, order of fetching, world or process a sample's draws from all three libraries stay the same."""
+    dataset = Numbers() if how else Noisy()
+    wanted = by_sample(epoch(make(dataset, **how), 2))
+    assert len(wanted) == NUM_SAMPLES
+    for changes in ({"batch_size": 29, "replicas": 1}, {"batch_size": 5}, {"shuffle": False}, {"num_workers": 2}):
+        assert by_sample(epoch(make(dataset, **how, **changes), 2)) == wanted
+    shared: dict[int, tuple[float, ...]] = {}
+    for rank in (2, 0, 1):
+        torch.rand(rank)  # the process-wide streams may stand anywhere
+        random.random()
+        shared |= by_sample(epoch(make(dataset, rank=rank, world_size=3, num_workers=rank % 2, **how), 2))
+    assert shared == wanted
+
+
+def test_augmentation_differs_between_samples_epochs_and_seeds():
+    """Each sample of each epoch of each seed has draws of its own, from each library."""
+    first = by_sample(epoch(make(Numbers(), transform=noise)))
+    later = by_sample(epoch(make(Numbers(), transform=noise), 1))
+    other = by_sample(epoch(make(Numbers(), transform=noise, seed=6)))
+    for library in range(3):
+        draws = [values[library] for run in (first, later, other) for values in run.values()]
+        assert len(set(draws)) == 3 * NUM_SAMPLES
+
+
+def test_a_stream_of_its_own_is_noticed():
+    """The control: a transform that keeps a stream does depend on the batch, so the tests above can fail."""
+    left = by_sample(epoch(make(Numbers(), transform=OwnStream()), 0))
+    right = by_sample(epoch(make(Numbers(), transform=OwnStream(), shuffle=False), 0))
+    assert left != right
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "custom"])
+def test_batches_are_fresh_contiguous_tensors(kind, shuffle, num_workers):
+    """No micro-batch is a view: it owns exactly its own memory, and writing to it leaves the data alone."""
+    x, y = torch.arange(58.0).view(29, 2), torch.arange(29)
+
+    class Views(Numbers):
+        def __getitem__(self, index):
+            return x[index], y[index]
+
+    dataset = {
+        "tensors": TensorDataset(x, y),
+        "arrays": ArrayDataset(x.numpy(), y.numpy()),
+        "custom": Views(),
+    }[kind]
+    before = x.clone()
+    seen = set()
+    batches = epoch(make(dataset, shuffle=shuffle, num_workers=num_workers))
+    for batch in batches:
+        for tensor in batch:
+            assert tensor.is_contiguous()
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes or num_workers
+            assert tensor.storage_offset() == 0
+            seen.add(tensor.data_ptr())
+        batch.x.fill_(-1)
+    assert len(seen) == 2 * len(batches)
+    assert torch.equal(x, before)
+
+
+def test_pairs_are_named_and_anything_else_is_passed_on():
+    """A pair (or a list of two) becomes x and y; dictionaries, named tuples and triples stay as they are."""
+    pair = next(make(Numbers()).micro_batches(1, 1))
+    assert type(pair) is XY
+    assert pair.x is pair[0]
+    assert set(next(make(Pair()).micro_batches(1, 1))) == {"image", "label", "name"}
+    triple = ArrayDataset(torch.arange(29), torch.arange(29), torch.arange(29))
+    assert len(next(make(triple).micro_batches(1, 1))) == 3
+    assert not hasattr(next(make(triple).micro_batches(1, 1)), "x")
+    lists = make(Numbers(), collate=lambda samples: [1, 2])
+    assert next(lists.micro_batches(1, 1)) == XY(1, 2)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(5))
+
+
+class Counted(Endless):
+    def __len__(self):
+        return 5
+
+
+@pytest.mark.parametrize("dataset", [Endless(), Counted(), iter([1, 2]), 5, {1, 2}])
+def test_only_map_style_data_is_accepted(dataset):
+    """Data without sample numbers is refused, whether or not it has a length, with the reason."""
+    with pytest.raises(ConfigError, match="map-style"):
+        Fetcher(dataset, 0)
+
+
+@pytest.mark.parametrize("dataset", [[], TensorDataset(torch.empty(0, 2))])
+def test_empty_data_is_refused(dataset):
+    """No sample is an error before the first step."""
+    with pytest.raises(DataError, match="at least one sample"):
+        Fetcher(dataset, 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_in_the_data_set_reaches_the_caller(num_workers):
+    """The data set's own exception comes out, with its words, and no fetching process stays behind."""
+    with pytest.raises(KeyError, match="the seventh is missing"):
+        epoch(make(Broken(), num_workers=num_workers))
+    assert multiprocessing.active_children() == []
+
+
+def test_loader_workers_are_gone_after_the_loop_and_after_a_break():
+    """Fetching processes end with the loop, whether it ran to its end or was left."""
+    batches = make(Numbers(), num_workers=2).micro_batches(1, 4)
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2  # the control
+    assert len(list(batches)) == 15
+    assert multiprocessing.active_children() == []
+    left = make(Numbers(), num_workers=2).micro_batches(1, 4)
+    next(left)
+    left.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_fetching_leaves_no_trace_in_the_process_wide_stream_of_a_take(num_workers):
+    """Data without randomness does not move this process's generators."""
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    epoch(make(ArrayDataset(torch.arange(29), torch.arange(29)), num_workers=num_workers))
+    assert torch.equal(torch.rand(2), wanted)
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": -1}, {"prefetch": 0}])
+def test_bad_settings_are_refused(settings):
+    """Negative numbers of processes and an empty queue are wrong settings."""
+    with pytest.raises(ConfigError, match="num_workers >= 0 and prefetch >= 1"):
+        Loader(ExactSampler(4, 2), Fetcher(Numbers(), 0), range(1), **settings)
+
+
+def test_arrays_of_different_lengths_are_refused():
+    """Fields must have one row per sample."""
+    with pytest.raises(DataError, match=r"\[3, 4\]"):
+        ArrayDataset(np.zeros(3), np.zeros(4))
+    with pytest.raises(DataError, match="common length"):
+        ArrayDataset()
+
+
+def test_memory_mapped_arrays_are_read_without_complaint(tmp_path):
+    """A read-only mapped file serves as data, and a batch of it can be written to."""
+    np.save(tmp_path / "x.npy", np.arange(29.0))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    (batch,) = ArrayDataset(mapped).take(np.array([4, 2]))
+    assert batch.tolist() == [4.0, 2.0]
+    batch.fill_(0)
+    assert mapped[4] == 4.0
+
+
+def test_array_data_set_items_are_rows():
+    """Sample i is the i-th row of each array."""
+    dataset = ArrayDataset(np.arange(6).reshape(3, 2), [7, 8, 9])
+    x, y = dataset[1]
+    assert (x.tolist(), int(y), len(dataset)) == ([2, 3], 8, 3)
+
+
+def test_tasks_of_evaluation_are_fetched_in_order():
+    """fetch_all answers tasks one by one, in their order."""
+    tasks = [Task(-1, np.array([3, 1])), Task(-1, np.array([28]))]
+    for num_workers in (0, 1):
+        answers = [batch.y.tolist() for batch in fetch_all(Fetcher(Numbers(), 0), tasks, num_workers=num_workers)]
+        assert answers == [[3, 1], [28]]
+
+
+def test_move_keeps_the_structure():
+    """Tensors inside tuples, lists, dictionaries and named tuples move; the rest is left as it is."""
+    data = XY({"a": torch.ones(1), "b": [torch.ones(2), "text"]}, (torch.ones(3), None))
+    moved = move(data, torch.device("meta"))
+    assert type(moved) is XY
+    assert {moved.x["a"].device.type, moved.x["b"][0].device.type, moved.y[0].device.type} == {"meta"}
+    assert (moved.x["b"][1], moved.y[1]) == ("text", None)

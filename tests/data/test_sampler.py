@@ -1,0 +1,182 @@
+"""Every sample exactly once per epoch, in an order that only seed and epoch decide."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.data.sampler import DistributedSampler, ExactSampler, permute
+from unisono.errors import ConfigError
+from unisono.placement import cut
+from unisono.seeding import mix
+
+keys = st.integers(0, 2**63 - 1)
+
+
+def permutation(num_samples: int, key: int) -> list[int]:
+    return permute(np.arange(num_samples), num_samples, key).tolist()
+
+
+def epoch(sampler: ExactSampler, number: int) -> list[int]:
+    first = number * sampler.steps_per_epoch + 1
+    steps = range(first, first + sampler.steps_per_epoch)
+    return [int(index) for step in steps for index in sampler.batch(step)]
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 2000), keys)
+def test_permute_is_a_bijection(num_samples, key):
+    """Every sample has exactly one position."""
+    assert sorted(permutation(num_samples, key)) == list(range(num_samples))
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 15, 16, 17, 31, 32, 33, 255, 256, 257, 1999, 2000])
+def test_permute_is_a_bijection_around_powers_of_two(num_samples):
+    """Sizes at which the width of the network changes lose nothing."""
+    assert sorted(permutation(num_samples, 12345)) == list(range(num_samples))
+
+
+@given(st.integers(2, 2000), keys, st.data())
+@settings(max_examples=30)
+def test_permute_needs_no_neighbours(num_samples, key, data):
+    """One position asked for alone goes where it goes in the whole."""
+    place = data.draw(st.integers(0, num_samples - 1))
+    assert permute(np.array([place]), num_samples, key)[0] == permutation(num_samples, key)[place]
+
+
+def test_every_bit_of_the_key_counts():
+    """No two of the keys that differ in one of 63 bits give one order."""
+    orders = {tuple(permutation(40, key)) for key in [5, *(5 ^ (1 << bit) for bit in range(63))]}
+    assert len(orders) == 64
+
+
+def test_positions_are_roughly_uniform():
+    """Over many keys each sample is found at each position about equally often (chi-square, 81 degrees)."""
+    num_keys, counts = 5000, np.zeros((10, 10))
+    for key in range(num_keys):
+        counts[np.arange(10), permute(np.arange(10), 10, mix(key, "order", 0))] += 1
+    expected = num_keys / 10
+    assert ((counts - expected) ** 2 / expected).sum() < 180
+    counts[0] = 0  # the control: a sampler that never moves the first sample would be seen
+    counts[0, 0] = num_keys
+    assert ((counts - expected) ** 2 / expected).sum() > 1800
+
+
+def test_golden_order():
+    """These batches never change: runs stay comparable between versions."""
+    sampler = ExactSampler(10, 4, 2, seed=0)
+    assert [sampler.batch(step).tolist() for step in range(1, 7)] == [
+        [8, 5, 7, 1],
+        [2, 3, 9, 0],
+        [6, 4],
+        [6, 5, 4, 1],
+        [7, 2, 0, 8],
+        [9, 3],
+    ]
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 700), st.integers(1, 300), st.integers(0, 5), st.booleans())
+def test_every_epoch_has_every_sample_once(num_samples, batch_size, number, shuffle):
+    """Nothing is padded, repeated or dropped, for any sizes."""
+    sampler = ExactSampler(num_samples, batch_size, seed=3, shuffle=shuffle)
+    order = epoch(sampler, number)
+    assert sorted(order) == list(range(num_samples))
+    assert shuffle or order == list(range(num_samples))
+
+
+def test_epochs_and_seeds_have_their_own_order():
+    """No two of several epochs or seeds share an order; the same epoch of the same seed does."""
+    orders = [epoch(ExactSampler(50, 8, seed=seed), number) for seed in (0, 1) for number in range(4)]
+    assert len({tuple(order) for order in orders}) == 8
+    assert epoch(ExactSampler(50, 8, seed=1), 3) == orders[-1]
+
+
+def test_batch_size_does_not_change_the_order():
+    """The epoch's order belongs to seed and epoch: the batch size only cuts it."""
+    assert epoch(ExactSampler(97, 8), 2) == epoch(ExactSampler(97, 31), 2) == epoch(ExactSampler(97, 97), 2)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 500), st.integers(1, 200), st.integers(1, 24), st.data())
+def test_micro_batches_are_the_batch_cut_for_the_replicas(num_samples, batch_size, replicas, data):
+    """Put together they are the batch; their sizes are those of the score; a short batch is cut the same way."""
+    sampler = ExactSampler(num_samples, batch_size, replicas)
+    step = data.draw(st.integers(1, 3 * sampler.steps_per_epoch))
+    batch, micros = sampler.batch(step), sampler.micro_batches(step)
+    assert np.concatenate(micros).tolist() == batch.tolist()
+    assert [len(micro) for micro in micros] == [len(part) for part in cut(len(batch), replicas)]
+    assert batch.dtype == np.int64
+
+
+def test_a_step_does_not_depend_on_the_steps_asked_before():
+    """Resuming needs the step's number only: any order of questions has the same answers."""
+    num_steps = 3 * ExactSampler(40_000, 4096).steps_per_epoch
+    walked = ExactSampler(40_000, 4096, seed=9)
+    forward = {step: walked.batch(step).copy() for step in range(1, num_steps + 1)}
+    for step in range(num_steps, 0, -1):
+        assert np.array_equal(ExactSampler(40_000, 4096, seed=9).batch(step), forward[step])
+        assert np.array_equal(walked.batch(step), forward[step])
+
+
+def test_a_far_step_of_a_huge_data_set_costs_nothing():
+    """Step 10**9 of 10**12 samples is computed, not walked to."""
+    sampler = ExactSampler(10**12, 256, seed=1)
+    batch = sampler.batch(10**9)
+    assert len(set(batch.tolist())) == 256
+    assert 0 <= batch.min()
+    assert 10**9 < batch.max() < 10**12
+    assert sampler.epoch_of(10**9) == 0
+    assert ExactSampler(1000, 256).epoch_of(10**9) == (10**9 - 1) // 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"), [((0, 1, 1), "num_samples"), ((1, 0, 1), "batch_size"), ((1, 1, 0), "replicas")]
+)
+def test_numbers_below_one_are_refused(sizes, name):
+    """No samples, no batch and no replicas are wrong settings, named."""
+    with pytest.raises(ConfigError, match=f"expected {name} >= 1, got 0"):
+        ExactSampler(*sizes)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 3), st.booleans())
+def test_ranks_share_each_sample_exactly_once(num_samples, num_replicas, number, shuffle):
+    """Over all ranks each sample comes once; lengths differ by one at most and are as announced."""
+    samplers = [
+        DistributedSampler(range(num_samples), num_replicas, rank, shuffle=shuffle, seed=4)
+        for rank in range(num_replicas)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(number)
+    shares = [list(sampler) for sampler in samplers]
+    assert sorted(sample for share in shares for sample in share) == list(range(num_samples))
+    assert [len(share) for share in shares] == [len(sampler) for sampler in samplers]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_the_order_changes_by_itself_and_set_epoch_repeats_it():
+    """A forgotten set_epoch does not repeat an epoch; a given one reproduces it."""
+    sampler = DistributedSampler(range(64), 2, 1)
+    first, second, third = list(sampler), list(sampler), list(sampler)
+    assert len({tuple(first), tuple(second), tuple(third)}) == 3
+    sampler.set_epoch(1)
+    assert list(sampler) == second
+    assert list(sampler) == third
+    resumed = DistributedSampler(range(64), 2, 1)
+    resumed.set_epoch(2)
+    assert list(resumed) == third
+    assert all(type(sample) is int for sample in third)
+
+
+@pytest.mark.parametrize(("num_replicas", "rank"), [(2, 2), (2, -1), (0, 0)])
+def test_a_rank_outside_is_refused(num_replicas, rank):
+    """A rank must be one of the replicas."""
+    with pytest.raises(ConfigError, match="rank < num_replicas"):
+        DistributedSampler(range(4), num_replicas, rank)
+
+
+def test_an_empty_data_set_is_refused():
+    """There is nothing to share out."""
+    with pytest.raises(ConfigError, match="num_samples"):
+        DistributedSampler([], 1, 0)
