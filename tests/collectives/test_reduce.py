@@ -1,5 +1,7 @@
 """The owner-computes exchange: the bits of the tree on every rank, and what it costs."""
 
+import functools
+
 import pytest
 
 from collectives.launched import launched
@@ -13,6 +15,7 @@ WORLDS = [
 ]
 
 
+@functools.cache
 def results(run, world_size):
     """Return every rank's report, from this process or from a launch."""
     if run is None:

@@ -52,14 +52,14 @@ def test_every_bit_of_the_key_counts():
 
 def test_positions_are_roughly_uniform():
     """Over many keys each sample is found at each position about equally often (chi-square, 81 degrees)."""
-    num_keys, counts = 5000, np.zeros((10, 10))
+    num_keys, counts = 2500, np.zeros((10, 10))
     for key in range(num_keys):
         counts[np.arange(10), permute(np.arange(10), 10, mix(key, "order", 0))] += 1
     expected = num_keys / 10
     assert ((counts - expected) ** 2 / expected).sum() < 180
     counts[0] = 0  # the control: a sampler that never moves the first sample would be seen
     counts[0, 0] = num_keys
-    assert ((counts - expected) ** 2 / expected).sum() > 1800
+    assert ((counts - expected) ** 2 / expected).sum() > 900
 
 
 def test_golden_order():

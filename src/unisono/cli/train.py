@@ -97,20 +97,44 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
 
     Raises:
         ConfigError: An unknown recipe or a setting out of range; more workers than replicas.
+        ScoreMismatch: The run directory was started with other settings.
         DataError: The data is missing, truncated or not what is pinned.
     """
+    from unisono.errors import ScoreMismatch
     from unisono.launchers.spec import resolve_workers
+    from unisono.observe.compare import diff
     from unisono.placement import check_world
     from unisono.recipes.catalog import Options, find
 
     found = find(recipe)
     chosen = {name: value for name, value in given.items() if value is not None}
     defaults = {"epochs": found.epochs, "batch_size": found.batch_size, "replicas": found.replicas}
+    recorded = _recorded_score(given.get("out"))
+    if recorded is not None:  # fixed by the first launch
+        defaults["replicas"] = recorded["replicas"]
     options = Options(**{"recipe": recipe, "model": found.models[0], **defaults, **chosen})
+    if recorded is not None and (lines := diff({name: recorded[name] for name in options.score}, options.score)):
+        raise ScoreMismatch(
+            f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
+            "Hint: repeat its settings to resume it, or choose another --out for a new run."
+        )
     count = resolve_workers(workers, options.replicas)
     check_world(options.replicas, count)
     found.check_data(options.data_path)
     return Job(options=options, workers=count)
+
+
+def _recorded_score(out: str | None) -> dict[str, Any] | None:
+    from unisono.errors import ConfigError
+
+    file = Path(out or ".") / "score.json"
+    if out is None or not file.exists():
+        return None
+    try:
+        score: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is not the JSON that a run writes: {error}. Hint: choose another --out.") from error
+    return score
 
 
 def play(job: Job, *, output: str) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _try(start: Callable[[int, Path], None], count: int, out: Path) -> Trial:
 
 
 def _judge(trials: list[Trial], as_json: bool) -> int:
-    from unisono.observe.ledger import first_difference
+    from unisono.observe.compare import first_difference
 
     first = trials[0]
     parted = {trial.workers: first_difference(first.ledger, trial.ledger) for trial in trials[1:]}

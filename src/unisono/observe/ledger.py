@@ -7,7 +7,6 @@ anew.
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -58,7 +57,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, last_step: int) -> None:
-        kept = [line for line in _lines(path) if line["step"] <= last_step]
+        kept = [line for line in read_lines(path) if line["step"] <= last_step]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(path)
@@ -77,21 +76,8 @@ class Ledger:
         self._file.close()
 
 
-def first_difference(left: Path, right: Path) -> tuple[int, list[str]] | None:
-    """Return the first step at which two ledgers part, with the names of the fields that differ; None if they agree.
-
-    A ledger that ends earlier parts from the other at its first missing step (``["length"]``).
-    """
-    for ours, theirs in itertools.zip_longest(_lines(left), _lines(right)):
-        if ours is None or theirs is None:
-            return (ours or theirs)["step"], ["length"]
-        if ours != theirs:
-            return ours["step"], [name for name in ours if ours[name] != theirs.get(name)]
-    return None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Read the whole lines of a ledger; a last line cut short by a crash is ignored."""
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a ledger, empty if there is none; a last line cut short by a crash is ignored."""
     entries: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text().splitlines():

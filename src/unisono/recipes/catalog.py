@@ -71,12 +71,18 @@ class Options:
         """Where the user's data is, None for a download."""
         return None if self.data is None else Path(self.data)
 
+    @property
+    def score(self) -> dict[str, Any]:
+        """The part of the run's score that these options decide, as in ``score.json``."""
+        names = ("seed", "replicas", "batch_size", "threads")
+        settings = {"recipe": self.recipe, "model": self.model, "limit": self.limit}
+        return {**{name: getattr(self, name) for name in names}, "settings": settings}
+
     def run_settings(self, **more: Any) -> dict[str, Any]:
         """Return the keyword arguments of `unisono.Run`; `more` joins them."""
         shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
-        settings = {"recipe": self.recipe, "model": self.model, "limit": self.limit}
-        return {**chosen, "settings": settings, **more}
+        return {**chosen, "settings": self.score["settings"], **more}
 
 
 def find(name: str) -> Recipe:

@@ -18,6 +18,7 @@ from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import describe_environment, drift, set_determinism
 from unisono.errors import ConfigError, NonFiniteError, RankDivergence, StepError
 from unisono.metrics.exact import Metric
+from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
 from unisono.placement import check_world, cut, place_evenly
 from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy
@@ -162,7 +163,7 @@ class Run:
         )
         environment = describe_environment(threads=self.threads, device=self.device)
         for rank, theirs in enumerate(self.transport.all_gather_json([description, environment])):
-            lines = scores.diff(description, theirs[0]) + drift(environment, theirs[1])
+            lines = diff(description, theirs[0]) + drift(environment, theirs[1])
             if lines:
                 raise RankDivergence(
                     f"rank {self.world.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "

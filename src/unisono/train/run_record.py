@@ -16,8 +16,8 @@ from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
 from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch, UnisonoError
+from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, Ledger
-from unisono.train.score import diff
 
 
 @final

@@ -1,11 +1,10 @@
 """The score: everything that defines a run's result, as one JSON-able dictionary (`score.json`).
 
 Model, initial weights, optimizer, schedule, data, seed, batch size, replicas, threads. The number of workers,
-machines and epochs is not in it: a run may go on longer, and anywhere. ``diff`` names what a resume would change.
+machines and epochs is not in it: a run may go on longer, and anywhere.
 """
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -57,15 +56,3 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
         "shuffle": sampler.shuffle,
         "fingerprint": getattr(dataset, "fingerprint", None),
     }
-
-
-def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return one line per differing field, with its path, old and new value."""
-    lines: list[str] = []
-    for key in [*old, *(key for key in new if key not in old)]:
-        left, right = old.get(key), new.get(key)
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
-            lines += diff(left, right, f"{prefix}{key}.")
-        elif left != right:
-            lines.append(f"{prefix}{key}: {left!r} -> {right!r}")
-    return lines

@@ -1,0 +1,33 @@
+"""Compare what two runs have left: field by field, step by step (reads files, imports no torch)."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.observe.ledger import read_lines
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return one line per differing field, with its path, old and new value."""
+    lines: list[str] = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        left, right = old.get(key), new.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            lines += diff(left, right, f"{prefix}{key}.")
+        elif left != right:
+            lines.append(f"{prefix}{key}: {left!r} -> {right!r}")
+    return lines
+
+
+def first_difference(left: Path, right: Path) -> tuple[int, list[str]] | None:
+    """Return the first step at which two ledgers part, with the names of the fields that differ; None if they agree.
+
+    A ledger that ends earlier parts from the other at its first missing step (``["length"]``).
+    """
+    for ours, theirs in itertools.zip_longest(read_lines(left), read_lines(right)):
+        if ours is None or theirs is None:
+            return (ours or theirs)["step"], ["length"]
+        if ours != theirs:
+            return ours["step"], [name for name in ours if ours[name] != theirs.get(name)]
+    return None
