@@ -4,6 +4,7 @@ A program is a module-level function of a module that new processes can import (
 pytest there). It takes a transport first: in a process of its own it gets None and joins the world it finds.
 """
 
+import functools
 import json
 import tempfile
 import warnings
@@ -38,7 +39,25 @@ def run_threads(program: Program, world_size: int, *args: Any) -> list[Any]:
 
 def join(transport: Transport | None) -> Transport:
     """Return the transport a program was given, or join the world this process was started in."""
-    return connect(World.current()) if transport is None else transport
+    return connect(World.current(), timeout_s=60) if transport is None else transport
+
+
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `make` run once for the same arguments; a failure is remembered too, since a launch is dear."""
+    made: dict[Any, Any] = {}
+
+    @functools.wraps(make)
+    def get(*args: Any) -> Any:
+        if args not in made:
+            try:
+                made[args] = make(*args)
+            except Exception as error:  # noqa: BLE001 - raised below, each time
+                made[args] = error
+        if isinstance(made[args], Exception):
+            raise made[args]
+        return made[args]
+
+    return get
 
 
 def _play(program: Program, folder: str, args: tuple[Any, ...]) -> None:

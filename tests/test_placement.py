@@ -1,5 +1,7 @@
 """Who computes a replica: contiguous, complete, as even or as proportional as whole numbers allow."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,7 +75,7 @@ def test_a_larger_share_never_gets_fewer_replicas(shares, more):
     """Proportion never turns around."""
     sizes = [len(part) for part in place_by_shares(len(shares) + more, shares)]
     ranked = sorted(range(len(shares)), key=lambda rank: shares[rank])
-    for low, high in zip(ranked, ranked[1:], strict=False):
+    for low, high in itertools.pairwise(ranked):
         assert shares[low] == shares[high] or sizes[low] <= sizes[high]
 
 

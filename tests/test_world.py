@@ -58,7 +58,7 @@ def test_a_world_is_frozen():
 
 
 def test_torchrun():
-    """torchrun's variables are taken over, and its store is used."""
+    """Torchrun's variables are taken over, and its store is used."""
     assert world_of(**TORCHRUN) == World(
         rank=5,
         world_size=8,
@@ -192,7 +192,7 @@ def test_a_world_of_one_under_mpirun_or_srun_meets_nobody():
 
 
 def test_the_innermost_launcher_wins():
-    """torchrun inside mpirun inside srun is torchrun's world; without it mpirun's; without that srun's."""
+    """Torchrun inside mpirun inside srun is torchrun's world; without it mpirun's; without that srun's."""
     assert world_of(**SLURM, **OPENMPI, **TORCHRUN).launcher == "torchrun"
     assert world_of(**SLURM, **OPENMPI).launcher == "openmpi"
     assert world_of(**SLURM).launcher == "slurm"

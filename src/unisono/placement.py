@@ -4,6 +4,7 @@ In: numbers of the score and of today's world. Out: ranges. Nothing here may cha
 placement only says who computes a replica.
 """
 
+import math
 from collections.abc import Sequence
 
 from unisono.errors import ConfigError
@@ -35,15 +36,15 @@ def place_by_shares(replicas: int, shares: Sequence[float]) -> list[range]:
     """Return each rank's replicas in proportion to `shares`, at least one each (largest remainders first).
 
     Raises:
-        ConfigError: More ranks than replicas, or a share that is not positive.
+        ConfigError: More ranks than replicas, or a share that is not positive and finite.
 
     Example:
         >>> place_by_shares(8, [1, 2, 1])
         [range(0, 2), range(2, 6), range(6, 8)]
     """
     check_world(replicas, len(shares))
-    if any(not share > 0 for share in shares):
-        raise ConfigError(f"expected shares above 0, got {list(shares)}.")
+    if not all(math.isfinite(share) and share > 0 for share in shares):
+        raise ConfigError(f"expected finite shares above 0, got {list(shares)}.")
     # One replica each first; the rest by largest remainder, ties to the lower rank.
     exact = [share / sum(shares) * replicas for share in shares]
     counts = [max(1, int(want)) for want in exact]

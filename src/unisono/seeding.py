@@ -6,6 +6,18 @@ There is no stream to save, and no key knows a rank or a world size.
 import hashlib
 import struct
 
+from unisono.errors import ConfigError
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that `mix` cannot take.
+
+    Raises:
+        ConfigError: Not a whole number of 64 bits with sign.
+    """
+    if not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"expected -2**63 <= seed < 2**63, got {seed}.")
+
 
 def mix(seed: int, purpose: str, *counters: int) -> int:
     """Return 64 well-mixed bits that depend on all arguments and on nothing else (BLAKE2b).
@@ -16,9 +28,14 @@ def mix(seed: int, purpose: str, *counters: int) -> int:
             apart.
         counters: Step, replica, epoch, sample index, ...
 
+    Raises:
+        ConfigError: `purpose` is longer than 16 bytes.
+
     Example:
         >>> mix(0, "replica", 1, 0) == mix(0, "replica", 1, 0) != mix(0, "replica", 0, 1)
         True
     """
+    if len(purpose.encode()) > 16:
+        raise ConfigError(f"expected a purpose of at most 16 bytes, got {purpose!r}.")
     packed = struct.pack(f"<{1 + len(counters)}q", seed, *counters)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=purpose.encode()[:16]).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=purpose.encode()).digest(), "little")

@@ -113,11 +113,10 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 def expand_first_host(nodelist: str) -> str:
     """Return the first host of a Slurm node list such as ``gpu[003-007,12],login1``."""
-    match = re.match(r"([^,\[]+)(?:\[([^\]]*)\])?", nodelist)
+    match = re.match(r"[^,\[\]](?:[^,\[\]]|\[\d[^\[\]]*\])*", nodelist)
     if not match:
         raise WorldError(f"expected a Slurm node list such as 'gpu[1-4]', got {nodelist!r}.")
-    prefix, ranges = match.group(1), match.group(2)
-    return prefix if ranges is None else prefix + re.split(r"[,-]", ranges)[0]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match.group())
 
 
 def expand_tasks_per_node(text: str) -> list[int]:
@@ -161,6 +160,7 @@ def _torchrun(environ: Mapping[str, str]) -> World:
                     f"WORLD_SIZE={world_size} but {name} is not set: the ranks cannot meet. "
                     "Hint: start the program with `unisono run` or torchrun, which set it."
                 )
+        _integer(environ, "MASTER_PORT")
         launcher, rendezvous = "torchrun", "env://"
     return World(
         rank=rank,

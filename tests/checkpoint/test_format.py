@@ -174,9 +174,7 @@ def test_a_checkpoint_does_not_depend_on_the_order_of_the_groups():
         unpack(state, *resumed)
     except CheckpointError:
         return
-    rates = {
-        id(parameter): group["lr"] for group in resumed[1].param_groups for parameter in group["params"]
-    }
+    rates = {id(parameter): group["lr"] for group in resumed[1].param_groups for parameter in group["params"]}
     assert rates[id(resumed[0].last.weight)] == 0.5
     assert rates[id(resumed[0].first.weight)] == 0.001
 
@@ -259,7 +257,9 @@ def test_what_would_need_pickle_is_named(value, place):
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-keys = st.text() | st.integers() | st.tuples(st.integers(), st.text()) | st.sampled_from(["$tuple", "$dict", "$counter"])
+keys = (
+    st.text() | st.integers() | st.tuples(st.integers(), st.text()) | st.sampled_from(["$tuple", "$dict", "$counter"])
+)
 values = st.recursive(
     plain,
     lambda inner: (

@@ -128,7 +128,7 @@ def test_long_runs_sort_by_number(tmp_path):
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("kind", ["empty", "one byte", "half", "all but one", "one more", "missing", "zeroed"])
 def test_every_damaged_file_is_detected(two, file, kind):
-    """A file that is cut, longer, gone or zeroed in the middle is noticed and named, and the older checkpoint is used."""
+    """A file that is cut, longer, gone or zeroed is noticed and named, and the older checkpoint is used."""
     old, new = (path for _, path in reversed(list_steps(two)))
     data = (new / file).read_bytes()
     half = len(data) // 2
@@ -174,7 +174,9 @@ def test_flipped_bits_of_the_manifest_are_detected(two):
     path = list_steps(two)[0][1]
     data = (path / "manifest.json").read_bytes()
     wrong = []
-    for place in range(8 * len(data)):
+    head = 8 * data.index(b'"files"')  # format and step: every bit; hashes and sizes: a sample
+    chosen = [*range(head), *random.Random(0).sample(range(head, 8 * len(data)), 500)]
+    for place in chosen:
         damaged = bytearray(data)
         damaged[place // 8] ^= 1 << place % 8
         (path / "manifest.json").write_bytes(damaged)
@@ -283,7 +285,7 @@ def test_a_directory_that_cannot_be_made_is_one_clear_error(tmp_path):
         write(tmp_path / "file" / "checkpoints", 5, state_of(5))
 
 
-@pytest.mark.parametrize("limit", [0, 1, 300, 700])
+@pytest.mark.parametrize("limit", [0, 1, 100, 300])
 def test_a_full_disk_leaves_the_old_checkpoints_intact(two, limit):
     """When a file cannot be written to its end, an error says so and the older checkpoints are as they were."""
     before = {path: path.read_bytes() for path in two.rglob("*") if path.is_file()}
@@ -301,7 +303,7 @@ def test_a_full_disk_leaves_the_old_checkpoints_intact(two, limit):
 
 
 # One process that imports torch once, and one forked child for each crash point. Each child dies at the N-th event:
-# before a system call on the directory (audit events and fsync), after it, or at fsync with only half of the data there.
+# before a system call on the directory (audit events, fsync), after it, or at fsync with half of the data there.
 CRASH = """
 import os, shutil, sys, json, hashlib
 from pathlib import Path
@@ -401,7 +403,7 @@ for name, writer in (("safe", write), ("unsafe", unsafe)):
 
 
 def test_a_crash_at_any_moment_leaves_the_old_or_the_new_state(tmp_path):
-    """Killed before, after or inside any write, a directory verifies without a complaint; an unsafe writer is caught."""
+    """Killed before, after or inside any write, a directory verifies without complaint; an unsafe writer is caught."""
     script = tmp_path / "crash.py"
     script.write_text(textwrap.dedent(CRASH))
     (tmp_path / "runs").mkdir()
@@ -409,7 +411,9 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new_state(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     safe, unsafe = map(json.loads, done.stdout.splitlines())
-    print(f"crash points: {safe['points']}; an unsafe writer fails at {len(unsafe['violations'])} of {unsafe['points']}")
+    print(
+        f"crash points: {safe['points']}; an unsafe writer fails at {len(unsafe['violations'])} of {unsafe['points']}"
+    )
     assert safe["violations"] == []
     assert safe["points"] >= 20
     assert len(unsafe["violations"]) >= 4

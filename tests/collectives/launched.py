@@ -1,13 +1,12 @@
 """One launch of each world size, shared by the tests of this folder."""
 
-import functools
 from typing import Any
 
 from collectives import rank_programs
-from ranks import run_processes
+from ranks import once, run_processes
 
 
-@functools.cache
+@once
 def launched(world_size: int) -> list[dict[str, Any]]:
     """Return what each rank of a real launch has seen."""
     return run_processes(rank_programs.play, world_size)

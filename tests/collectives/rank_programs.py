@@ -21,11 +21,21 @@ from unisono.placement import place_evenly
 from unisono.world import World
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-CASES = [(replicas, leaves) for replicas in (1, 2, 3, 4, 5, 8, 13, 16) for leaves in {1, replicas // 2, replicas - 1, replicas}]
+CASES = [
+    (replicas, leaves)
+    for replicas in (1, 2, 3, 4, 5, 8, 13, 16)
+    for leaves in {1, replicas // 2, replicas - 1, replicas}
+]
 
 
 def reduce_once(
-    transport: Transport, placement: list[range], leaves: int, dtype: torch.dtype, *, in_place: bool, serial: bool = False
+    transport: Transport,
+    placement: list[range],
+    leaves: int,
+    dtype: torch.dtype,
+    *,
+    in_place: bool,
+    serial: bool = False,
 ) -> tuple[bytes, bytes, int]:
     """Return the result's bytes, the reference's, and the bytes this rank has sent."""
     length = padded_length(37, transport.world_size)
@@ -87,7 +97,7 @@ def error_of(act: Callable[[], object]) -> str:
 def use_process_group(world: World, first: Transport) -> dict[str, Any]:
     """Do what a process group must be able to do."""
     seen: dict[str, Any] = {"pid": os.getpid(), "device": str(device_of(world))}
-    again = connect(world)
+    again = connect(world, share_memory=False)
     seen["classes"] = [type(first).__name__, type(again).__name__]
     again.close()
     seen["is_open"] = dist.is_initialized()
@@ -116,7 +126,7 @@ def meet_again_and_again(transport: None) -> list[list[int]]:
 def play(transport: None) -> dict[str, Any]:
     """Everything a launch of one world size is used for."""
     world = World.current()
-    joined = connect(world)
+    joined = connect(world, share_memory=False)
     seen = use_process_group(world, joined)
     seen["reduced"] = reduce_everything(joined)
     # The last rank goes away without a word.

@@ -22,9 +22,7 @@ def test_messages_arrive(world_size):
     """JSON of different lengths and unequal parts arrive where they belong, and bytes to others are counted."""
     for rank, seen in enumerate(launched(world_size)):
         assert seen["gathered"] == [{"rank": other, "text": "ü" * other} for other in range(world_size)]
-        expected = [
-            10 * other + rank for other in range(world_size) for _ in range((rank + other) % 3)
-        ]
+        expected = [10 * other + rank for other in range(world_size) for _ in range((rank + other) % 3)]
         assert seen["swapped"] == expected
         others = [other for other in range(world_size) if other != rank]
         assert seen["swapped_bytes"] == 4 * sum((rank + other) % 3 for other in others)

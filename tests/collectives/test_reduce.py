@@ -1,12 +1,10 @@
 """The owner-computes exchange: the bits of the tree on every rank, and what it costs."""
 
-import functools
-
 import pytest
 
 from collectives.launched import launched
 from collectives.rank_programs import reduce_everything
-from ranks import run_threads
+from ranks import once, run_threads
 from unisono.collectives.reduce import ALIGNMENT, padded_length
 
 WORLDS = [
@@ -15,7 +13,7 @@ WORLDS = [
 ]
 
 
-@functools.cache
+@once
 def results(run, world_size):
     """Return every rank's report, from this process or from a launch."""
     if run is None:

@@ -11,9 +11,7 @@ def find_real(name: str) -> Path:
     given = os.environ.get("UNISONO_TEST_DATA")
     root = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
     if not (root / name).is_dir():
-        pytest.skip(
-            f"no real data at {root / name}; set UNISONO_TEST_DATA to the directory that holds {name}/"
-        )
+        pytest.skip(f"no real data at {root / name}; set UNISONO_TEST_DATA to the directory that holds {name}/")
     return root / name
 
 

@@ -51,9 +51,7 @@ GOOD = build_tar(
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_wanted_members_come_in_archive_order(tmp_path, form):
     """Matching regular members are delivered, ./ is taken off, the rest is skipped."""
-    plain = build_tar(
-        member("d/2.txt", b"two"), member("n/" + "x" * 98, b"-"), member("./d/1.txt"), form=form
-    )
+    plain = build_tar(member("d/2.txt", b"two"), member("n/" + "x" * 98, b"-"), member("./d/1.txt"), form=form)
     assert read(tmp_path, plain) == [("d/2.txt", b"two"), ("d/1.txt", b"")]
     assert read(tmp_path, GOOD) == [("d/2.txt", b"two"), ("d/1.txt", b"")]
 

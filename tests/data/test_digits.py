@@ -1,7 +1,6 @@
 """The bundled digits are the same 1,437 + 360 samples everywhere."""
 
 import hashlib
-import sys
 
 import numpy as np
 import pytest
@@ -42,6 +41,6 @@ def test_choose_test_takes_every_fifth_inside_the_classes():
 
 def test_missing_scikit_learn_names_the_extra(monkeypatch):
     """Without scikit-learn the error gives the command that installs it."""
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"Hint: pip install 'unisono\[recipes\]'"):
         load_digits()

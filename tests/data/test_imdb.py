@@ -150,9 +150,7 @@ def test_known_names_must_have_the_known_bytes(tmp_path, name):
 def test_nothing_usable_is_explained(tmp_path):
     """The error names the archives that would do."""
     for data in (tmp_path, tmp_path / "gone"):
-        with pytest.raises(
-            DataError, match=r"expected one of aclImdb_v1.tar.gz, .*Hint: put aclImdb_v1.tar.gz"
-        ):
+        with pytest.raises(DataError, match=r"expected one of aclImdb_v1.tar.gz, .*Hint: put aclImdb_v1.tar.gz"):
             load_imdb(data, cache=tmp_path)
 
 

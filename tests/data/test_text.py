@@ -177,8 +177,6 @@ def test_store_arrays_must_fit(offsets, labels):
     """Offsets that do not cut the tokens into one text per label are refused, as are wrong dtypes."""
     tokens = np.zeros(3, dtype=np.int32)
     with pytest.raises(DataError, match="offsets that rise from 0 to 3"):
-        TokenStore(
-            tokens=tokens, offsets=np.array(offsets, dtype=np.int64), labels=np.array(labels, dtype=np.int64)
-        )
+        TokenStore(tokens=tokens, offsets=np.array(offsets, dtype=np.int64), labels=np.array(labels, dtype=np.int64))
     with pytest.raises(DataError, match="expected flat arrays"):
         TokenStore(tokens=tokens.astype(np.int64), offsets=np.array([0, 3]), labels=np.array([0]))

@@ -1,24 +1,22 @@
 """The exact strategy: the right gradients, with the same bits on any number of ranks, whatever the model does."""
 
-import functools
-
 import pytest
 import torch
 
-from ranks import run_processes, run_threads
+from ranks import once, run_processes, run_threads
 from strategies import exact_cases
 
 NAMES = [case.__name__ for case in exact_cases.EVERYWHERE]
 ONLY_IN_PROCESS = [case.__name__ for case in exact_cases.IN_PROCESS]
 
 
-@functools.cache
+@once
 def alone(name):
     """Return a case's report from a world of one."""
     return run_threads(exact_cases.play, 1, name)[0][name]
 
 
-@functools.cache
+@once
 def launched():
     """Return every rank's report of all cases, from three processes."""
     return run_processes(exact_cases.play, 3)

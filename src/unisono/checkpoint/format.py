@@ -62,6 +62,7 @@ def pack(model: nn.Module, optimizer: Optimizer, scheduler: Any, values: Mapping
     ]
     packed = {
         **values,
+        "model_extra": _extra_state(model),
         "optimizer": {"groups": groups, "scalars": scalars},
         "scheduler": None if scheduler is None else scheduler.state_dict(),
     }
@@ -74,6 +75,11 @@ def unpack(state: State, model: nn.Module, optimizer: Optimizer, scheduler: Any)
     Raises:
         CheckpointError: Names or shapes differ from the live objects'.
     """
+    missing = {"model", "optimizer"} - state.tensors.keys() | (
+        {"model_extra", "optimizer", "scheduler"} - state.values.keys()
+    )
+    if missing:
+        raise CheckpointError(f"the checkpoint holds no {', '.join(sorted(missing))}: another version wrote it.")
     live = unique_tensors(model)
     _check_names("model", live, state.tensors["model"])
     names = parameter_names(model, optimizer)
@@ -88,10 +94,21 @@ def unpack(state: State, model: nn.Module, optimizer: Optimizer, scheduler: Any)
     for key, value in state.tensors["optimizer"].items():
         name, _, entry = key.rpartition("/")
         entries.setdefault(name, {})[entry] = value
-    groups = [old | {"params": new["params"]} for old, new in zip(saved["groups"], fresh["param_groups"], strict=True)]
+    by_names = {frozenset(group["params"]): group for group in saved["groups"]}
+    members = [frozenset(names[index] for index in group["params"]) for group in fresh["param_groups"]]
+    if set(members) != set(by_names):
+        raise CheckpointError(
+            f"the optimizer's {len(members)} parameter groups are not the checkpoint's {len(by_names)}. "
+            "Hint: group the parameters as when the run was started."
+        )
+    groups = [
+        by_names[member] | {"params": new["params"]} for member, new in zip(members, fresh["param_groups"], strict=True)
+    ]
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(state.tensors["model"][name])
+    if values["model_extra"]:
+        model.load_state_dict(values["model_extra"], strict=False)
     optimizer.load_state_dict(
         {"state": {index: entries[name] for index, name in names.items() if name in entries}, "param_groups": groups}
     )
@@ -108,6 +125,11 @@ def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
             seen[id(tensor)] = name
             found[name] = tensor.detach()
     return found
+
+
+def _extra_state(model: nn.Module) -> dict[str, Any]:
+    """Return what modules keep besides tensors (``get_extra_state``), by its key in the ``state_dict``."""
+    return {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
 
 
 def fingerprint(model: nn.Module) -> str:

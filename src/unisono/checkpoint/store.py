@@ -19,13 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from unisono.checkpoint.format import FORMAT_VERSION, State
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"step-(\d{8,})\.[0-9a-f]{8}")
 
 
 def write(directory: Path, step: int, state: State, *, keep: int = 2) -> Path:
-    """Write one checkpoint, then remove all but the `keep` newest; returns its directory.
+    """Write one checkpoint, then remove all but it and the newest valid others; returns its directory.
 
     The removal happens only after the new checkpoint has been read back and verified. One process calls this.
 
@@ -36,8 +36,11 @@ def write(directory: Path, step: int, state: State, *, keep: int = 2) -> Path:
         keep: Checkpoints to leave, at least 1.
 
     Raises:
+        ConfigError: ``keep < 1``.
         CheckpointError: Writing failed or what was written does not verify; the older checkpoints are untouched.
     """
+    if keep < 1:
+        raise ConfigError(f"expected keep >= 1, got {keep}.")
     name = f"step-{step:08d}.{uuid.uuid4().hex[:8]}"
     temporary = directory / f".{name}.tmp"
     try:
@@ -50,13 +53,14 @@ def write(directory: Path, step: int, state: State, *, keep: int = 2) -> Path:
             for stem, tensors in state.tensors.items()
         }
         files["state.json"] = json.dumps(state.values, indent=1).encode()
-        manifest = {
+        manifest: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "step": step,
             "files": {
                 file: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for file, data in files.items()
             },
         }
+        manifest["sha256"] = _hash_manifest(manifest)
         for file, data in files.items():
             _write_synced(temporary / file, data)
         _write_synced(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
@@ -65,10 +69,13 @@ def write(directory: Path, step: int, state: State, *, keep: int = 2) -> Path:
         _sync_directory(directory)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"could not write the checkpoint of step {step} into {directory}: {error}.") from error
+        raise CheckpointError(
+            f"could not write the checkpoint of step {step} into {directory}: {error.strerror or error} "
+            f"({_space(state, directory)}). The older checkpoints are untouched. "
+            "Hint: mend the cause and repeat the command; it resumes from them."
+        ) from error
     read(directory / name)
-    for _, old in list_steps(directory)[keep:]:
-        shutil.rmtree(old)
+    _prune(directory, directory / name, keep)
     return directory / name
 
 
@@ -116,6 +123,9 @@ def read(path: Path) -> tuple[int, State]:
             raise CheckpointError(
                 f"{path} has format {manifest['format_version']!r}, this version reads {FORMAT_VERSION}."
             )
+        named = _NAME.fullmatch(path.name)
+        if manifest["sha256"] != _hash_manifest(manifest) or (named and int(named[1]) != manifest["step"]):
+            raise CheckpointError(f"{path / 'manifest.json'} is damaged, or not this directory's.")
         contents: dict[str, bytes] = {}
         for name, expected in manifest["files"].items():
             if Path(name).name != name:
@@ -135,8 +145,42 @@ def read(path: Path) -> tuple[int, State]:
         return int(manifest["step"]), State(tensors=tensors, values=json.loads(contents["state.json"]))
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be trusted: {type(error).__name__}: {error}") from error
+
+
+def _prune(directory: Path, new: Path, keep: int) -> None:
+    """Leave `new` and the ``keep - 1`` newest others that verify; damaged ones must not take the place of good ones."""
+    kept = 1
+    for _, path in list_steps(directory):
+        if path == new:
+            continue
+        if kept < keep and _is_valid(path):
+            kept += 1
+            continue
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise CheckpointError(f"could not remove the old checkpoint {path}: {error}.") from error
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _hash_manifest(manifest: dict[str, Any]) -> str:
+    others = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
+def _space(state: State, directory: Path) -> str:
+    needed = sum(tensor.nbytes for tensors in state.tensors.values() for tensor in tensors.values())
+    free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
+    return f"{needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free"
 
 
 def _write_synced(path: Path, data: bytes) -> None:

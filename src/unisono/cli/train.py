@@ -1,6 +1,7 @@
 """``unisono train``: play a recipe on the workers of this machine."""
 
 import json
+import os
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -100,6 +101,7 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
         ScoreMismatch: The run directory was started with other settings.
         DataError: The data is missing, truncated or not what is pinned.
     """
+    from unisono.data.fetch import default_cache
     from unisono.errors import ScoreMismatch
     from unisono.launchers.spec import resolve_workers
     from unisono.observe.compare import diff
@@ -108,6 +110,7 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
 
     found = find(recipe)
     chosen = {name: value for name, value in given.items() if value is not None}
+    chosen["cache"] = str(default_cache(os.environ))
     defaults = {"epochs": found.epochs, "batch_size": found.batch_size, "replicas": found.replicas}
     recorded = _recorded_score(given.get("out"))
     if recorded is not None:  # fixed by the first launch
@@ -120,20 +123,26 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
         )
     count = resolve_workers(workers, options.replicas)
     check_world(options.replicas, count)
-    found.check_data(options.data_path)
+    found.check_data(options.data_path, options.cache_path)
     return Job(options=options, workers=count)
 
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
     from unisono.errors import ConfigError
 
-    file = Path(out or ".") / "score.json"
-    if out is None or not file.exists():
+    if out is None:
+        return None
+    directory, file = Path(out), Path(out) / "score.json"
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"expected a directory, got the file {out} from --out.")
+    if not file.exists():
         return None
     try:
-        score: dict[str, Any] = json.loads(file.read_text())
+        score = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is not the JSON that a run writes: {error}. Hint: choose another --out.") from error
+    if not isinstance(score, dict) or not {"seed", "replicas", "batch_size", "threads", "settings"} <= score.keys():
+        raise ConfigError(f"{file} is not what a run of a recipe writes. Hint: choose another --out.")
     return score
 
 

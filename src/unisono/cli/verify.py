@@ -30,10 +30,9 @@ class Trial:
     ledger: Path
 
 
-@click.command(short_help="Prove that the number of workers does not change a bit.",
-               context_settings={"allow_interspersed_args": True, "ignore_unknown_options": True})  # fmt: skip
+@click.command(short_help="Prove that the number of workers does not change a bit.")
 @click.argument("target", metavar="RECIPE|SCRIPT")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers to try.")
 @click.option(
     "--replicas",
@@ -54,7 +53,7 @@ class Trial:
 def verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, **given: Any) -> None:
     """Run RECIPE or SCRIPT once for each number of workers and compare the fingerprints.
 
-    A script's own ARGS are passed on. Its run directory is replaced by a temporary one. Where the
+    A script's own ARGS stand after ``--``. Its run directory is replaced by a temporary one. Where the
     fingerprints differ, the first step at which the ledgers part is named.
 
     Exit code: 0 only when all fingerprints are equal; 1 when they differ; 2 for wrong settings; else that of a
@@ -70,6 +69,8 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
         counts = [int(part) for part in workers.split(",")]
     except ValueError:
         raise ConfigError(f"expected --workers as numbers such as 1,2,4, got {workers!r}.") from None
+    if len(counts) < 2:
+        raise ConfigError(f"expected at least two runs to compare, got --workers {workers}. Hint: --workers 1,2.")
     with tempfile.TemporaryDirectory(prefix="unisono-verify-") as scratch:
         start = _script(target, args, counts, given) if _is_script(target) else _recipe(target, args, counts, given)
         trials: list[Trial] = []

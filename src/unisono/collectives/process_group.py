@@ -5,6 +5,7 @@ program that has already called ``dist.init_process_group`` is joined as it is.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import final
@@ -13,12 +14,16 @@ from urllib.parse import urlparse
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from unisono.collectives.loopback import LoopbackTransport
+from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost, WorldError
 from unisono.world import World
+
+_connections = itertools.count()
 
 
 @final
@@ -62,13 +67,14 @@ class ProcessGroupTransport(Transport):
             ) from error
 
 
-def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0) -> Transport:
+def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0, share_memory: bool = True) -> Transport:
     """Join the ranks of `world` and return this rank's transport; all ranks call it, and it blocks until they have.
 
     Args:
         world: Who this process is.
         device: ``cpu`` (gloo) or ``cuda`` (nccl for CUDA tensors, gloo for control messages).
         timeout_s: Longest wait for another rank in one collective.
+        share_memory: Go through shared memory where all ranks are CPU processes of this host.
 
     Raises:
         WorldError: The process group that the program has already made has another size or rank.
@@ -81,27 +87,35 @@ def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0) -> T
                 f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. "
                 "Hint: initialise it from the environment."
             )
-        return ProcessGroupTransport(owns_group=False)
+        return _fastest(world, ProcessGroupTransport(owns_group=False), device, timeout_s, share_memory)
     if world.world_size == 1:
         return LoopbackTransport()
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
-        if world.rendezvous == "env://":
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            dist.init_process_group(
-                backend, store=_store(world, timeout), rank=world.rank, world_size=world.world_size, timeout=timeout
-            )
-    except (RuntimeError, dist.DistNetworkError) as error:
+        # Keys of its own: a second group of this process must not meet at what the first has left in the store.
+        store = PrefixStore(f"unisono/{next(_connections)}", _store(world, timeout))
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
+    except WorldError:
+        raise
+    except RuntimeError as error:
         raise PeerLost(
             f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} "
             f"within {timeout_s:g} s: {error}"
         ) from error
-    return ProcessGroupTransport(owns_group=True)
+    return _fastest(world, ProcessGroupTransport(owns_group=True), device, timeout_s, share_memory)
+
+
+def _fastest(world: World, group: Transport, device: str, timeout_s: float, share_memory: bool) -> Transport:
+    if not share_memory or device != "cpu" or not world.is_single_host or world.world_size == 1:
+        return group
+    return over_shared_memory(group, timeout_s=timeout_s)
 
 
 def _store(world: World, timeout: timedelta) -> Store:
+    if world.rendezvous == "env://":
+        store: Store = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))[0]
+        return store
     where = urlparse(world.rendezvous)
     if where.scheme == "file":
         return FileStore(where.path, world.world_size)

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unisono.collectives.shared_memory import SharedBoard
+from unisono.collectives.shm import meet
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node, combine, nodes
+from unisono.errors import ConfigError
 
 ALIGNMENT = 16
 """Elements to which slices and segments of flat buffers are rounded up: 64 bytes of float32."""
+
+_SMALL_BYTES = 32 << 10
 
 
 def padded_length(length: int, world_size: int) -> int:
@@ -48,15 +53,72 @@ def tree_all_reduce(
         if total.data_ptr() != out.data_ptr():
             out.copy_(total)
         return
+    owned = [nodes(hosted.start, hosted.stop, leaves) for hosted in placement]
+    if transport.board is not None and out.device.type == "cpu":
+        transport.bytes_sent += (len(partials) + 1) * (out.nbytes - out.nbytes // world_size)
+        _reduce_on_board([partial for _, partial in partials], owned, leaves, out, transport.board)
+        return
     chunk = out.numel() // world_size
-    owned = [nodes(ranks.start, ranks.stop, leaves) for ranks in placement]
     recv_splits = [len(found) * chunk for found in owned]
     recv = out.new_empty(sum(recv_splits))
-    transport.all_to_all(
-        _by_destination(partials, world_size, out), [len(partials) * chunk] * world_size, recv, recv_splits
-    )
+    sent = _by_destination(partials, world_size, out)
+    transport.all_to_all(sent, [len(partials) * chunk] * world_size, recv, recv_splits)
     arrived = dict(zip((node for found in owned for node in found), recv.split(chunk), strict=True))
     transport.all_gather(combine(arrived, leaves, torch.add), out)
+
+
+def _reduce_on_board(
+    partials: Sequence[Tensor], owned: Sequence[Sequence[Node]], leaves: int, out: Tensor, board: SharedBoard
+) -> None:
+    """The same exchange through shared memory, in pieces that fit a slot.
+
+    What is written before meeting number b lies in the areas of parity b % 2 and is read between meetings b and
+    b + 1: so one meeting per piece is enough. While piece t is added up, piece t - 1 is copied out and piece t + 1 is
+    laid down.
+    """
+    world_size, item = board.world_size, out.element_size()
+    most = max(len(found) for found in owned)
+    length = board.slot_bytes // (most * item) // (ALIGNMENT * world_size) * (ALIGNMENT * world_size)
+    if not length:
+        raise ConfigError(f"expected slots of more than {most * item * ALIGNMENT * world_size} bytes.")
+    pieces = [range(start, min(start + length, out.numel())) for start in range(0, out.numel(), length)]
+    note = f"tree_all_reduce of {out.numel()} x {out.dtype}, {leaves} leaves"
+    everything = [(rank, index, node) for rank, found in enumerate(owned) for index, node in enumerate(found)]
+
+    def lay_down(piece: range) -> None:
+        slot = board.slot(board.rank, board.num_barriers % 2).view(out.dtype)
+        for index, partial in enumerate(partials):
+            slot[index * len(piece) : (index + 1) * len(piece)].copy_(partial[piece.start : piece.stop])
+
+    def add_up(piece: range, part: range, target: Tensor, parity: int) -> None:
+        arrived = {
+            node: board.slot(rank, parity).view(out.dtype)[index * len(piece) :][part.start : part.stop]
+            for rank, index, node in everything
+        }
+        target.copy_(combine(arrived, leaves, torch.add))
+
+    if out.nbytes <= _SMALL_BYTES:
+        # Every rank adds everything: more work, one meeting less.
+        lay_down(pieces[0])
+        meet(board, note)
+        add_up(pieces[0], range(out.numel()), out, (board.num_barriers - 1) % 2)
+        return
+    lay_down(pieces[0])
+    meet(board, note)
+    for number, piece in enumerate([*pieces, None]):
+        parity = (board.num_barriers - 1) % 2
+        if number:
+            done = pieces[number - 1]
+            for rank, target in enumerate(out[done.start : done.stop].split(len(done) // world_size)):
+                target.copy_(board.result(rank, parity).view(out.dtype)[: len(target)])
+        if piece is None:
+            return
+        share = len(piece) // world_size
+        own = range(board.rank * share, (board.rank + 1) * share)
+        add_up(piece, own, board.result(board.rank, 1 - parity).view(out.dtype)[:share], parity)
+        if number + 1 < len(pieces):
+            lay_down(pieces[number + 1])
+        meet(board, note)
 
 
 def _by_destination(partials: Sequence[tuple[Node, Tensor]], world_size: int, like: Tensor) -> Tensor:

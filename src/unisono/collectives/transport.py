@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.collectives.shared_memory import SharedBoard
+
 
 class Transport(ABC):
     """Moves tensors between the ranks of one world.
@@ -20,11 +22,13 @@ class Transport(ABC):
         rank: Index of this process.
         world_size: Number of ranks.
         bytes_sent: Payload bytes this rank has handed to *other* ranks so far.
+        board: Shared memory that all ranks see, where there is some; reductions go through it directly.
     """
 
     rank: int
     world_size: int
     bytes_sent: int
+    board: SharedBoard | None = None
 
     @abstractmethod
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:

@@ -7,13 +7,14 @@ workers or order.
 
 import ctypes
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import set_generators
@@ -54,7 +55,10 @@ class ArrayDataset:
         lengths = {len(array) for array in arrays}
         if len(lengths) != 1:
             raise DataError(f"expected arrays of one common length, got lengths {[len(array) for array in arrays]}.")
-        self.arrays = tuple(torch.as_tensor(array) for array in arrays)
+        with warnings.catch_warnings():
+            # Read-only (memory-mapped) arrays are welcome: `take` copies, nothing here writes.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            self.arrays = tuple(torch.as_tensor(array) for array in arrays)
 
     def __len__(self) -> int:
         return len(self.arrays[0])
@@ -90,7 +94,8 @@ class Fetcher:
     def __init__(
         self, dataset: Any, seed: int, *, transform: Transform | None = None, collate: Collate | None = None
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        has_numbers = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if not has_numbers or isinstance(dataset, IterableDataset):
             raise ConfigError(
                 f"expected a map-style data set (with __len__ and __getitem__), got {type(dataset).__name__}. "
                 "Hint: an iterable data set has no sample numbers, so its order cannot be made exact."

@@ -30,7 +30,7 @@ def permute(positions: Indices, num_samples: int, key: int) -> Indices:
     Args:
         positions: int64 (n,), each in ``range(num_samples)``.
         num_samples: Size of the permuted range, at least 1.
-        key: 64 bits.
+        key: Its low 63 bits count.
     """
     bits = max(4, (num_samples - 1).bit_length())
     round_keys = [np.uint64(mix(key & 0x7FFFFFFFFFFFFFFF, "feistel", number)) for number in range(_ROUNDS)]

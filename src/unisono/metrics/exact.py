@@ -4,6 +4,7 @@ Every metric is a few sums over samples. Sums of integers and `ExactSum` are ass
 any order and any grouping with the same bits; a ratio is formed once, at the end. Never an average of averages.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import final
 
@@ -98,24 +99,31 @@ class Accuracy(Metric):
 class Mean(Metric):
     """The mean over samples of a per-sample value, or of a micro-batch mean weighted by its samples.
 
+    NaN where a value is NaN or infinite.
+
     Call ``update(values, target)``: `values` is (n,) or one element that stands for the mean of ``len(target)``
     samples.
     """
 
     def __init__(self) -> None:
-        self.state = [0, 0]
+        self.state = [0, 0, 0]
 
     def update(self, output: Tensor, target: Tensor) -> None:
         """See `Metric.update`."""
+        if output.numel() != 1 and output.shape != (len(target),):
+            raise ConfigError(
+                f"Mean expects one element or values ({len(target)},) for {len(target)} targets, "
+                f"got {tuple(output.shape)}."
+            )
+        values = [output.double().item() * len(target)] if output.numel() == 1 else output.double().tolist()
         total = ExactSum()
-        if output.numel() == 1:
-            total.add(output.double().item() * len(target))
-        else:
-            for value in output.double().tolist():
-                total.add(value)
-        self.merge([total.units, len(target)])
+        for value in filter(math.isfinite, values):
+            total.add(value)
+        self.merge([total.units, len(target), sum(not math.isfinite(value) for value in values)])
 
     def compute(self) -> float:
         """See `Metric.compute`."""
-        units, count = self.state
+        units, count, num_bad = self.state
+        if num_bad:
+            return math.nan
         return units / (count << _SHIFT) if count else 0.0

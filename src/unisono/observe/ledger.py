@@ -80,9 +80,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a ledger, empty if there is none; a last line cut short by a crash is ignored."""
     entries: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text().splitlines():
+        for line in path.read_bytes().splitlines():
             try:
                 entries.append(json.loads(line))
-            except json.JSONDecodeError:
+            except ValueError:
                 break
     return entries

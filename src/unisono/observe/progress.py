@@ -65,7 +65,7 @@ class ProgressLine:
     def note(self, text: str) -> None:
         """Print one line above the bar."""
         if self._is_shown:
-            (self._bar.console if self._bar else self._console).print(text, soft_wrap=True)
+            (self._bar.console if self._bar else self._console).print(text, soft_wrap=True, markup=False, emoji=False)
 
     def close(self) -> None:
         """Stop drawing and give the terminal back; safe to call twice."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.seeding import check_seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +21,8 @@ class Recipe:
         epochs: Default.
         batch_size: Default: samples per optimizer step over all workers.
         replicas: Default.
-        check_data: Finds, downloads, verifies and caches the data before any worker starts.
+        check_data: Takes the options' data and cache directories; finds, downloads, verifies and caches the data
+            before any worker starts.
     """
 
     name: str
@@ -29,7 +31,7 @@ class Recipe:
     epochs: int
     batch_size: int
     replicas: int
-    check_data: Callable[[Path | None], object]
+    check_data: Callable[[Path | None, Path | None], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,7 @@ class Options:
     Attributes:
         limit: Use at most so many training and so many test samples, spread evenly over the data.
         data: Directory or file with the data; None downloads it.
+        cache: Directory for downloads and prepared data; the user's cache directory where None.
     """
 
     recipe: str
@@ -51,6 +54,7 @@ class Options:
     limit: int | None = None
     num_workers: int = 0
     data: str | None = None
+    cache: str | None = None
     out: str | None = None
     checkpoint_every: int | None = None
     allow_drift: bool = False
@@ -60,6 +64,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"expected --{name.replace('_', '-')} >= 1, got {value}.")
+        check_seed(self.seed)
         if self.num_workers < 0:
             raise ConfigError(f"expected --num-workers >= 0, got {self.num_workers}.")
         models = find(self.recipe).models
@@ -70,6 +75,11 @@ class Options:
     def data_path(self) -> Path | None:
         """Where the user's data is, None for a download."""
         return None if self.data is None else Path(self.data)
+
+    @property
+    def cache_path(self) -> Path | None:
+        """Where downloads and prepared data are kept."""
+        return None if self.cache is None else Path(self.cache)
 
     @property
     def score(self) -> dict[str, Any]:
@@ -98,7 +108,7 @@ def find(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _check_digits(data: Path | None) -> object:
+def _check_digits(data: Path | None, cache: Path | None) -> object:
     from unisono.data.digits import load_digits
 
     if data is not None:
@@ -106,16 +116,16 @@ def _check_digits(data: Path | None) -> object:
     return load_digits()
 
 
-def _check_mnist(data: Path | None) -> object:
+def _check_mnist(data: Path | None, cache: Path | None) -> object:
     from unisono.data.mnist import load_mnist
 
-    return load_mnist(data)
+    return load_mnist(data, cache=cache)
 
 
-def _check_imdb(data: Path | None) -> object:
+def _check_imdb(data: Path | None, cache: Path | None) -> object:
     from unisono.data.imdb import load_imdb
 
-    return load_imdb(data)
+    return load_imdb(data, cache=cache)
 
 
 RECIPES = {
@@ -131,7 +141,7 @@ RECIPES = {
         ),
         Recipe(
             name="imdb", summary="sentiment of film reviews: gated CNN, or a bag of words",
-            models=("gcnn", "bag"), epochs=3, batch_size=128, replicas=8, check_data=_check_imdb,
+            models=("gcnn", "bag"), epochs=1, batch_size=128, replicas=8, check_data=_check_imdb,
         ),
     )
 }  # fmt: skip

@@ -115,7 +115,7 @@ MODELS = {"gcnn": GatedCNN, "bag": BagOfWords}
 def train(options: Options) -> dict[str, Any]:
     """Play the recipe: Adam, learning rate 1e-3, gradient norm clipped at 0.1."""
     with unisono.Run(**options.run_settings(clip_norm=0.1)) as run:
-        data = load_imdb(options.data_path)
+        data = load_imdb(options.data_path, cache=options.cache_path)
         model = MODELS[options.model](len(data.vocabulary))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())

@@ -36,7 +36,7 @@ class SimpleCNN(nn.Module):
 def train(options: Options) -> dict[str, Any]:
     """Play the recipe: SGD, learning rate 0.01, momentum 0.5."""
     with unisono.Run(**options.run_settings()) as run:
-        splits = load_mnist(options.data_path)
+        splits = load_mnist(options.data_path, cache=options.cache_path)
         train_images, train_labels = thinned(options.limit, splits.train_images, splits.train_labels)
         test_images, test_labels = thinned(options.limit, splits.test_images, splits.test_labels)
         model = SimpleCNN()

@@ -64,7 +64,7 @@ class Exact(Strategy):
         sizes = [len(part) for part in cut(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)
         report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
-        weights = checksum(self._names.values())
+        weights = checksum([*self._names.values(), *self._buffers.floats()])
         hosted = self._placement[self._transport.rank]
         self._buffers.start_step()
         leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
@@ -75,7 +75,11 @@ class Exact(Strategy):
             )
         total = self._reduce(partials, leaves)
         report.merge(self._transport, self._placement, weights, step)
-        self._buffers.finish_step(self._transport, total.views[len(self._trainable) :], report.changed)
+        bad_replicas = tuple(replica for replica in range(leaves) if not report.finite[replica])
+        if bad_replicas:  # no update will follow: the buffers stay as they were
+            self._buffers.start_replica()
+        else:
+            self._buffers.finish_step(self._transport, total.views[len(self._trainable) :], report.changed)
         for parameter, view, is_present in zip(self._trainable, total.views, report.present, strict=False):
             parameter.grad = view if is_present else None
         self._last = total
@@ -83,7 +87,7 @@ class Exact(Strategy):
             loss=math.fsum(size / num_samples * loss for size, loss in zip(sizes, report.losses, strict=True) if size),
             checksum=total.checksum(),
             weights=weights,
-            bad_replicas=tuple(replica for replica in range(leaves) if not report.finite[replica]),
+            bad_replicas=bad_replicas,
         )
 
     def _plan(self) -> None:
@@ -93,12 +97,12 @@ class Exact(Strategy):
             a is not b for a, b in zip(trainable, self._trainable, strict=True)
         ):
             self._trainable = trainable
-            self._layout = Layout([*trainable, *self._buffers.floats()], self._transport.world_size)
+            self._layout = Layout(trainable, self._buffers.floats(), self._transport.world_size)
             self._pool, self._last = [], None
         if self._last is not None:
             self._pool.append(self._last)  # the gradients of the step before are no longer needed
             self._last = None
-        for parameter in trainable:
+        for parameter in self._names.values():  # frozen ones too: an old gradient would go on being applied
             parameter.grad = None
 
     def _leaves(

@@ -26,29 +26,38 @@ class Layout:
     """Where each of `tensors` lies in the flat buffers, one buffer per dtype and device.
 
     Args:
-        tensors: Floating-point tensors, in the model's order.
+        gradients: The parameters whose gradients come first, in the model's order.
+        buffers: The model's floating-point or complex buffers, which follow.
         world_size: Buffers are padded so that this many ranks own equal slices.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], world_size: int) -> None:
+    def __init__(self, gradients: Sequence[Tensor], buffers: Sequence[Tensor], world_size: int) -> None:
+        tensors = [*gradients, *buffers]
         keys = list(dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors))
-        lengths = [0] * len(keys)
+        lengths, self._gradient_lengths = [0] * len(keys), [0] * len(keys)
         self._segments: list[_Segment] = []
-        for tensor in tensors:
+        for number, tensor in enumerate(tensors):
             group = keys.index((tensor.dtype, tensor.device))
             self._segments.append(_Segment(group, lengths[group], tensor))
             lengths[group] += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+            if number < len(gradients):
+                self._gradient_lengths[group] = lengths[group]
         self._groups = [(dtype, device, length) for (dtype, device), length in zip(keys, lengths, strict=True)]
         self._world_size = world_size
 
     def new_buffer(self) -> "FlatBuffer":
         """Return a fresh buffer in which every place is -0.0."""
         flats = [
-            torch.full((padded_length(length, self._world_size),), -0.0, dtype=dtype, device=device)
+            torch.full((padded_length(length, self._world_size),), _neutral(dtype), dtype=dtype, device=device)
             for dtype, device, length in self._groups
         ]
         views = [_view(flats[segment.group], segment) for segment in self._segments]
-        return FlatBuffer(flats, views, [length for _, _, length in self._groups])
+        return FlatBuffer(flats, views, [length for _, _, length in self._groups], self._gradient_lengths)
+
+
+def _neutral(dtype: torch.dtype) -> float | complex:
+    """Return what changes no number it is added to."""
+    return complex(-0.0, -0.0) if dtype.is_complex else -0.0
 
 
 class FlatBuffer:
@@ -59,9 +68,10 @@ class FlatBuffer:
         views: Shaped and strided like the model's tensors, in the layout's order.
     """
 
-    def __init__(self, flats: list[Tensor], views: list[Tensor], lengths: list[int]) -> None:
+    def __init__(self, flats: list[Tensor], views: list[Tensor], lengths: list[int], gradients: list[int]) -> None:
         self.flats = flats
         self.views = views
+        self._gradients = gradients  # lengths of the gradients' part
         self._lengths = lengths  # without the padding, which depends on the world size
 
     def add_(self, other: "FlatBuffer") -> "FlatBuffer":
@@ -71,9 +81,10 @@ class FlatBuffer:
         return self
 
     def is_finite(self) -> bool:
-        """Whether no element is NaN or infinite."""
+        """Whether no gradient is NaN or infinite; buffers may be (masks often are)."""
         # A sum is many times faster than isfinite(); it may overflow, so only isfinite() condemns.
-        return all(bool(flat.sum().isfinite()) or bool(flat.isfinite().all()) for flat in self.flats)
+        pieces = (flat[:length] for flat, length in zip(self.flats, self._gradients, strict=True))
+        return all(bool(piece.sum().isfinite()) or bool(piece.isfinite().all()) for piece in pieces)
 
     def checksum(self) -> int:
         """Return the sum of the bits as 64-bit integers, modulo 2**64."""

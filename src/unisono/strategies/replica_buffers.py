@@ -1,7 +1,7 @@
-"""Buffers (BatchNorm's statistics, say) under several replicas: each starts from the step's start, results are merged.
+"""Buffers (BatchNorm's statistics, say) under several replicas: each starts from the step's start, results merged.
 
-Floating-point buffers are merged like gradients: each replica's result, weighted by its share of the batch, is
-added along the canonical tree. Other buffers (counters, masks) take the largest value any replica has left. A
+Floating-point (and complex) buffers are merged like gradients: each replica's result, weighted by its share of the
+batch, is added along the canonical tree. Other buffers (counters, masks) take the largest value any replica has left. A
 buffer that no replica has changed keeps its bits.
 """
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
+from unisono.errors import StepError
 
 
 class ReplicaBuffers:
@@ -25,16 +26,19 @@ class ReplicaBuffers:
 
     def __init__(self, model: nn.Module) -> None:
         slots: dict[int, tuple[nn.Module, str, Tensor]] = {}
+        self._empty: list[tuple[nn.Module, str]] = []
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     slots.setdefault(id(buffer), (module, name, buffer))
-        ordered = sorted(slots.values(), key=lambda slot: not slot[2].is_floating_point())  # stable: floats first
+                else:
+                    self._empty.append((module, name))
+        ordered = sorted(slots.values(), key=lambda slot: not _is_float(slot[2]))  # stable: floats first
         self._owners = [(module, name) for module, name, _ in ordered]
         self._buffers = [buffer for _, _, buffer in ordered]
         self._start = [buffer.clone() for buffer in self._buffers]
         self.num_buffers = len(self._buffers)
-        self.num_float = sum(buffer.is_floating_point() for buffer in self._buffers)
+        self.num_float = sum(_is_float(buffer) for buffer in self._buffers)
         self._largest: list[Tensor] | None = None
 
     def floats(self) -> list[Tensor]:
@@ -56,6 +60,12 @@ class ReplicaBuffers:
 
     def collect(self, views: Sequence[Tensor], weight: float, changed: npt.NDArray[np.bool_]) -> None:
         """Take the values a replica has left: weighted floats into `views`, their flags into `changed`."""
+        for module, name in self._empty:
+            if module._buffers[name] is not None:
+                raise StepError(
+                    f"the buffer {name!r} of {type(module).__name__} was registered as None and filled while training, "
+                    "so it cannot be kept apart between replicas. Hint: register it with its first value."
+                )
         if not self._buffers:
             return
         present = [module._buffers[name] for module, name in self._owners]
@@ -90,3 +100,7 @@ class ReplicaBuffers:
         largest = rows[rows[:, 0] == 1][:, 1:].amax(dim=0)
         for buffer, piece in zip(counters, largest.split([buffer.numel() for buffer in counters]), strict=True):
             buffer.copy_(piece.view(buffer.shape))
+
+
+def _is_float(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()

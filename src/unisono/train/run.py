@@ -16,11 +16,12 @@ from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, move
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import describe_environment, drift, set_determinism
-from unisono.errors import ConfigError, NonFiniteError, RankDivergence, StepError
+from unisono.errors import ConfigError, NonFiniteError, RankDivergence, ScoreMismatch, StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
 from unisono.placement import check_world, cut, place_evenly
+from unisono.seeding import check_seed
 from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy
 from unisono.strategies.exact import Exact
 from unisono.train import score as scores
@@ -75,7 +76,9 @@ class Run:
         device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
         settings: More of the score, JSON-able, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
-        transport: Joins the ranks in place of the environment's launcher (`run_ranks` gives one).
+        transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``: the process
+            group on the CPU too. Or an object that joins the ranks in place of the launcher (`run_ranks` gives one).
+            Never changes a bit.
 
     Raises:
         ConfigError: A setting is out of range, or world_size > replicas.
@@ -100,9 +103,10 @@ class Run:
         device: str | None = None,
         settings: Mapping[str, Any] | None = None,
         allow_drift: bool = False,
-        transport: Transport | None = None,
+        transport: Transport | str = "auto",
     ) -> None:
         self._started = time.monotonic()
+        check_seed(seed)
         for name, value, least in (
             ("threads", threads, 1), ("checkpoint_every", checkpoint_every, 1), ("replicas", replicas, 1),
         ):  # fmt: skip
@@ -111,8 +115,9 @@ class Run:
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"expected clip_norm > 0 (or None), got {clip_norm}.")
         set_determinism(threads)
-        world = World.current() if transport is None else World(rank=transport.rank, world_size=transport.world_size,
-            local_rank=transport.rank, local_world_size=transport.world_size)  # fmt: skip
+        if isinstance(transport, str) and transport not in ("auto", "gloo"):
+            raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")
+        world = World.current() if isinstance(transport, str) else _world_of(transport)
         self.world = world
         self.device = device_of(world, device)
         self.seed, self.clip_norm, self.threads = seed, clip_norm, threads
@@ -120,7 +125,11 @@ class Run:
         self._settings = dict(settings or {})
         self._allow_drift = allow_drift
         check_world(replicas or world.replicas or world.world_size, world.world_size)
-        self.transport = transport or connect(world, device=self.device.type)
+        self.transport = (
+            connect(world, device=self.device.type, share_memory=transport == "auto")
+            if isinstance(transport, str)
+            else transport
+        )
         chosen = world.run_dir or out
         self._record = RunRecord(None if chosen is None else Path(chosen), self.transport)
         self.replicas = replicas or self._record.replicas() or world.replicas or world.world_size
@@ -128,6 +137,7 @@ class Run:
         self.placement = place_evenly(self.replicas, world.world_size)
         self._part: _Part | None = None
         self._stepped = 0
+        self._opened: dict[str, Any] | None = None
         self._metrics: dict[str, float] = {}
         self._result: dict[str, Any] = {}
         torch.manual_seed(seed)
@@ -207,7 +217,8 @@ class Run:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
 
         Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves
-        checkpoints as it goes and writes ``result.json`` at the end.
+        checkpoints as it goes and writes ``result.json`` at the end. Called again, it goes on where it stopped:
+        `epochs` counts from the run's start.
 
         Raises:
             ScoreMismatch: The run directory was started with another score.
@@ -218,10 +229,9 @@ class Run:
         if epochs < 1:
             raise ConfigError(f"expected epochs >= 1, got {epochs}.")
         part = self._prepared()
-        per_epoch = len(loader)
-        last = epochs * per_epoch
-        first = self._resume(part, loader) + 1
-        self._stepped = first - 1
+        per_epoch, last = len(loader), epochs * len(loader)
+        self._open(part, loader)
+        first = self._stepped + 1
         started = time.monotonic()
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
@@ -232,7 +242,7 @@ class Run:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             if step == last or step % (self._checkpoint_every or per_epoch) == 0:
                 self._save(part, step)
-        self._finish(epochs, last, first - 1, time.monotonic() - started)
+        self._finish(self._stepped // per_epoch, first - 1, time.monotonic() - started)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step and return the mean loss over the whole batch; collective.
@@ -350,20 +360,27 @@ class Run:
             "settings": self._settings,
         }
 
-    def _resume(self, part: _Part, loader: Loader) -> int:
-        """Open the run directory; return the step that is done."""
-        step, state = self._record.resume(checkpoint_format.to_json(self._score(part, loader), "score"))
+    def _open(self, part: _Part, loader: Loader) -> None:
+        """Open the run directory and load the newest checkpoint; a later call only checks the score."""
+        score = checkpoint_format.to_json(self._score(part, loader), "score")
+        if self._opened is not None:
+            if lines := diff(self._opened, score):
+                raise ScoreMismatch(
+                    f"one run has one score, but run.steps() was called with another: {'; '.join(lines)}"
+                )
+            return
+        self._stepped, state = self._record.resume(score)
         if state is not None:
             checkpoint_format.unpack(state, part.model, part.optimizer, part.scheduler)
-        return step
+        self._opened = score
 
     def _save(self, part: _Part, step: int) -> None:
         self._record.save(step, lambda: checkpoint_format.pack(part.model, part.optimizer, part.scheduler, {}))
 
-    def _finish(self, epochs: int, steps: int, resumed_from: int, train_s: float) -> None:
+    def _finish(self, epochs: int, resumed_from: int, train_s: float) -> None:
         self._result = {
             "fingerprint": self.fingerprint(),
-            "steps": steps,
+            "steps": self._stepped,
             "epochs": epochs,
             "world_size": self.world.world_size,
             "replicas": self.replicas,
@@ -392,3 +409,8 @@ class Run:
             step=batch.step,
             replicas=gradients.bad_replicas,
         )
+
+
+def _world_of(transport: Transport) -> World:
+    rank, size = transport.rank, transport.world_size
+    return World(rank=rank, world_size=size, local_rank=rank, local_world_size=size)

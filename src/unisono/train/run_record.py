@@ -36,6 +36,7 @@ class RunRecord:
         self._transport = transport
         self._is_leader = transport.rank == 0
         self._ledger: Ledger | None = None
+        self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self.path = path
         self._leader_says(self._open)
 
@@ -50,7 +51,7 @@ class RunRecord:
         return answer
 
     def check_environment(self, environment: dict[str, Any], *, allow_drift: bool) -> None:
-        """Compare with the run's first launch, or record this one as the first; collective.
+        """Compare with the run's first launch; `resume` records what is new; collective.
 
         Raises:
             EnvironmentDrift: A numeric entry differs and `allow_drift` is false.
@@ -66,7 +67,7 @@ class RunRecord:
                 )
             if recorded is None or lines:
                 past = [*(recorded or {}).get("drifted", []), *([lines] if lines else [])]
-                self._write("environment.json", environment | {"drifted": past})
+                self._environment = environment | {"drifted": past}
 
         self._leader_says(check)
 
@@ -90,6 +91,8 @@ class RunRecord:
                     f"{self.path} holds a run with another score:\n  {listed}\n"
                     "Hint: repeat its settings to resume it, or choose another --out for a new run."
                 )
+            if self._environment is not None:
+                self._write("environment.json", self._environment)
             found, complaints = store.newest_valid(self.path / "checkpoints")
             return [str(found or ""), complaints]
 

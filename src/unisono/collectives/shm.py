@@ -1,0 +1,137 @@
+"""The `shm` transport: ranks of one host leave their buffers on a shared board, without sockets.
+
+`over_shared_memory` puts it on top of another transport, which is needed once, to tell the ranks where the memory is.
+Every meeting carries a note of what each rank is doing: ranks that run different code, or pass other sizes, all get
+the same clear error instead of a hang.
+"""
+
+import os
+from typing import final
+
+import torch
+from torch import Tensor
+
+from unisono.collectives.shared_memory import SharedBoard, is_supported
+from unisono.collectives.transport import Transport
+from unisono.errors import RankDivergence
+
+SLOT_BYTES = 1 << 20
+_ALIGNMENT = 64
+
+
+@final
+class ShmTransport(Transport):
+    """Moves tensors between ranks of one host through a `SharedBoard`.
+
+    Args:
+        board: Attached by all ranks.
+        below: The transport that the ranks met over; closed with this one.
+    """
+
+    board: SharedBoard
+
+    def __init__(self, board: SharedBoard, below: Transport) -> None:
+        self.board = board
+        self._below = below
+        self.rank = below.rank
+        self.world_size = below.world_size
+        self.bytes_sent = 0
+
+    def all_gather(self, send: Tensor, recv: Tensor) -> None:
+        """See `Transport.all_gather`."""
+        self.bytes_sent += send.nbytes * (self.world_size - 1)
+        source, targets = _bytes_of(send), [_bytes_of(part) for part in recv.split(len(send))]
+        note = f"all_gather of {len(send)} x {send.dtype}"
+        for start in range(0, max(1, len(source)), self.board.slot_bytes):
+            piece = source[start : start + self.board.slot_bytes]
+            parity = self.board.num_barriers % 2
+            self.board.slot(self.rank, parity)[: len(piece)].copy_(piece)
+            self._meet(note)
+            for rank, target in enumerate(targets):
+                target[start : start + len(piece)].copy_(self.board.slot(rank, parity)[: len(piece)])
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
+        """See `Transport.all_to_all`."""
+        item = send.element_size()
+        self.bytes_sent += (send.numel() - send_splits[self.rank]) * item
+        sources = [_bytes_of(part) for part in send.split(send_splits)]
+        targets = [_bytes_of(part) for part in recv.split(recv_splits)]
+        # The sizes first: every rank must know how many rounds the longest part of any pair takes.
+        table = torch.empty(self.world_size, self.world_size, dtype=torch.int64)
+        self.all_gather(torch.tensor([len(part) for part in sources]), table.view(-1))
+        self.bytes_sent -= 8 * self.world_size * (self.world_size - 1)  # no payload
+        expected = [len(part) for part in targets]
+        if table[:, self.rank].tolist() != expected:
+            raise RankDivergence(
+                f"[rank {self.rank}/{self.world_size}] all_to_all: expected {expected} bytes from the ranks, "
+                f"they send {table[:, self.rank].tolist()}."
+            )
+        room = self.board.slot_bytes // self.world_size // _ALIGNMENT * _ALIGNMENT
+        for start in range(0, int(table.max()), room):
+            parity = self.board.num_barriers % 2
+            for rank, source in enumerate(sources):
+                piece = source[start : start + room]
+                self.board.slot(self.rank, parity)[rank * room :][: len(piece)].copy_(piece)
+            self._meet(f"all_to_all of {send.dtype}")
+            for rank, target in enumerate(targets):
+                part = target[start : start + room]
+                part.copy_(self.board.slot(rank, parity)[self.rank * room :][: len(part)])
+
+    def barrier(self) -> None:
+        """See `Transport.barrier`."""
+        self._meet("barrier")
+
+    def close(self) -> None:
+        """Leave the board and the transport below."""
+        self.board.close()
+        self._below.close()
+
+    def _meet(self, note: str) -> None:
+        meet(self.board, note)
+
+
+def meet(board: SharedBoard, note: str) -> None:
+    """Wait for all ranks, and check that they are doing the same.
+
+    Raises:
+        PeerLost: A rank has died or has not come in time.
+        RankDivergence: Ranks are doing different things; raised on all of them.
+    """
+    notes = board.barrier(note.encode())
+    if any(other != notes[0] for other in notes):
+        listed = "; ".join(f"rank {rank}: {other.decode(errors='replace')}" for rank, other in enumerate(notes))
+        raise RankDivergence(
+            f"[rank {board.rank}/{board.world_size}] the ranks are doing different things in meeting "
+            f"{board.num_barriers}: {listed}. Hint: collectives must be called by all ranks, in one order."
+        )
+
+
+def over_shared_memory(below: Transport, *, timeout_s: float, slot_bytes: int = SLOT_BYTES) -> Transport:
+    """Return a transport over shared memory between the ranks that `below` joins; `below` itself where that cannot be.
+
+    All ranks call it and get the same kind.
+
+    Args:
+        below: Joins ranks of one host.
+        timeout_s: Longest wait for a rank that lives.
+        slot_bytes: Bytes per meeting and rank; a multiple of 64.
+    """
+    board: SharedBoard | None = None
+    address = ""
+    if below.rank == 0 and is_supported():
+        board, address = SharedBoard.create(below.world_size, slot_bytes, timeout_s)
+    address = below.all_gather_json(address)[0]
+    if below.rank != 0 and address and is_supported():
+        try:
+            board = SharedBoard.attach(address, below.rank, below.world_size, slot_bytes, timeout_s)
+        except OSError:
+            board = None  # another host or process namespace: said below, to all ranks
+    pids = below.all_gather_json(os.getpid() if board is not None else 0)
+    if board is None or not all(pids):
+        return below
+    board.watch(pids)
+    return ShmTransport(board, below)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)

@@ -1,0 +1,123 @@
+"""The command line answers at once, and a slip of the keyboard is answered with what was meant."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from unisono.cli.main import VERBS, unisono
+
+# One process for all: each is answered in it, and afterwards torch must not have been loaded.
+ASK = """
+import contextlib, io, json, sys
+from unisono.cli.main import main, VERBS
+answers = []
+for arguments in [["--help"], ["-h"], ["--version"], *([verb, "--help"] for verb in VERBS)]:
+    sys.argv = ["unisono", *arguments]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            main()
+        except SystemExit as end:
+            answers.append([arguments, end.code, out.getvalue()])
+heavy = [name for name in ("torch", "numpy", "rich", "sklearn") if name in sys.modules]
+print(json.dumps([answers, heavy]))
+"""
+
+
+@pytest.fixture(scope="module")
+def asked():
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
+    answers, heavy = json.loads(done.stdout)
+    return {tuple(arguments): (code, text) for arguments, code, text in answers}, heavy
+
+
+def test_every_help_ends_with_zero(asked):
+    """The whole and each verb explain themselves, in no more than 100 columns."""
+    answers, _ = asked
+    assert len(answers) == 3 + len(VERBS)
+    for arguments, (code, text) in answers.items():
+        assert code in (0, None), arguments
+        assert text.strip()
+        assert max(map(len, text.splitlines())) <= 100
+    assert all(verb in answers["--help",][1] and summary in answers["--help",][1] for verb, summary in VERBS.items())
+
+
+def test_help_loads_nothing_heavy(asked):
+    """Neither torch nor NumPy nor a data library is imported to answer a question."""
+    assert asked[1] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_says_what_its_exit_codes_mean(asked, verb):
+    """Usage, an explanation and the exit codes are in each verb's help."""
+    _, text = asked[0][verb, "--help"]
+    assert text.startswith(f"Usage: unisono {verb} ")
+    assert "Exit code: 0" in text
+
+
+def test_verbs_are_found_under_their_names():
+    """Each verb's file holds a command of its name."""
+    group = unisono
+    context = click.Context(group)
+    assert group.list_commands(context) == list(VERBS)
+    assert all(group.get_command(context, verb).name == verb for verb in VERBS)
+    assert group.get_command(context, "outcome") is None
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("verfy", "verify"), ("rnu", "run")])
+def test_a_mistyped_verb_names_the_nearest(typed, meant):
+    """Wrong usage is code 2, with what was meant."""
+    result = CliRunner().invoke(unisono, [typed])
+    assert result.exit_code == 2
+    assert f"Did you mean '{meant}'?" in result.output
+
+
+def test_a_verb_like_no_other_is_refused_without_a_guess():
+    """Code 2, no suggestion, and the verb is quoted."""
+    result = CliRunner().invoke(unisono, ["zzzz"])
+    assert result.exit_code == 2
+    assert "zzzz" in result.output
+    assert "Did you mean" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["train", "digits", "--epoch", "1"], "--epochs"),
+        (["train", "digits", "--batchsize", "8"], "--batch-size"),
+        (["verify", "digits", "--worker", "1"], "--workers"),
+    ],
+)
+def test_a_mistyped_option_names_the_nearest(arguments, meant):
+    """Wrong options are code 2, with the option that was meant, and nothing starts."""
+    result = CliRunner().invoke(unisono, arguments)
+    assert result.exit_code == 2
+    assert meant in result.output
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["verify"], ["run"], ["train", "digits", "--epochs", "many"]])
+def test_missing_and_malformed_arguments_are_wrong_usage(arguments):
+    """Code 2 with the usage line."""
+    result = CliRunner().invoke(unisono, arguments)
+    assert result.exit_code == 2
+    assert "Usage: " in result.output
+
+
+def test_python_m_unisono_is_unisono():
+    """The module and the installed command say the same, on the same streams, with the same code."""
+    command = f"{sys.prefix}/bin/unisono"
+    answers = [
+        [
+            subprocess.run([*start, *arguments], capture_output=True, text=True, check=False)
+            for start in ([sys.executable, "-m", "unisono"], [command])
+        ]
+        for arguments in (["--version"], ["trian"])
+    ]
+    for module, script in answers:
+        assert (module.returncode, module.stdout, module.stderr) == (script.returncode, script.stdout, script.stderr)
+    assert [module.returncode for module, _ in answers] == [0, 2]
+    assert answers[0][0].stdout.startswith("unisono, version ")

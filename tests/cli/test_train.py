@@ -1,0 +1,211 @@
+"""``unisono train``: all is checked before a worker starts, and what was interrupted goes on to the same bits."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.data.mnist import PINS
+
+KEYS = {"fingerprint", "steps", "epochs", "world_size", "replicas", "wall_s", "train_s", "metrics"}
+SETTINGS = ("--limit", "200", "--epochs", "4", "--batch-size", "16", "--checkpoint-every", "4", "--replicas", "4")
+NUM_STEPS = 4 * 13
+
+
+def environment() -> dict[str, str]:
+    """Return our environment without any launcher's variables."""
+    strange = re.compile(r"RANK|WORLD_SIZE|MASTER_.*|(UNISONO|SLURM|OMPI|LOCAL)_.*|(OMP|MKL)_NUM_THREADS")
+    return {name: value for name, value in os.environ.items() if not strange.fullmatch(name)}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "unisono", "train", *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def train(*arguments: str) -> tuple[int, str, str]:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """An uninterrupted run on one worker: its directory and what was printed."""
+    out = tmp_path_factory.mktemp("reference") / "run"
+    return out, train("digits", "-n", "1", *SETTINGS, "--out", str(out), "--json")
+
+
+def test_json_is_one_object_on_standard_output(reference):
+    """With --json a program reads one object with the promised keys; progress goes to standard error."""
+    out, (code, printed, told) = reference
+    assert code == 0, told
+    assert printed.count("\n") == 1
+    result = json.loads(printed)
+    assert set(result) >= KEYS
+    assert re.fullmatch("[0-9a-f]{64}", result["fingerprint"])
+    assert (result["steps"], result["epochs"], result["world_size"], result["replicas"]) == (NUM_STEPS, 4, 1, 4)
+    assert 0 < result["train_s"] <= result["wall_s"]
+    assert set(result["metrics"]) == {"test_loss", "test_accuracy"}
+    assert result["resumed_from_step"] == 0
+    assert result == json.loads((out / "result.json").read_text())
+    assert "epoch 4/4" in told
+    assert "\x1b" not in told
+
+
+def test_the_run_directory_is_complete_and_private(reference):
+    """A run leaves score, environment, ledger, result and checkpoints, in a directory for its owner only."""
+    out, _ = reference
+    assert {"score.json", "environment.json", "ledger.jsonl", "result.json", "checkpoints"} <= {
+        path.name for path in out.iterdir()
+    }
+    assert len((out / "ledger.jsonl").read_text().splitlines()) == NUM_STEPS
+    assert out.stat().st_mode & 0o077 == 0
+
+
+def test_a_finished_run_is_resumed_not_repeated(reference, tmp_path):
+    """The same command again finds nothing left to do, says so, and gives the same fingerprint and metrics."""
+    source, (_, printed, _) = reference
+    shutil.copytree(source, tmp_path / "run")
+    code, again, told = train("digits", "-n", "1", *SETTINGS, "--out", str(tmp_path / "run"), "--json")
+    first, second = json.loads(printed), json.loads(again)
+    assert code == 0, told
+    assert second["resumed_from_step"] == NUM_STEPS
+    assert second["fingerprint"] == first["fingerprint"]
+    assert second["metrics"] == first["metrics"]
+
+
+def test_killed_and_resumed_on_another_number_of_workers_gives_the_same_bits(reference, tmp_path):
+    """SIGKILL after the first checkpoint, then one worker fewer: fingerprint and ledger are as if nothing was.
+
+    Also the human output of the resumed run: where it went on, and the fingerprint.
+    """
+    source, (_, printed, _) = reference
+    out = tmp_path / "run"
+    process = start("digits", "-n", "2", *SETTINGS, "--out", str(out))
+    while not list((out / "checkpoints").glob("step-*")):
+        try:
+            process.wait(timeout=0.01)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"ended before its first checkpoint: {process.communicate()}")
+    process.kill()
+    process.communicate(timeout=60)  # to the end of its output: the leader, who writes the files, is gone too
+    assert not (out / "result.json").exists(), "the run was over before it could be killed"
+    code, text, told = train("digits", "-n", "1", *SETTINGS, "--out", str(out))
+    assert code == 0, told
+    result = json.loads((out / "result.json").read_text())
+    assert 4 <= result["resumed_from_step"] < NUM_STEPS
+    assert f"resumed after step {result['resumed_from_step']}" in told
+    assert result["fingerprint"] == json.loads(printed)["fingerprint"]
+    assert result["metrics"] == json.loads(printed)["metrics"]
+    assert (out / "ledger.jsonl").read_bytes() == (source / "ledger.jsonl").read_bytes()
+    assert f"fingerprint  {result['fingerprint']}\n" in text
+
+
+# One process for all wrong commands: whether torch was loaded in it, and whether it ever had a child, is asked of it.
+ASK = """
+import contextlib, io, json, resource, sys
+from unisono.cli.main import main
+def used():
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+answers = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    sys.argv = ["unisono", "train", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    before = used()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:
+            code = repr(error)
+    answers[name] = [code, out.getvalue(), err.getvalue(), used() - before, "torch" in sys.modules]
+print(json.dumps(answers))
+"""
+
+
+def mnist_like(folder: Path, *, sizes: dict[str, int] | None = None) -> str:
+    """Write files under MNIST's names, of the pinned sizes but with zeros in them."""
+    folder.mkdir()
+    for name, pin in PINS.items():
+        if name.endswith(".gz"):
+            with (folder / name).open("wb") as file:
+                file.truncate((sizes or {}).get(name, pin.size_bytes))
+    return str(folder)
+
+
+# What is typed after `unisono train`, and what the message must name. {..} are paths of the fixture.
+WRONG = {
+    "workers above replicas": ("digits -n 3 --replicas 2", r"3.*replicas"),
+    "no workers": ("digits -n 0", r"workers >= 1, got 0"),
+    "workers no number": ("digits -n two", r"workers.*'two'"),
+    "batch size": ("digits -n 1 --batch-size 0", r"--batch-size >= 1, got 0"),
+    "negative limit": ("digits -n 1 --limit -5", r"--limit >= 1, got -5"),
+    "unknown recipe": ("mnits -n 1", r"did you mean 'mnist'"),
+    "unknown model": ("digits -n 1 --model gcnn", r"no model 'gcnn'"),
+    "data for digits": ("digits -n 1 --data {missing}", r"brings its own data"),
+    "missing data": ("mnist -n 1 --data {missing}", r"{missing}.*train-images-idx3-ubyte"),
+    "truncated data": ("mnist -n 1 --data {truncated}", r"{truncated}/train-images-idx3-ubyte\.gz.*9,912,422.*1,000"),
+    "wrong checksum": ("mnist -n 1 --data {zeros}", r"{zeros}/train-images-idx3-ubyte\.gz.*440fcabf73cc"),
+    "missing reviews": ("imdb -n 1 --data {missing}", r"{missing}"),
+    "another score": ("digits -n 1 --out {reference} --replicas 4 --limit 200 --batch-size 8", r"batch_size: 16 -> 8"),
+    "another seed": ("digits -n 1 --out {reference} --limit 200 --batch-size 16 --seed 1", r"seed: 0 -> 1"),
+    "no score": ("digits -n 1 --out {no_score}", r"{no_score}"),
+    "strange score": ("digits -n 1 --out {strange_score}", r"{strange_score}"),
+    "out is a file": ("digits -n 1 --limit 8 --epochs 1 --out {file}", r"{file}"),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(reference, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refused")
+    paths = {"reference": reference[0]}
+    for name in ("missing", "truncated", "zeros", "no_score", "strange_score", "file"):
+        paths[name] = folder / name
+    paths["missing"].mkdir()
+    mnist_like(paths["truncated"], sizes={"train-images-idx3-ubyte.gz": 1000})
+    mnist_like(paths["zeros"])
+    for name, text in (("no_score", "{torn"), ("strange_score", "[1]")):
+        paths[name].mkdir()
+        (paths[name] / "score.json").write_text(text)
+    paths["file"].write_text("")
+    commands = {name: [word.format(**paths) for word in text.split()] for name, (text, _) in WRONG.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(commands)], capture_output=True, text=True, check=True, env=environment()
+    )
+    return {name: re.escape(str(path)) for name, path in paths.items()}, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_settings_and_data_are_refused_before_a_worker_starts(refused, name):
+    """Code 2, one message that names the cause, nothing on standard output, no process, no torch."""
+    paths, answers = refused
+    code, out, err, children, has_torch = answers[name]
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("unisono train: ")
+    wanted = WRONG[name][1]
+    for place, path in paths.items():
+        wanted = wanted.replace(f"{{{place}}}", path)
+    assert re.search(wanted, err, re.DOTALL), err
+    assert children == 0
+    assert not has_torch
+
+
+def test_a_started_process_would_be_noticed():
+    """The control: the measure used above grows with any child."""
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0

@@ -1,0 +1,109 @@
+"""``unisono verify`` says equal only for equal bits, and names the step where runs part."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from unisono.cli.main import unisono
+
+SCRIPT = """
+import sys
+import torch, unisono
+from torch.nn import functional as F
+
+run = unisono.Run(seed=1, replicas=2, out="my own directory")
+model = torch.nn.Linear(3, 2)
+model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+generator = torch.Generator().manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(24, 3, generator=generator), torch.arange(24) % 2)
+print("noise of the script", sys.argv[1:])
+wrong_from = int(sys.argv[1])
+for batch in run.steps(run.loader(data, batch_size=8), epochs=2):
+    is_wrong = batch.step >= wrong_from and run.world.rank == 1
+    run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y) * (2 if is_wrong else 1))
+"""
+
+
+def verify(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    strange = re.compile(r"RANK|WORLD_SIZE|MASTER_.*|(UNISONO|SLURM|OMPI|LOCAL)_.*|(OMP|MKL)_NUM_THREADS")
+    env = {name: value for name, value in os.environ.items() if not strange.fullmatch(name)}
+    command = [sys.executable, "-m", "unisono", "verify", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_recipe_has_one_fingerprint(tmp_path):
+    """The digits on one and two workers: code 0, equal, one fingerprint, nothing left behind."""
+    done = verify(tmp_path, "digits", "-w", "1,2", "--limit", "200", "--epochs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["equal"] is True
+    assert [trial["workers"] for trial in answer["trials"]] == [1, 2]
+    assert len({trial["fingerprint"] for trial in answer["trials"]}) == 1
+    assert all(trial["steps"] == 4 and trial["seconds"] > 0 for trial in answer["trials"])
+    assert done.stderr.splitlines()[-1] == "equal"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_dependent_script_is_caught_at_its_first_wrong_step(tmp_path):
+    """A loss that depends on the rank from step 3 on: code 1, the step and fields named, both fingerprints shown."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = verify(tmp_path, "script.py", "-w", "1,2", "3")
+    assert done.returncode == 1, done.stderr
+    assert "1 and 2 workers part at step 3 in: " in done.stderr
+    assert "loss" in done.stderr
+    assert "gradient" in done.stderr
+    assert done.stderr.splitlines()[-1] == "DIFFERENT"
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0] == ["workers", "seconds", "steps", "fingerprint"]
+    assert [row[0] for row in rows[1:]] == ["1", "2"]
+    assert len({row[3] for row in rows[1:]}) == 2
+    assert "noise of the script" not in done.stdout
+    assert not (tmp_path / "my own directory").exists()
+
+
+def test_a_script_that_trains_nothing_proves_nothing(tmp_path):
+    """Without a result there is nothing to compare: code 2, with the fix."""
+    (tmp_path / "idle.py").write_text("print('done')")
+    done = verify(tmp_path, "idle.py", "-w", "1,2")
+    assert done.returncode == 2
+    assert "ended without a result. Hint" in done.stderr
+    assert "equal" not in done.stdout + done.stderr
+
+
+def test_a_script_that_fails_is_no_difference(tmp_path):
+    """A failing script ends with its own code and traceback, not with a verdict."""
+    (tmp_path / "broken.py").write_text("raise SystemExit('the script gives up')")
+    done = verify(tmp_path, "broken.py", "-w", "2")
+    assert done.returncode == 1
+    assert "the script gives up" in done.stderr
+    assert "DIFFERENT" not in done.stderr
+    assert "equal" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("digits -w 1,two", "numbers such as 1,2,4, got '1,two'"),
+        ("digits -w 1,,2", "numbers such as"),
+        ("digits -w 0,1", "workers >= 1, got 0"),
+        ("digits -w 1,9", "9"),
+        ("digits -w 1,2 --batch-size 0", "--batch-size >= 1"),
+        ("digits -w 1,2 surplus", "takes no arguments, got surplus"),
+        ("mnits -w 1,2", "did you mean 'mnist'"),
+        ("nowhere.py -w 1,2", "nowhere.py"),
+        ("script.py --epochs 3", "--epochs is for recipes"),
+    ],
+)
+def test_wrong_settings_are_code_2(tmp_path, monkeypatch, arguments, words):
+    """Wrong numbers, recipes, files and options are refused before anything is tried."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    result = CliRunner().invoke(unisono, ["verify", *arguments.split()])
+    assert result.exit_code == 2, result.output
+    assert words in result.output
+    assert "[1/" not in result.output

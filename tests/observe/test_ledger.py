@@ -1,0 +1,98 @@
+"""The ledger is the exact record of a run: exact to the bit, and cut on resume."""
+
+import json
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from unisono.observe.ledger import Entry, Ledger, hash_samples
+
+
+def entry(step: int) -> Entry:
+    return Entry(
+        step=step,
+        epoch=(step - 1) // 4,
+        num_samples=8,
+        samples=hash_samples(np.arange(step)),
+        loss=math.sqrt(step).hex(),
+        gradient=f"{step:016x}",
+        weights=f"{step * 3:016x}",
+        lr=(0.1).hex(),
+    )
+
+
+def fill(path, steps, last_step=0):
+    ledger = Ledger(path, last_step)
+    for step in steps:
+        ledger.append(entry(step))
+    ledger.close()
+    return path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_entries_come_back_exactly(tmp_path):
+    """Each line is one step, its fields in fixed order, its floats exact."""
+    path = fill(tmp_path / "ledger.jsonl", range(1, 4))
+    assert [Entry(**line) for line in lines(path)] == [entry(1), entry(2), entry(3)]
+    assert [list(line) for line in lines(path)] == [[field.name for field in fields(Entry)]] * 3
+    assert float.fromhex(lines(path)[1]["loss"]) == math.sqrt(2)
+
+
+def test_equal_runs_have_equal_files(tmp_path):
+    """No time and no place is in a ledger: the same steps give the same bytes."""
+    left, right = fill(tmp_path / "a.jsonl", range(1, 6)), fill(tmp_path / "b.jsonl", range(1, 6))
+    assert left.read_bytes() == right.read_bytes()
+
+
+def test_a_line_reaches_the_file_at_once(tmp_path):
+    """What has been appended is there before the process does anything else."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, 0)
+    ledger.append(entry(1))
+    assert path.read_text().endswith("}\n")
+    assert len(lines(path)) == 1
+    ledger.sync()
+    ledger.close()
+    ledger.close()
+
+
+@pytest.mark.parametrize("done", [0, 3, 5, 9])
+def test_resume_cuts_what_will_be_written_again(tmp_path, done):
+    """Lines after the checkpoint's step go; going on gives the file of a run that was never interrupted."""
+    path = fill(tmp_path / "ledger.jsonl", range(1, 6))
+    whole = fill(tmp_path / "whole.jsonl", range(1, 8))
+    first = min(done, 5) + 1
+    fill(path, range(first, 8), last_step=done)
+    assert path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 100])
+def test_a_torn_last_line_is_cut_off(tmp_path, cut):
+    """A line that a crash left incomplete is dropped, not continued and not fatal."""
+    path = fill(tmp_path / "ledger.jsonl", range(1, 4))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    fill(path, [] if cut == 1 else [3], last_step=3)
+    assert path.read_bytes() == whole
+
+
+def test_bytes_that_no_run_writes_end_the_ledger(tmp_path):
+    """Zeros or garbage after a power cut count as a torn line."""
+    path = fill(tmp_path / "ledger.jsonl", [1, 2])
+    whole = path.read_bytes()
+    for garbage in (b"\0" * 50, b"\xff\xfe\x80", b'{"step": 3, "ep'):
+        path.write_bytes(whole + garbage)
+        fill(path, [], last_step=9)
+        assert path.read_bytes() == whole
+
+
+def test_samples_hash_sees_members_and_order():
+    """The hash depends on which samples and in which order, not on the integer type they are held in."""
+    batch = np.array([3, 1, 2])
+    assert hash_samples(batch) == hash_samples(batch.astype(np.int32)) == hash_samples(batch[::-1][::-1])
+    assert len({hash_samples(np.array(other)) for other in ([3, 1, 2], [1, 3, 2], [3, 1], [3, 1, 2, 0])}) == 4

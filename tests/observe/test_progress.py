@@ -1,0 +1,147 @@
+"""Progress is a bar on a terminal, plain lines in a pipe, and silence on all ranks but the leader."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from unisono.observe.progress import ProgressLine
+
+
+@pytest.fixture(autouse=True)
+def _no_forced_terminal(monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_plain_lines_in_a_pipe(capsys):
+    """Piped, progress is whole lines on standard error without control characters; the last step is always told."""
+    with ProgressLine(20, 10) as progress:
+        for step in range(1, 21):
+            progress.step(step, 1 / step, 64)
+        progress.note("epoch 2/2  test_accuracy 0.9000")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "\x1b" not in err
+    assert "\r" not in err
+    told, noted = err.splitlines()
+    assert re.fullmatch(r"epoch 2/2  step 20/20  loss 0\.0500  [\d,]+ samples/s", told)
+    assert noted == "epoch 2/2  test_accuracy 0.9000"
+
+
+def test_plain_lines_are_rare_but_come(capsys, monkeypatch):
+    """Between first and last step a line comes every few seconds, not every step."""
+    seconds = iter(range(1000))
+    monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: float(next(seconds)))
+    with ProgressLine(40, 10) as progress:
+        for step in range(1, 41):
+            progress.step(step, 1.0, 1)
+    assert 4 <= len(capsys.readouterr().err.splitlines()) <= 9
+
+
+def test_long_lines_are_not_broken(capsys):
+    """A long note stays one line, so that programs can read it."""
+    with ProgressLine(1, 1) as progress:
+        progress.note("x" * 300)
+    assert capsys.readouterr().err == "x" * 300 + "\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["[bold] is not markup", "metric[0] 1.5", "[/] closes nothing", ":warning: is no sign"]
+)
+def test_notes_are_printed_as_they_are(capsys, text):
+    """Square brackets of a metric's name are text, not markup."""
+    with ProgressLine(1, 1) as progress:
+        progress.note(text)
+    assert capsys.readouterr().err == text + "\n"
+
+
+def test_other_ranks_are_silent(capsys):
+    """Only the leader speaks."""
+    with ProgressLine(2, 1, is_shown=False) as progress:
+        progress.step(1, 1.0, 1)
+        progress.step(2, 1.0, 1)
+        progress.note("nothing")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_after_close_nothing_is_shown(capsys):
+    """Closing twice is harmless, and a closed progress is silent."""
+    progress = ProgressLine(2, 1)
+    progress.close()
+    progress.close()
+    progress.note("late")
+    assert capsys.readouterr().err == ""
+
+
+SCRIPT = """
+import sys
+from unisono.observe.progress import ProgressLine
+total, per_epoch, loss, samples = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+with ProgressLine(total, per_epoch, first_step=total - 40) as progress:
+    for step in range(total - 39, total + 1):
+        progress.step(step, loss, samples)
+        if step % 10 == 0:
+            progress.note(f"epoch 1/5  test_loss 0.1234  step {step}")
+        progress._bar.refresh()
+"""
+
+
+def on_terminal(columns: int, *arguments: str) -> str:
+    """Run the script on a terminal of its own and return everything that reached the screen."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=env | {"TERM": "xterm"},
+    )
+    os.close(slave)
+    screen = b""
+    try:
+        while data := os.read(master, 65536):
+            screen += data
+    except OSError:  # the terminal's other end is closed
+        pass
+    os.close(master)
+    assert child.wait() == 0, screen.decode()
+    return screen.decode()
+
+
+def visible_lines(screen: str) -> list[str]:
+    bare = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+    return [line for line in re.split(r"[\r\n]+", bare) if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_all"),
+    [(("4690", "469", "0.1234", "128"), True), (("10000000", "1000", "123456.789", "65536"), False)],
+    ids=["usual", "huge"],
+)
+def test_the_bar_fits_a_terminal_of_80_columns(arguments, has_all):
+    """No line is wider than the terminal; in a usual run epoch, steps, loss and speed are all readable."""
+    lines = visible_lines(on_terminal(80, *arguments))
+    assert max(map(len, lines)) <= 80
+    bars = [line for line in lines if "samples/s" in line]
+    assert bars or not has_all
+    if has_all:
+        assert all("loss" in line and "epoch" in line and "/4690" in line for line in bars)
+        assert "0.1234" in bars[-1]
+        assert "4690/4690" in bars[-1]
+
+
+def test_the_bar_is_drawn_in_place():
+    """On a terminal the bar is redrawn on its own line and the cursor comes back at the end; notes stay above it."""
+    screen = on_terminal(100, "200", "100", "0.5", "32")
+    assert "\x1b[2K" in screen
+    assert screen.count("\x1b[?25l") == screen.count("\x1b[?25h") == 1
+    assert len([line for line in visible_lines(screen) if line.startswith("epoch 1/5  test_loss")]) == 4

@@ -1,0 +1,88 @@
+"""The house's own rules, read from the source."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "unisono"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def environment_reads(source: str) -> list[int]:
+    """Return the lines that touch the process environment."""
+    touched = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            if node.attr in ("environ", "environb", "getenv", "putenv", "unsetenv"):
+                touched.append(node.lineno)
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            touched += [node.lineno for alias in node.names if alias.name in ("environ", "getenv", "putenv")]
+    return touched
+
+
+def imports(source: str) -> Iterator[str]:
+    """Return the top-level names of all imported modules, inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def test_the_source_is_found():
+    """The rules below are applied to something."""
+    assert len(FILES) > 40
+    assert {"world.py", "cli/main.py", "train/run.py"} <= {name_of(path) for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_only_the_rim_reads_the_environment(path):
+    """Environment variables are read in world.py, by the launchers and by the command line, and nowhere else."""
+    if name_of(path) == "world.py" or name_of(path).startswith(("launchers/", "cli/")):
+        return
+    assert environment_reads(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["import os\nos.environ['A']", "import os\nos.getenv('A')", "from os import environ", "f(os.environ)"]
+)
+def test_reading_the_environment_would_be_noticed(source):
+    """The control of the rule above, and world.py shows that it applies to real files."""
+    assert environment_reads(source)
+    assert environment_reads((SOURCE / "world.py").read_text())
+    assert environment_reads("import os\nos.fsync(3)\nenviron = {}") == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_stay_short_and_say_what_they_are(path):
+    """No file has more than 400 lines, and each begins with a docstring that is a sentence."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert len(docstring) > 20
+    assert docstring.rstrip()[-1] in ".:)?`"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_pickle_stays_in_the_launcher(path):
+    """Nothing that is written or read as data uses pickle: only the launcher hands functions to its own children."""
+    if not name_of(path).startswith("launchers/"):
+        assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(imports(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_only_recipes_and_the_command_line_stand_above_the_public_names(path):
+    """Inside the package modules import each other, not the public face, except in recipes, which show its use."""
+    tree = ast.parse(path.read_text())
+    faces = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import) and any(alias.name == "unisono" for alias in node.names)
+    ]
+    assert not faces or name_of(path).startswith("recipes/")

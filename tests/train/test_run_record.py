@@ -1,0 +1,140 @@
+"""The run directory: written by the leader, told to all ranks, never half-written."""
+
+import json
+
+import pytest
+import torch
+
+from unisono.checkpoint.format import State
+from unisono.collectives.loopback import LoopbackTransport, run_ranks
+from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch, UnisonoError
+from unisono.observe.ledger import Entry
+from unisono.train.run_record import RunRecord
+
+ENVIRONMENT = {"torch": "2", "threads": 1, "python": "3.11"}
+
+
+def entry(step):
+    return Entry(step=step, epoch=0, num_samples=1, samples="s", loss="0x0p+0", gradient="g", weights="w", lr="0x1p+0")
+
+
+def state(step):
+    return State(tensors={"model": {"w": torch.full((3,), float(step))}, "optimizer": {}}, values={"step": step})
+
+
+def alone(path):
+    return RunRecord(path, LoopbackTransport())
+
+
+def test_keeps_nothing_without_a_path():
+    """Without a directory every call is harmless and nothing is found."""
+    record = alone(None)
+    record.check_environment(ENVIRONMENT, allow_drift=False)
+    assert record.replicas() is None
+    assert record.resume({"replicas": 2}) == (0, None)
+    record.append(lambda: pytest.fail("made an entry for nobody"))
+    record.save(1, lambda: pytest.fail("packed a state for nobody"))
+    record.write_result({})
+    record.close()
+
+
+def test_resume(tmp_path):
+    """The next launch gets score, step and state back; the ledger keeps only what the checkpoint knows."""
+    record = alone(tmp_path / "a" / "b")
+    assert record.resume({"replicas": 3}) == (0, None)
+    for step in (1, 2, 3):
+        record.append(lambda step=step: entry(step))
+        if step == 2:
+            record.save(2, lambda: state(2))
+    record.close()
+    record.close()
+    again = alone(tmp_path / "a" / "b")
+    assert again.replicas() == 3
+    step, found = again.resume({"replicas": 3})
+    again.close()
+    assert step == 2
+    assert found.tensors["model"]["w"].tolist() == [2.0] * 3
+    assert found.values == {"step": 2}
+    lines = (tmp_path / "a" / "b" / "ledger.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_all_ranks_hear_the_leader(tmp_path):
+    """Every rank gets the leader's step and state, though only the leader writes."""
+    first = alone(tmp_path)
+    first.resume({"replicas": 4})
+    for step in (1, 2):
+        first.append(lambda step=step: entry(step))
+    first.save(2, lambda: state(2))
+    first.close()
+
+    def program(transport):
+        record = RunRecord(tmp_path, transport)
+        replicas = record.replicas()
+        step, found = record.resume({"replicas": 4})
+        record.append(lambda: entry(3))
+        record.save(3, lambda: state(3))
+        record.write_result({"by": transport.rank})
+        record.close()
+        return replicas, step, found.tensors["model"]["w"].tolist()
+
+    assert run_ranks(program, 3) == [(4, 2, [2.0] * 3)] * 3
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 3
+    assert json.loads((tmp_path / "result.json").read_text()) == {"by": 0}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_all_ranks_stop_with_the_leader(tmp_path):
+    """Where the leader stops, all ranks stop with its explanation; the leader with the error's own class."""
+    first = alone(tmp_path)
+    first.resume({"replicas": 4, "seed": 1, "data": {"n": 5}})
+    first.close()
+    classes = []
+
+    def program(transport):
+        record = RunRecord(tmp_path, transport)
+        with pytest.raises(UnisonoError, match="seed: 1 -> 2") as caught:
+            record.resume({"replicas": 4, "seed": 2, "data": {"n": 6}})
+        assert "data.n: 5 -> 6" in str(caught.value)
+        classes.append(caught.type)
+
+    run_ranks(program, 3)
+    assert classes == [ScoreMismatch, UnisonoError, UnisonoError]
+
+
+def test_environment(tmp_path):
+    """The first launch's environment is the run's; numeric drift is refused, other changes are not drift."""
+
+    def launch(change, *, allow_drift=False):
+        record = alone(tmp_path)
+        record.check_environment(ENVIRONMENT | change, allow_drift=allow_drift)
+        record.resume({})
+        record.close()
+
+    launch({})
+    launch({"python": "3.12"})
+    with pytest.raises(EnvironmentDrift, match="threads: 1 -> 2"):
+        launch({"threads": 2})
+    launch({"threads": 2}, allow_drift=True)
+    launch({"torch": "3", "threads": 2}, allow_drift=True)
+    recorded = json.loads((tmp_path / "environment.json").read_text())
+    assert recorded["drifted"] == [["threads: 1 -> 2"], ["torch: '2' -> '3'"]]
+
+
+@pytest.mark.parametrize("name", ["score.json", "environment.json"])
+def test_a_file_that_is_not_ours(tmp_path, name):
+    """A file that is not JSON is named, and not overwritten."""
+    (tmp_path / name).write_text("{ cut")
+    record = alone(tmp_path)
+    with pytest.raises(ConfigError, match=name):
+        record.check_environment(ENVIRONMENT, allow_drift=False) if name[0] == "e" else record.resume({})
+    assert (tmp_path / name).read_text() == "{ cut"
+
+
+def test_private(tmp_path):
+    """A new directory is its owner's alone; an existing one keeps its permissions."""
+    alone(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "old").mkdir(mode=0o750)
+    alone(tmp_path / "old")
+    assert (tmp_path / "old").stat().st_mode & 0o777 == 0o750

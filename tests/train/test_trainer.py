@@ -1,0 +1,110 @@
+"""The trainer: a run with evaluation in place, equal to a loop of one's own."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import unisono
+from ranks import run_threads
+from train.conftest import build_batch_norm
+
+
+def fit(toy, *, epochs=2, transport="auto", test=True, more=None, **settings):
+    """Fit and return (result, model)."""
+    with unisono.Run(**{"seed": 0, "replicas": 4, **settings}, transport=transport) as run:
+        model = build_batch_norm()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), metrics=more)
+        result = trainer.fit(
+            toy.data, epochs=epochs, batch_size=12, test_set=toy.data if test else None, show_progress=False
+        )
+        return result, model
+
+
+def test_is_a_loop_of_ones_own(toy):
+    """`fit` gives the fingerprint that `Run.steps` and `Run.step` give; evaluation does not disturb it."""
+    own, _ = toy.train(build=build_batch_norm)
+    assert fit(toy)[0]["fingerprint"] == own
+    assert fit(toy, test=False)[0]["fingerprint"] == own
+
+
+def test_metrics_are_right(toy):
+    """Loss and accuracy are those of the whole test set under the final model in evaluation mode."""
+    result, model = fit(toy)
+    model.eval()
+    with torch.no_grad():
+        output = model(toy.x)
+    assert result["metrics"]["test_accuracy"] == (output.argmax(1) == toy.y).double().mean().item()
+    assert result["metrics"]["test_loss"] == pytest.approx(F.cross_entropy(output, toy.y).item(), rel=1e-6)
+
+
+def test_result_is_the_file(toy, tmp_path):
+    """What `fit` returns is what ``result.json`` holds, metrics included."""
+    result, _ = fit(toy, out=tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert set(result["metrics"]) == {"test_loss", "test_accuracy"}
+
+
+def test_any_world(toy):
+    """Fingerprint and metrics are equal for any number of ranks."""
+
+    def program(transport):
+        result, _ = fit(toy, transport=transport)
+        return result["fingerprint"], {name: value.hex() for name, value in result["metrics"].items()}
+
+    expected = run_threads(program, 1)[0]
+    for world_size in (2, 3, 4):
+        assert run_threads(program, world_size) == [expected] * world_size
+
+
+def test_nothing_left_to_do(toy, tmp_path):
+    """A finished run that is started again trains nothing, and tells the same metrics."""
+    first, _ = fit(toy, out=tmp_path)
+    again, _ = fit(toy, out=tmp_path)
+    assert again["resumed_from_step"] == 10
+    assert (again["fingerprint"], again["metrics"]) == (first["fingerprint"], first["metrics"])
+
+
+def test_own_metrics(toy):
+    """Metrics are chosen by name; the loss is always there."""
+    result, _ = fit(toy, more={"again": unisono.Accuracy()})
+    assert set(result["metrics"]) == {"test_loss", "test_again"}
+
+
+def test_progress_is_the_leaders(toy, capfd):
+    """Progress goes to standard error, from the leader alone, and not at all when it is switched off."""
+
+    def program(transport):
+        with unisono.Run(replicas=2, transport=transport) as run:
+            model = build_batch_norm()
+            trainer = unisono.Trainer(
+                run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.CrossEntropyLoss()
+            )
+            trainer.fit(toy.data, epochs=1, batch_size=12, test_set=toy.data)
+
+    run_threads(program, 2)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("test_accuracy") == 1
+    fit(toy)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_modes_are_the_users(toy):
+    """A part left in evaluation mode stays so; evaluation after an epoch puts every part's mode back."""
+
+    def batches_seen(part_is_training):
+        with unisono.Run(replicas=4) as run:
+            model = build_batch_norm()
+            model[1].train(part_is_training)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+            trainer.fit(toy.data, epochs=2, batch_size=12, test_set=toy.data, show_progress=False)
+            assert [module.training for module in model] == [True, part_is_training, True]
+            return int(model[1].num_batches_tracked)
+
+    assert batches_seen(True) == 10
+    assert batches_seen(False) == 0
