@@ -141,7 +141,7 @@ JOBS = {
 def train_job(transport: Transport | None, data: str, name: str, out: str) -> dict[str, Any]:
     """Train one job to the end of an epoch and evaluate it; return all that must be equal."""
     job = JOBS[name]
-    run = unisono.Run(seed=0, replicas=job.replicas, clip_norm=job.clip_norm, out=out, transport=transport)
+    run = unisono.Run(seed=0, replicas=job.replicas, clip_norm=job.clip_norm, out=out, transport=transport or "auto")
     model = job.model()
     optimizer, scheduler = job.optimizer(model)
     trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), scheduler=scheduler)
@@ -176,7 +176,7 @@ def play_leg(
 ) -> dict[str, Any]:
     """Play one job from its last checkpoint on, for two epochs or until a step is done; leave only its files."""
     with unisono.Run(
-        seed=7, replicas=8, clip_norm=0.5, out=out, checkpoint_every=checkpoint_every, transport=transport
+        seed=7, replicas=8, clip_norm=0.5, out=out, checkpoint_every=checkpoint_every, transport=transport or "auto"
     ) as run:
         model = DigitsCNN()
         optimizer, scheduler = adamw(model)
@@ -203,7 +203,7 @@ def play_leg(
 
 def cheat(transport: Transport | None, data: str, how: str = "") -> dict[str, Any]:
     """Train a few steps in a way that must be seen in the bits: the negative controls."""
-    run = unisono.Run(seed=1 if how == "seed" else 0, replicas=4, transport=transport)
+    run = unisono.Run(seed=1 if how == "seed" else 0, replicas=4, transport=transport or "auto")
     torch.manual_seed(5)  # the same first weights, whatever the seed
     model = PlainCNN()
     model, optimizer = run.prepare(model, sgd(model)[0])

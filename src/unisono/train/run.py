@@ -13,19 +13,20 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
-from unisono.data.loader import Collate, Fetcher, Loader, Transform, move
+from unisono.data.loader import Collate, Fetcher, Loader, Transform
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import describe_environment, drift, set_determinism
-from unisono.errors import ConfigError, NonFiniteError, RankDivergence, ScoreMismatch, StepError
+from unisono.errors import ConfigError, RankDivergence, ScoreMismatch, StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
-from unisono.placement import check_world, cut, place_evenly
+from unisono.placement import check_world, place_evenly
 from unisono.seeding import check_seed
-from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy
+from unisono.strategies.base import LossFunction, Micro, Strategy
 from unisono.strategies.exact import Exact
 from unisono.train import score as scores
 from unisono.train.evaluate import Predict, evaluate
+from unisono.train.loop import hosted_micros, non_finite, pin, update
 from unisono.train.run_record import RunRecord
 from unisono.world import World
 
@@ -158,11 +159,7 @@ class Run:
             RankDivergence: The ranks have built different models or run on different software.
         """
         model.to(self.device)
-        for group in optimizer.param_groups:
-            if "fused" in group and group["fused"] is None:
-                group["fused"] = False
-            if "foreach" in group and group["foreach"] is None:
-                group["foreach"] = not group.get("fused", False)
+        pin(optimizer)
         strategy = Exact(model, self.transport, self.placement, self.seed)
         description = {
             "model": scores.describe_model(model),
@@ -237,7 +234,9 @@ class Run:
         for step in range(first, last + 1):
             indices = loader.sampler.batch(step)
             epoch = loader.sampler.epoch_of(step)
-            yield Batch(step, epoch, indices, self._micros(indices, micros))
+            yield Batch(
+                step, epoch, indices, hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
+            )
             if self._stepped != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             if step == last or step % (self._checkpoint_every or per_epoch) == 0:
@@ -262,13 +261,8 @@ class Run:
             raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
         gradients = part.strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
-            raise self._non_finite(batch, gradients)
-        lr = float(part.optimizer.param_groups[0]["lr"])
-        if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(part.model.parameters(), self.clip_norm, foreach=True)
-        part.optimizer.step()
-        if part.scheduler is not None:
-            part.scheduler.step()
+            raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
+        lr = update(part.model, part.optimizer, part.scheduler, self.clip_norm)
         self._stepped = batch.step
         self._record.append(
             lambda: Entry(
@@ -341,12 +335,6 @@ class Run:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
         return self._part
 
-    def _micros(self, indices: Indices, micros: Iterator[Any]) -> Iterator[Micro]:
-        sizes = [len(part) for part in cut(len(indices), self.replicas)]
-        for replica in self.placement[self.world.rank]:
-            if sizes[replica]:
-                yield Micro(replica=replica, num_samples=sizes[replica], data=move(next(micros), self.device))
-
     def _score(self, part: _Part, loader: Loader) -> dict[str, Any]:
         return {
             "version": scores.SCORE_VERSION,
@@ -396,19 +384,6 @@ class Run:
         self._result["wall_s"] = round(time.monotonic() - self._started, 3)
         self._result["metrics"] = dict(self._metrics)
         self._record.write_result(self._result)
-
-    def _non_finite(self, batch: Batch, gradients: Gradients) -> NonFiniteError:
-        parts = cut(len(batch.indices), self.replicas)
-        first = parts[gradients.bad_replicas[0]]
-        ids = batch.indices[first.start : first.stop].tolist()
-        return NonFiniteError(
-            f"step {batch.step}: loss or gradient is NaN or infinite in replica "
-            f"{', '.join(map(str, gradients.bad_replicas))} of {self.replicas}; samples of replica "
-            f"{gradients.bad_replicas[0]}: {ids[:16]}{' ...' if len(ids) > 16 else ''}. The weights are those of step "
-            f"{batch.step - 1}. Hint: look at these samples, lower the learning rate, or set clip_norm.",
-            step=batch.step,
-            replicas=gradients.bad_replicas,
-        )
 
 
 def _world_of(transport: Transport) -> World:
