@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install train test test-all check format clean
+.PHONY: help install train test test-slow test-all check format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -26,8 +26,10 @@ train: $(STAMP)  ## train the digits recipe on all cores
 test: $(STAMP)  ## the default tests: minutes
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-all: $(STAMP)  ## every test, the slow ones too
-	$(BIN)/python -m pytest
+test-slow: $(STAMP)  ## the slow tests alone
+	$(BIN)/python -m pytest -m slow
+
+test-all: test test-slow  ## every test
 
 check: $(STAMP)  ## style, types, and the law of imports
 	$(BIN)/ruff check .

@@ -31,7 +31,11 @@ def test_the_readme_shows_two_programs_of_under_20_lines():
 
 
 @pytest.mark.parametrize(
-    ("number", "launcher"), [(0, ["unisono", "run", "-n", "3"]), (1, ["torch.distributed.run", "--nproc-per-node=2"])]
+    ("number", "launcher"),
+    [
+        (0, ["unisono", "run", "-n", "3"]),
+        pytest.param(1, ["torch.distributed.run", "--nproc-per-node=2"], marks=pytest.mark.slow),
+    ],
 )
 def test_readme_programs_give_one_fingerprint_however_they_are_started(number, launcher, tmp_path):
     """A README program prints the same fingerprint as `python file`, under `unisono run` and under torchrun."""

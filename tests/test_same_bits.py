@@ -106,6 +106,7 @@ def check_legs(folder, data, uninterrupted, run):
     assert all(leg[0]["fingerprint"] != expected["fingerprint"] for leg in played[:-1])
 
 
+@pytest.mark.slow
 def test_resumed_on_other_numbers_of_processes(tmp_path, data, uninterrupted):
     """Stopped between checkpoints and resumed on 4, 1, 3, 2 processes: weights, moments, ledger as if never stopped."""
     check_legs(tmp_path, data, uninterrupted, run_processes)

@@ -78,7 +78,7 @@ def test_a_script_that_trains_nothing_proves_nothing(tmp_path):
 def test_a_script_that_fails_is_no_difference(tmp_path):
     """A failing script ends with its own code and traceback, not with a verdict."""
     (tmp_path / "broken.py").write_text("raise SystemExit('the script gives up')")
-    done = verify(tmp_path, "broken.py", "-w", "2")
+    done = verify(tmp_path, "broken.py", "-w", "2,1")
     assert done.returncode == 1
     assert "the script gives up" in done.stderr
     assert "DIFFERENT" not in done.stderr

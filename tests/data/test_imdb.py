@@ -155,6 +155,7 @@ def test_nothing_usable_is_explained(tmp_path):
 
 
 @pytest.mark.imdb
+@pytest.mark.slow
 def test_real_imdb_has_the_known_facts(real_imdb, tmp_path):
     """Counts, bytes, tokens and vocabulary are those measured on the published set."""
     reviews = read_reviews(real_imdb)

@@ -114,10 +114,14 @@ def test_mean_refuses_other_shapes(values, targets):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_mean_refuses_values_that_are_not_finite(value):
-    """A NaN loss is not averaged away."""
-    with pytest.raises((ValueError, OverflowError)):
-        Mean().update(torch.tensor([1.0, value]), torch.zeros(2))
+def test_a_mean_of_values_that_are_not_finite_is_nan(value):
+    """A NaN loss is not averaged away, and does not stop one rank while the others wait."""
+    for values in (torch.tensor([1.0, value]), torch.tensor(value)):
+        mean, other = Mean(), Mean()
+        mean.update(values, torch.zeros(2))
+        other.update(torch.tensor([1.0]), torch.zeros(1))
+        other.merge(mean.state)
+        assert math.isnan(other.compute())
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=40), st.integers(0, 10**6))
@@ -156,4 +160,4 @@ def test_reset_forgets():
     mean = Mean()
     mean.update(torch.tensor([4.0]), torch.zeros(1))
     mean.reset()
-    assert mean.state == [0, 0]
+    assert mean.state == [0, 0, 0]

@@ -234,9 +234,8 @@ class Run:
         for step in range(first, last + 1):
             indices = loader.sampler.batch(step)
             epoch = loader.sampler.epoch_of(step)
-            yield Batch(
-                step, epoch, indices, hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
-            )
+            mine = hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
+            yield Batch(step, epoch, indices, mine)
             if self._stepped != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             if step == last or step % (self._checkpoint_every or per_epoch) == 0:
