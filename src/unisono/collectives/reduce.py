@@ -55,8 +55,8 @@ def tree_all_reduce(
         return
     owned = [nodes(hosted.start, hosted.stop, leaves) for hosted in placement]
     if transport.board is not None and out.device.type == "cpu":
-        transport.bytes_sent += (len(partials) + 1) * (out.nbytes - out.nbytes // world_size)
-        _reduce_on_board([partial for _, partial in partials], owned, leaves, out, transport.board)
+        mine = [partial for _, partial in partials]
+        transport.bytes_sent += _reduce_on_board(mine, owned, leaves, out, transport.board)
         return
     chunk = out.numel() // world_size
     recv_splits = [len(found) * chunk for found in owned]
@@ -69,21 +69,23 @@ def tree_all_reduce(
 
 def _reduce_on_board(
     partials: Sequence[Tensor], owned: Sequence[Sequence[Node]], leaves: int, out: Tensor, board: SharedBoard
-) -> None:
-    """The same exchange through shared memory, in pieces that fit a slot.
+) -> int:
+    """The same exchange through shared memory, in pieces that fit a slot; returns the bytes the others have read.
 
-    What is written before meeting number b lies in the areas of parity b % 2 and is read between meetings b and
-    b + 1: so one meeting per piece is enough. While piece t is added up, piece t - 1 is copied out and piece t + 1 is
-    laid down.
+    What is written before meeting number b lies in the areas of parity b % 2 and is read between meetings b and b + 1:
+    so one meeting per piece is enough. While piece t is added up, piece t + 1 is laid down. Small buffers, and those
+    of two ranks, are added up whole by everyone; else each rank adds its share, and the others copy it one meeting on.
     """
     world_size, item = board.world_size, out.element_size()
     most = max(len(found) for found in owned)
-    length = board.slot_bytes // (most * item) // (ALIGNMENT * world_size) * (ALIGNMENT * world_size)
+    unit = ALIGNMENT * world_size
+    length = board.slot_bytes // (most * item) // unit * unit
     if not length:
-        raise ConfigError(f"expected slots of more than {most * item * ALIGNMENT * world_size} bytes.")
+        raise ConfigError(f"expected slots of at least {most * item * unit} bytes, got {board.slot_bytes}.")
     pieces = [range(start, min(start + length, out.numel())) for start in range(0, out.numel(), length)]
     note = f"tree_all_reduce of {out.numel()} x {out.dtype}, {leaves} leaves"
     everything = [(rank, index, node) for rank, found in enumerate(owned) for index, node in enumerate(found)]
+    is_shared_out = world_size > 2 and out.nbytes > _SMALL_BYTES
 
     def lay_down(piece: range) -> None:
         slot = board.slot(board.rank, board.num_barriers % 2).view(out.dtype)
@@ -95,30 +97,35 @@ def _reduce_on_board(
             node: board.slot(rank, parity).view(out.dtype)[index * len(piece) :][part.start : part.stop]
             for rank, index, node in everything
         }
-        target.copy_(combine(arrived, leaves, torch.add))
+        total = combine(arrived, leaves, torch.add, lambda left, right: torch.add(left, right, out=target))
+        if total is not target:
+            target.copy_(total)
 
-    if out.nbytes <= _SMALL_BYTES:
-        # Every rank adds everything: more work, one meeting less.
-        lay_down(pieces[0])
-        meet(board, note)
-        add_up(pieces[0], range(out.numel()), out, (board.num_barriers - 1) % 2)
-        return
-    lay_down(pieces[0])
-    meet(board, note)
-    for number, piece in enumerate([*pieces, None]):
+    def copy_out(piece: range, parity: int) -> None:
+        for rank, target in enumerate(out[piece.start : piece.stop].split(len(piece) // world_size)):
+            target.copy_(board.result(rank, parity).view(out.dtype)[: len(target)])
+
+    for number, piece in enumerate(pieces):
+        if number == 0:
+            lay_down(piece)
+            meet(board, note)
         parity = (board.num_barriers - 1) % 2
-        if number:
-            done = pieces[number - 1]
-            for rank, target in enumerate(out[done.start : done.stop].split(len(done) // world_size)):
-                target.copy_(board.result(rank, parity).view(out.dtype)[: len(target)])
-        if piece is None:
-            return
-        share = len(piece) // world_size
-        own = range(board.rank * share, (board.rank + 1) * share)
-        add_up(piece, own, board.result(board.rank, 1 - parity).view(out.dtype)[:share], parity)
+        if is_shared_out:
+            if number:
+                copy_out(pieces[number - 1], parity)
+            share = len(piece) // world_size
+            own = range(board.rank * share, (board.rank + 1) * share)
+            add_up(piece, own, board.result(board.rank, 1 - parity).view(out.dtype)[:share], parity)
+        else:
+            add_up(piece, range(len(piece)), out[piece.start : piece.stop], parity)
         if number + 1 < len(pieces):
             lay_down(pieces[number + 1])
+            meet(board, note)
+    if is_shared_out:
         meet(board, note)
+        copy_out(pieces[-1], (board.num_barriers - 1) % 2)
+        return (len(partials) + 1) * (out.nbytes - out.nbytes // world_size)
+    return len(partials) * out.nbytes * (world_size - 1)
 
 
 def _by_destination(partials: Sequence[tuple[Node, Tensor]], world_size: int, like: Tensor) -> Tensor:

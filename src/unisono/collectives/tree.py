@@ -79,13 +79,16 @@ def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T
     return stack
 
 
-def combine(partials: Mapping[Node, T], leaves: int, add: Callable[[T, T], T]) -> T:
+def combine(
+    partials: Mapping[Node, T], leaves: int, add: Callable[[T, T], T], last: Callable[[T, T], T] | None = None
+) -> T:
     """Return the sum of the whole tree from the sums of subtrees that cover it.
 
     Args:
         partials: Sums of disjoint complete subtrees that together hold every leaf.
         leaves: Leaves of the whole tree, at least 1.
         add: Returns left + right.
+        last: Does the root's addition in its place, for instance into memory that waits for the result.
 
     Raises:
         KeyError: A leaf is in no partial.
@@ -97,6 +100,7 @@ def combine(partials: Mapping[Node, T], leaves: int, add: Callable[[T, T], T]) -
         if node[1] - node[0] == 1:
             raise KeyError(f"leaf {node[0]} of {leaves} is in no partial: {sorted(partials)}")
         middle = split(node)
-        return add(value((node[0], middle)), value((middle, node[1])))
+        addition = last if last is not None and node == (0, leaves) else add
+        return addition(value((node[0], middle)), value((middle, node[1])))
 
     return value((0, leaves))
