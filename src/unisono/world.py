@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from unisono.errors import WorldError
 
@@ -109,6 +110,24 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
         r"|MKL_(CBWR|ENABLE_INSTRUCTIONS)|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE)"
     )
     return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
+
+
+def default_cache(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where what is worth keeping between runs goes: ``$XDG_CACHE_HOME/unisono`` or ``~/.cache/unisono``.
+
+    A relative XDG_CACHE_HOME is ignored, as its specification asks.
+
+    Args:
+        environ: The environment; ``{}`` means the account's home, None this process's own.
+
+    Source: https://specifications.freedesktop.org/basedir-spec/latest/
+    """
+    environ = os.environ if environ is None else environ
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():
+        return base / "unisono"
+    home = Path(environ.get("HOME") or Path.home())
+    return home / ".cache" / "unisono"
 
 
 def expand_first_host(nodelist: str) -> str:

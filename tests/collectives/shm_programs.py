@@ -2,18 +2,21 @@
 
 import os
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import unisono.collectives.reduce as reduce_module
 from collectives.rank_programs import error_of, reduce_everything
 from reference import bits
+from unisono.collectives.autotune import settle_plan
 from unisono.collectives.process_group import connect
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
+from unisono.collectives.tuning import Plan
 from unisono.placement import place_evenly
 from unisono.world import World
 
@@ -29,8 +32,8 @@ def same_as_messages(shared: Transport, messages: Transport) -> list[str]:
         size = padded_length(length, world_size)
         leaves = [torch.randn(size, generator=torch.Generator().manual_seed(leaf)) for leaf in range(replicas)]
         hosted = placement[shared.rank]
-        for small_bytes in (0, 32 << 10):
-            reduce_module._SMALL_BYTES = small_bytes
+        for whole_bytes in (0, 32 << 10, 1 << 40):
+            shared.board.plan = Plan(whole_bytes=whole_bytes, piece_bytes=TINY_SLOT >> number)
             outs = []
             for transport in (shared, messages):
                 mine = (leaves[leaf].clone() for leaf in hosted)
@@ -38,7 +41,7 @@ def same_as_messages(shared: Transport, messages: Transport) -> list[str]:
                 outs.append(partials[0][1] if number % 2 else torch.empty(size))
                 tree_all_reduce(partials, placement, replicas, outs[-1], transport)
             if bits(outs[0]) != bits(outs[1]):
-                wrong.append(f"{replicas} replicas, {length} elements, small {small_bytes}")
+                wrong.append(f"{replicas} replicas, {length} elements, whole {whole_bytes}")
     return wrong
 
 
@@ -106,3 +109,11 @@ def leave_early(transport: None) -> str:
     for _ in range(300):
         shared.barrier()
     return "done"
+
+
+def settle(transport: None, cache: str) -> dict[str, Any]:
+    """Settle the plan with an empty or a filled cache."""
+    shared = over_shared_memory(connect(World.current(), share_memory=False), timeout_s=20)
+    before = shared.board.num_barriers
+    plan = settle_plan(shared, Path(cache))
+    return {"plan": asdict(plan), "measured": shared.board.num_barriers - before > 50}

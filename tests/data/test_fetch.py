@@ -14,13 +14,13 @@ from unisono.data.fetch import (
     Pin,
     atomic_write,
     check_pin,
-    default_cache,
     download,
     file_lock,
     locate,
     sha256_file,
 )
 from unisono.errors import ConfigError, DataError
+from unisono.world import default_cache
 
 CONTENT = bytes(range(256)) * 400
 PIN = Pin(sha256=hashlib.sha256(CONTENT).hexdigest(), size_bytes=len(CONTENT))

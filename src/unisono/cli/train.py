@@ -1,7 +1,6 @@
 """``unisono train``: play a recipe on the workers of this machine."""
 
 import json
-import os
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -101,16 +100,16 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
         ScoreMismatch: The run directory was started with other settings.
         DataError: The data is missing, truncated or not what is pinned.
     """
-    from unisono.data.fetch import default_cache
     from unisono.errors import ScoreMismatch
     from unisono.launchers.spec import resolve_workers
     from unisono.observe.compare import diff
     from unisono.placement import check_world
     from unisono.recipes.catalog import Options, find
+    from unisono.world import default_cache
 
     found = find(recipe)
     chosen = {name: value for name, value in given.items() if value is not None}
-    chosen["cache"] = str(default_cache(os.environ))
+    chosen["cache"] = str(default_cache())
     defaults = {"epochs": found.epochs, "batch_size": found.batch_size, "replicas": found.replicas}
     recorded = _recorded_score(given.get("out"))
     if recorded is not None:  # fixed by the first launch

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from unisono.collectives.autotune import settle_plan
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost, WorldError
-from unisono.world import World
+from unisono.world import World, default_cache
 
 _connections = itertools.count()
 
@@ -109,7 +110,10 @@ def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0, shar
 def _fastest(world: World, group: Transport, device: str, timeout_s: float, share_memory: bool) -> Transport:
     if not share_memory or device != "cpu" or not world.is_single_host or world.world_size == 1:
         return group
-    return over_shared_memory(group, timeout_s=timeout_s)
+    transport = over_shared_memory(group, timeout_s=timeout_s)
+    if transport.board is not None:
+        settle_plan(transport, default_cache())
+    return transport
 
 
 def _store(world: World, timeout: timedelta) -> Store:

@@ -19,8 +19,6 @@ from unisono.errors import ConfigError
 ALIGNMENT = 16
 """Elements to which slices and segments of flat buffers are rounded up: 64 bytes of float32."""
 
-_SMALL_BYTES = 32 << 10
-
 
 def padded_length(length: int, world_size: int) -> int:
     """Return `length` rounded up so that every rank owns an equal, aligned slice."""
@@ -73,19 +71,20 @@ def _reduce_on_board(
     """The same exchange through shared memory, in pieces that fit a slot; returns the bytes the others have read.
 
     What is written before meeting number b lies in the areas of parity b % 2 and is read between meetings b and b + 1:
-    so one meeting per piece is enough. While piece t is added up, piece t + 1 is laid down. Small buffers, and those
-    of two ranks, are added up whole by everyone; else each rank adds its share, and the others copy it one meeting on.
+    so one meeting per piece is enough. While piece t is added up, piece t + 1 is laid down. Up to the size the board's
+    plan names, everyone adds up everything; above it each rank adds its share, and the others copy it one meeting on.
     """
     world_size, item = board.world_size, out.element_size()
     most = max(len(found) for found in owned)
     unit = ALIGNMENT * world_size
-    length = board.slot_bytes // (most * item) // unit * unit
+    room = min(board.slot_bytes, max(board.plan.piece_bytes, most * item * unit))
+    length = room // (most * item) // unit * unit
     if not length:
         raise ConfigError(f"expected slots of at least {most * item * unit} bytes, got {board.slot_bytes}.")
     pieces = [range(start, min(start + length, out.numel())) for start in range(0, out.numel(), length)]
     note = f"tree_all_reduce of {out.numel()} x {out.dtype}, {leaves} leaves"
     everything = [(rank, index, node) for rank, found in enumerate(owned) for index, node in enumerate(found)]
-    is_shared_out = world_size > 2 and out.nbytes > _SMALL_BYTES
+    is_shared_out = out.nbytes > board.plan.whole_bytes
 
     def lay_down(piece: range) -> None:
         slot = board.slot(board.rank, board.num_barriers % 2).view(out.dtype)

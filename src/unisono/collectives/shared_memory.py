@@ -22,6 +22,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from unisono.collectives.tuning import Plan, default_plan
 from unisono.errors import PeerLost
 
 _SEMAPHORE_BYTES = 64  # sem_t takes 32; a cache line of its own
@@ -87,6 +88,7 @@ class SharedBoard:
         self._pids: list[int] = []
         self._offered = -1
         self.num_barriers = 0
+        self.plan: Plan = default_plan(world_size)
 
     @classmethod
     def create(cls, world_size: int, slot_bytes: int, timeout_s: float) -> tuple["SharedBoard", str]:
@@ -154,9 +156,9 @@ class SharedBoard:
 
     def close(self) -> None:
         """Stop watching; the memory goes with the last tensor that looks at it."""
-        for peer in self._peers:
-            os.close(peer)
-        self._peers = []
+        for descriptor in (*self._peers, *([self._offered] if self._offered >= 0 else [])):
+            os.close(descriptor)
+        self._peers, self._offered = [], -1
 
     def _wait(self, semaphore: int) -> None:
         for _ in range(_NUM_TRIES):

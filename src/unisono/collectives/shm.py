@@ -128,6 +128,8 @@ def over_shared_memory(below: Transport, *, timeout_s: float, slot_bytes: int = 
             board = None  # another host or process namespace: said below, to all ranks
     pids = below.all_gather_json(os.getpid() if board is not None else 0)
     if board is None or not all(pids):
+        if board is not None:
+            board.close()
         return below
     board.watch(pids)
     return ShmTransport(board, below)

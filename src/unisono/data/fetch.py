@@ -50,23 +50,6 @@ class Pin:
         return f"{self.size_bytes:,} bytes with sha256 {self.sha256}"
 
 
-def default_cache(environ: Mapping[str, str]) -> Path:
-    """Return where downloads and token stores go: ``$XDG_CACHE_HOME/unisono`` or ``~/.cache/unisono``.
-
-    A relative XDG_CACHE_HOME is ignored, as its specification asks.
-
-    Args:
-        environ: The environment, passed in by the command line; ``{}`` means the account's home.
-
-    Source: https://specifications.freedesktop.org/basedir-spec/latest/
-    """
-    base = Path(environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():
-        return base / "unisono"
-    home = Path(environ.get("HOME") or Path.home())
-    return home / ".cache" / "unisono"
-
-
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits, read in pieces.
 

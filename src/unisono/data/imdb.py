@@ -21,9 +21,10 @@ import numpy as np
 
 from unisono.data.archive import Limits, stream_members
 from unisono.data.cache import cache_key, cached_directory
-from unisono.data.fetch import Pin, default_cache, locate, sha256_file
+from unisono.data.fetch import Pin, locate, sha256_file
 from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary, tokenise
 from unisono.errors import DataError
+from unisono.world import default_cache
 
 MIRRORS = ("https://ai.stanford.edu/~amaas/data/sentiment/",)
 ORIGINAL = "aclImdb_v1.tar.gz"

@@ -13,9 +13,10 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.fetch import Pin, default_cache, locate
+from unisono.data.fetch import Pin, locate
 from unisono.data.idx import read_idx
 from unisono.errors import ConfigError, DataError
+from unisono.world import default_cache
 
 MEAN = 0.1307
 STD = 0.3081
