@@ -1,0 +1,1 @@
+"""Pictures and summaries, made from plain values and files; nothing here starts, measures or trains."""
