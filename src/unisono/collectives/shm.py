@@ -56,26 +56,35 @@ class ShmTransport(Transport):
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * item
         sources = [_bytes_of(part) for part in send.split(send_splits)]
         targets = [_bytes_of(part) for part in recv.split(recv_splits)]
-        # The sizes first: every rank must know how many rounds the longest part of any pair takes.
-        table = torch.empty(self.world_size, self.world_size, dtype=torch.int64)
-        self.all_gather(torch.tensor([len(part) for part in sources]), table.view(-1))
-        self.bytes_sent -= 8 * self.world_size * (self.world_size - 1)  # no payload
-        expected = [len(part) for part in targets]
-        if table[:, self.rank].tolist() != expected:
-            raise RankDivergence(
-                f"[rank {self.rank}/{self.world_size}] all_to_all: expected {expected} bytes from the ranks, "
-                f"they send {table[:, self.rank].tolist()}."
-            )
-        room = self.board.slot_bytes // self.world_size // _ALIGNMENT * _ALIGNMENT
-        for start in range(0, int(table.max()), room):
+        # Each slot begins with the sizes of its parts, so that all ranks know how many rounds the longest one takes.
+        head = -(-8 * self.world_size // _ALIGNMENT) * _ALIGNMENT
+        room = (self.board.slot_bytes - head) // self.world_size // _ALIGNMENT * _ALIGNMENT
+        sizes = torch.tensor([len(part) for part in sources])
+        longest, start = 1, 0
+        while start < longest:
             parity = self.board.num_barriers % 2
+            own = self.board.slot(self.rank, parity)
+            own[: 8 * self.world_size].view(torch.int64).copy_(sizes)
             for rank, source in enumerate(sources):
                 piece = source[start : start + room]
-                self.board.slot(self.rank, parity)[rank * room :][: len(piece)].copy_(piece)
+                own[head + rank * room :][: len(piece)].copy_(piece)
             self._meet(f"all_to_all of {send.dtype}")
-            for rank, target in enumerate(targets):
+            slots = [self.board.slot(rank, parity) for rank in range(self.world_size)]
+            if not start:
+                table = [slot[: 8 * self.world_size].view(torch.int64).tolist() for slot in slots]
+                longest = max(max(row) for row in table)
+                self._check_sizes([row[self.rank] for row in table], [len(part) for part in targets])
+            for slot, target in zip(slots, targets, strict=True):
                 part = target[start : start + room]
-                part.copy_(self.board.slot(rank, parity)[self.rank * room :][: len(part)])
+                part.copy_(slot[head + self.rank * room :][: len(part)])
+            start += room
+
+    def _check_sizes(self, sent: list[int], expected: list[int]) -> None:
+        if sent != expected:
+            raise RankDivergence(
+                f"[rank {self.rank}/{self.world_size}] all_to_all: expected {expected} bytes from the ranks, "
+                f"they send {sent}."
+            )
 
     def barrier(self) -> None:
         """See `Transport.barrier`."""
