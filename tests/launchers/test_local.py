@@ -2,6 +2,7 @@
 
 import re
 import stat
+import sys
 from pathlib import Path
 
 
@@ -80,7 +81,7 @@ def test_module(place):
     place.write("", "pkg/__init__.py")
     place.write("NAME = 'sibling'", "pkg/other.py")
     place.write("import sys; from .other import NAME; print(__name__, NAME, sys.argv[1:])", "pkg/__main__.py")
-    process = place.popen("python", "-c", "from unisono.cli.run import run; run()", "-n2", "-m", "pkg", "--flag")
+    process = place.popen(sys.executable, "-c", "from unisono.cli.run import run; run()", "-n2", "-m", "pkg", "--flag")
     assert place.finish(process).stdout.count("__main__ sibling ['--flag']") == 2
 
 
@@ -90,7 +91,7 @@ def test_working_directory_does_not_shadow(place):
     place.write("raise RuntimeError('shadowed')", "json.py")
     place.write("print('fine')", "sub/script.py")
     code = "import sys; sys.path.remove(''); from unisono.cli.run import run; run()"
-    assert place.finish(place.popen("python", "-c", code, "-n1", "sub/script.py")).stdout == "fine\n"
+    assert place.finish(place.popen(sys.executable, "-c", code, "-n1", "sub/script.py")).stdout == "fine\n"
 
 
 def test_private_directory(place):
@@ -202,7 +203,7 @@ def test_wrong_usage(place):
     """Wrong options, numbers and missing scripts are code 2, before anything starts."""
     run = "from unisono.cli.run import run; run()"
     for options in (["--no-such-option", "x.py"], ["-n", "0", "x.py"], ["x.py"], ["-n", "two", "x.py"], []):
-        result = place.finish(place.popen("python", "-c", run, *options))
+        result = place.finish(place.popen(sys.executable, "-c", run, *options))
         assert result.returncode == 2, options
         assert "Traceback" not in result.stderr
 

@@ -2,13 +2,17 @@
 
 In: ``child LAUNCHER_PID DIRECTORY KIND TARGET ARGS...`` and the variables of `worker_environment`. Out: the
 exit code; on failure also ``error-<rank>.json`` in the directory. The traceback is not printed here: the
-launcher prints the one that matters. Must not import torch.
+launcher prints the one that matters. Must not import torch; where a backend was chosen for the workers, the
+program's own import of torch puts it in place.
 """
 
 import ctypes
 import faulthandler
+import functools
 import importlib
+import importlib.abc
 import importlib.util
+import inspect
 import io
 import os
 import pickle
@@ -16,11 +20,14 @@ import runpy
 import signal
 import sys
 import types
-from importlib.machinery import SourceFileLoader
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from typing import Any, final
 
 from unisono.launchers.failure import FailureReport
 from unisono.launchers.local_rank import with_local_rank
+from unisono.launchers.spec import BACKEND_VARIABLE
 
 FUNCTION_FILE = "call.pickle"
 # Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run
@@ -45,6 +52,8 @@ def main(argv: list[str]) -> int:
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here
+        if os.environ.get(BACKEND_VARIABLE) == "shm":
+            sys.meta_path.insert(0, _ShmInsteadOfGloo())
         if kind == "script":
             _run_script(target, args, local_rank)
         elif kind == "module":
@@ -147,6 +156,51 @@ def _new_module(name: str, path: str) -> types.ModuleType:
 
 def _execute(module: types.ModuleType, source: bytes) -> None:
     exec(compile(source, str(module.__file__), "exec", dont_inherit=True), module.__dict__)
+
+
+@final
+class _ShmInsteadOfGloo(importlib.abc.MetaPathFinder):
+    """Lets the program's own import of torch.distributed give functions that make groups over shared memory.
+
+    Torch is not imported earlier than the program does it: it may have to set torch's variables first.
+    """
+
+    functions = ("init_process_group", "new_group")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Take part in one import only: that of the module that defines the functions."""
+        if fullname != "torch.distributed.distributed_c10d":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                for name in self.functions:
+                    setattr(module, name, _with_shm(getattr(module, name)))
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _with_shm(make_group: Any) -> Any:
+    signature = inspect.signature(make_group)
+
+    @functools.wraps(make_group)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        # By name: the launchers know nothing of torch, and nothing above them.
+        backend: Any = importlib.import_module("unisono.collectives.backend")
+        bound = signature.bind(*args, **kwargs)
+        asked = bound.arguments.get("backend")
+        if asked is not None or make_group.__name__ == "init_process_group":  # a sub-group takes after its group
+            bound.arguments["backend"] = backend.instead_of_gloo(asked)
+        return make_group(*bound.args, **bound.kwargs)
+
+    return make
 
 
 if __name__ == "__main__":

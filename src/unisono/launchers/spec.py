@@ -17,6 +17,9 @@ from pathlib import Path
 from unisono.errors import ConfigError
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
+BACKENDS = ("shm",)
+"""What may stand in for gloo in the workers."""
+BACKEND_VARIABLE = "UNISONO_BACKEND"
 GRACE_S = 5.0
 
 _LOOPBACK = "127.0.0.1"
@@ -74,6 +77,7 @@ class LaunchSpec:
             nothing goes to the standard output. ``quiet``: nothing is shown but the failure, if there is one. One
             worker always writes directly under ``prefix`` and ``leader``.
         grace_s: Seconds between the request to stop and SIGKILL.
+        backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
     """
 
     target: ScriptTarget | ModuleTarget | FunctionTarget
@@ -82,6 +86,7 @@ class LaunchSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     output: str = "prefix"
     grace_s: float = GRACE_S
+    backend: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -92,6 +97,8 @@ class LaunchSpec:
             raise ConfigError(f"expected output to be one of {', '.join(OUTPUT_MODES)}, got {self.output!r}.")
         if self.grace_s < 0:
             raise ConfigError(f"expected grace_s >= 0, got {self.grace_s}.")
+        if self.backend is not None and self.backend not in BACKENDS:
+            raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
 
 
 def worker_environment(
@@ -108,8 +115,9 @@ def worker_environment(
         port: Reserved port for scripts that meet through ``MASTER_ADDR`` and ``MASTER_PORT``.
         base_env: The launcher's own environment; never written to.
     """
-    # A launcher that itself runs under torchrun must not hand on the outer agent's store.
-    outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_")}
+    # A launcher that itself runs under torchrun must not hand on the outer agent's store; nor one that itself is a
+    # worker the choice made for that.
+    outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k != BACKEND_VARIABLE}
     workers = str(spec.workers)
     return {
         **outer,
@@ -129,6 +137,7 @@ def worker_environment(
         "UNISONO_RENDEZVOUS": str(Path(rendezvous_dir) / "store"),
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
+        **({BACKEND_VARIABLE: spec.backend} if spec.backend else {}),
     }
 
 

@@ -1,0 +1,243 @@
+"""Messages between two ranks of one host, without the others: shared memory with one small ring for each ordered pair.
+
+A ring holds a few pieces. The sender waits for a free one, fills it and posts a semaphore; the receiver empties it and
+posts another: so memory is synchronised as in `shared_memory`, and a message of any size passes. Messages of one pair
+arrive in the order they were sent; one with another tag than the receiver asks for is set aside until it is asked for.
+A wait notices when the other process ends. The memory is anonymous and is gone with the last process that maps it.
+"""
+
+import collections
+import ctypes
+import mmap
+import os
+import select
+import struct
+import time
+from typing import final
+
+import torch
+from torch import Tensor
+
+from unisono.errors import PeerLost, RankDivergence
+
+NUM_PIECES = 4
+_SEMAPHORE_BYTES = 64  # sem_t takes 32; a cache line of its own
+_HEAD_BYTES = 128
+_HEAD = struct.Struct("<QqIB")  # bytes of the message, tag, bytes in this piece, length of the text that follows
+_TEXT_BYTES = _HEAD_BYTES - _HEAD.size
+_NUM_TRIES = 50
+_SLICE_S = 0.02
+
+# PyDLL keeps the interpreter's lock: for calls that return at once. CDLL gives it up: for calls that sleep.
+_quick, _slow = ctypes.PyDLL(None), ctypes.CDLL(None)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+@final
+class Mailbox:
+    """One rank's end of the rings between all pairs.
+
+    Made like a `SharedBoard`: rank 0 calls `create` and sends the address, the others call `attach`, then all exchange
+    their process ids and call `watch`. Different pairs, and the two directions of a pair, may be used by different
+    threads at the same time; one direction by one thread.
+
+    Args:
+        descriptor: The memory's file descriptor; closed here.
+        rank: This rank.
+        world_size: Number of ranks.
+        piece_bytes: Size of a piece; a multiple of 64.
+        timeout_s: Longest wait for a rank that lives.
+    """
+
+    def __init__(self, descriptor: int, rank: int, world_size: int, piece_bytes: int, timeout_s: float) -> None:
+        self.rank, self.world_size, self.piece_bytes, self.timeout_s = rank, world_size, piece_bytes, timeout_s
+        self._memory = mmap.mmap(descriptor, _total_bytes(world_size, piece_bytes))
+        os.close(descriptor)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._counts = collections.Counter[tuple[int, int]]()
+        self._aside: dict[tuple[int, int], collections.deque[tuple[str, Tensor]]] = {}
+        self._pids: list[int] = []
+        self._peers: list[int] = []
+        self._offered = -1
+
+    @classmethod
+    def create(cls, world_size: int, piece_bytes: int, timeout_s: float) -> tuple["Mailbox", str]:
+        """Make the memory; returns rank 0's mailbox and the address for the other ranks."""
+        descriptor = os.memfd_create("unisono-mail", os.MFD_CLOEXEC)
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, _total_bytes(world_size, piece_bytes))
+        offered = os.dup(descriptor)
+        mailbox = cls(descriptor, 0, world_size, piece_bytes, timeout_s)
+        mailbox._offered = offered  # stays open until the others have attached
+        for pair in range(world_size * world_size):
+            _quick.sem_init(ctypes.c_void_p(mailbox._base + 2 * pair * _SEMAPHORE_BYTES), 1, NUM_PIECES)
+            _quick.sem_init(ctypes.c_void_p(mailbox._base + (2 * pair + 1) * _SEMAPHORE_BYTES), 1, 0)
+        return mailbox, f"/proc/{os.getpid()}/fd/{offered}"
+
+    @classmethod
+    def attach(cls, address: str, rank: int, world_size: int, piece_bytes: int, timeout_s: float) -> "Mailbox":
+        """Map the memory that rank 0 has made.
+
+        Raises:
+            OSError: It cannot be reached: another host, user or process namespace.
+        """
+        return cls(os.open(address, os.O_RDWR | os.O_CLOEXEC), rank, world_size, piece_bytes, timeout_s)
+
+    def watch(self, pids: list[int]) -> None:
+        """Take the process ids of all ranks, to notice when one ends."""
+        if self._offered >= 0:
+            os.close(self._offered)
+            self._offered = -1
+        self._pids = pids
+        self._peers = [os.pidfd_open(pid) for pid in pids]
+
+    def can_send(self, target: int, num_bytes: int) -> bool:
+        """Whether `send` of so many bytes would not have to wait."""
+        return _value(self._free(self.rank, target)) >= self._num_pieces(num_bytes)
+
+    def can_receive(self, source: int, num_bytes: int) -> bool:
+        """Whether a whole message of so many bytes lies there."""
+        return _value(self._full(source, self.rank)) >= self._num_pieces(num_bytes)
+
+    def send(self, message: Tensor, target: int, tag: int, what: str) -> None:
+        """Send bytes to a rank; returns when all of them lie in the ring.
+
+        Args:
+            message: uint8, one-dimensional, contiguous.
+            target: The receiving rank.
+            tag: Must be the receiver's.
+            what: Shape and dtype; must be the receiver's.
+
+        Raises:
+            PeerLost: The rank has died, or has not made room within the timeout.
+        """
+        text = what.encode()[:_TEXT_BYTES]
+        for piece in message.split(self.piece_bytes):
+            self._wait(self._free(self.rank, target), target, f"send of {what} to rank {target}")
+            start = self._next(self.rank, target)
+            self._memory[start : start + _HEAD_BYTES] = (
+                _HEAD.pack(len(message), tag, len(piece), len(text)) + text.ljust(_TEXT_BYTES)
+            )  # fmt: skip
+            self._bytes[start + _HEAD_BYTES :][: len(piece)].copy_(piece)
+            _quick.sem_post(ctypes.c_void_p(self._full(self.rank, target)))
+
+    def receive(self, message: Tensor, source: int, tag: int, what: str) -> None:
+        """Receive the next message of a rank that carries `tag`; returns when all of it is there.
+
+        Args:
+            message: uint8, one-dimensional, contiguous; overwritten.
+            source: The sending rank.
+            tag: Messages with other tags wait for a call that asks for them.
+            what: Shape and dtype.
+
+        Raises:
+            PeerLost: The rank has died, or has not sent within the timeout.
+            RankDivergence: The message has another shape or dtype; it is lost, the next one can be received.
+        """
+        doing = f"recv of {what} from rank {source}, tag {tag}"
+        waiting = self._aside.get((source, tag))
+        if waiting:
+            arrived, content = waiting.popleft()
+            self._check(arrived, what, doing)
+            message.copy_(content)
+            return
+        while True:
+            arrived, found_tag, content = self._take(message, source, tag, what, doing)
+            if found_tag == tag:
+                self._check(arrived, what, doing)
+                return
+            self._aside.setdefault((source, found_tag), collections.deque()).append((arrived, content))
+
+    def close(self) -> None:
+        """Stop watching; the memory goes with the last tensor that looks at it."""
+        for peer in self._peers:
+            os.close(peer)
+        self._peers = []
+
+    def _take(self, message: Tensor, source: int, tag: int, what: str, doing: str) -> tuple[str, int, Tensor]:
+        """Take one whole message, into `message` if it is the wanted one; returns text, tag and content."""
+        content, done, text, found_tag = None, 0, "", 0
+        while content is None or done < len(content):
+            self._wait(self._full(source, self.rank), source, doing)
+            start = self._next(source, self.rank)
+            size, found_tag, length, text_length = _HEAD.unpack_from(self._memory, start)
+            if content is None:
+                text = self._memory[start + _HEAD.size :][:text_length].decode(errors="replace")
+                is_wanted = found_tag == tag and text == _cut(what) and size == len(message)
+                content = message if is_wanted else torch.empty(size, dtype=torch.uint8)
+            content[done : done + length].copy_(self._bytes[start + _HEAD_BYTES :][:length])
+            done += length
+            _quick.sem_post(ctypes.c_void_p(self._free(source, self.rank)))
+        return text, found_tag, content
+
+    def _check(self, arrived: str, what: str, doing: str) -> None:
+        if arrived != _cut(what):
+            raise RankDivergence(
+                f"[rank {self.rank}/{self.world_size}] {doing}: the message holds {arrived}. "
+                "Hint: sender and receiver must agree on shape and dtype."
+            )
+
+    def _wait(self, semaphore: int, peer: int, doing: str) -> None:
+        address = ctypes.c_void_p(semaphore)
+        for number in range(_NUM_TRIES):
+            if _quick.sem_trywait(address) == 0:
+                return
+            if number > _NUM_TRIES // 2:
+                os.sched_yield()
+        start = time.monotonic()
+        while True:
+            end = min(time.monotonic() + _SLICE_S, start + self.timeout_s)
+            until = _Timespec(int(end), int(end % 1 * 1e9))
+            if _slow.sem_clockwait(address, time.CLOCK_MONOTONIC, ctypes.byref(until)) == 0:
+                return
+            is_dead = bool(self._peers and select.select([self._peers[peer]], [], [], 0)[0])
+            if _quick.sem_trywait(address) == 0:  # it may have done its part and ended well
+                return
+            who = f"[rank {self.rank}/{self.world_size}] rank {peer}"
+            hint = "Hint: look for the first failure in its log."
+            if is_dead:
+                raise PeerLost(f"{who} (process {self._pids[peer]}) has died (waiting in {doing}). {hint}")
+            if time.monotonic() >= start + self.timeout_s:
+                raise PeerLost(f"{who} has not come within {self.timeout_s:g} s (waiting in {doing}). {hint}")
+
+    def _num_pieces(self, num_bytes: int) -> int:
+        return max(1, -(-num_bytes // self.piece_bytes))
+
+    def _pair(self, source: int, target: int) -> int:
+        return source * self.world_size + target
+
+    def _free(self, source: int, target: int) -> int:
+        return self._base + 2 * self._pair(source, target) * _SEMAPHORE_BYTES
+
+    def _full(self, source: int, target: int) -> int:
+        return self._free(source, target) + _SEMAPHORE_BYTES
+
+    def _next(self, source: int, target: int) -> int:
+        """Return where the next piece of a direction lies, and count it."""
+        number = self._counts[source, target]
+        self._counts[source, target] = number + 1
+        index = self._pair(source, target) * NUM_PIECES + number % NUM_PIECES
+        return _rings_start(self.world_size) + index * (_HEAD_BYTES + self.piece_bytes)
+
+
+def _cut(what: str) -> str:
+    return what.encode()[:_TEXT_BYTES].decode(errors="replace")
+
+
+def _value(semaphore: int) -> int:
+    value = ctypes.c_int()
+    _quick.sem_getvalue(ctypes.c_void_p(semaphore), ctypes.byref(value))
+    return value.value
+
+
+def _rings_start(world_size: int) -> int:
+    used = 2 * world_size * world_size * _SEMAPHORE_BYTES
+    return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _total_bytes(world_size: int, piece_bytes: int) -> int:
+    return _rings_start(world_size) + world_size * world_size * NUM_PIECES * (_HEAD_BYTES + piece_bytes)

@@ -1,0 +1,58 @@
+"""The operators of reductions, and the order in which they combine values: the canonical tree's (no ranks here).
+
+For every operator the values are combined element by element in the order of the tree whose leaves are the ranks. Only
+which of +0 and -0 MIN and MAX give, and the payload of a NaN, may depend on where in the buffer an element lies.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from unisono.collectives.tree import split
+
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "PRODUCT": torch.mul,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+"""The operators: each combines two tensors and takes ``out=``. AVG divides the SUM by the number of values."""
+
+
+def combine_values(values: list[Tensor], op: str, out: Tensor) -> None:
+    """Combine tensors of equal shape in the order of the canonical tree.
+
+    Args:
+        values: The leaves' values, in order; not changed, but for one that is `out`.
+        op: A name of `REDUCTIONS` that `is_defined` for their dtype.
+        out: Overwritten with the result, in the last step; may be one of the values.
+    """
+    _fold(values, REDUCTIONS[op], out)
+    if op == "AVG":
+        out.div_(len(values))  # the one place where AVG divides, and its one spelling
+
+
+@functools.cache
+def is_defined(op: str, dtype: torch.dtype) -> bool:
+    """Whether an operator can combine values of a dtype: asked of torch itself."""
+    if op not in REDUCTIONS or (op == "AVG" and not (dtype.is_floating_point or dtype.is_complex)):
+        return False
+    try:
+        REDUCTIONS[op](torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _fold(values: list[Tensor], function: Callable[..., Tensor], out: Tensor | None = None) -> Tensor:
+    """Combine the values as the tree says; the last step writes to `out`."""
+    if len(values) == 1:
+        return values[0] if out is None else out.copy_(values[0])
+    middle = split((0, len(values)))
+    return function(_fold(values[:middle], function), _fold(values[middle:], function), out=out)
