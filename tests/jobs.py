@@ -69,7 +69,7 @@ class RandomTexts:
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.texts[index], self.labels[index]
 
-    def take(self, indices: Any) -> Any:
+    def fetch_micro_batch(self, indices: Any) -> Any:
         """Return a padded micro-batch."""
         return pad([self[index] for index in indices.tolist()])
 
@@ -184,10 +184,12 @@ def play_leg(
         model.train()
         done = []
         for batch in run.steps(run.loader(digits(data), batch_size=BATCH_SIZE), epochs=2):
+            if stop_after is not None and batch.step > stop_after:  # ends within a step: nothing of it is kept
+                with contextlib.suppress(ZeroDivisionError):
+                    run.step(batch, lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
+                break
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
             done.append(batch.step)
-            if batch.step == stop_after:
-                break
         moments = {
             f"{index} {key}": bits(value).hex()
             for index, state in optimizer.state_dict()["state"].items()

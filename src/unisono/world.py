@@ -32,6 +32,7 @@ class World:
             ``env://`` when torchrun already keeps the store.
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
+        threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
     """
 
     rank: int = 0
@@ -43,6 +44,7 @@ class World:
     rendezvous: str = ""
     run_dir: str | None = None
     replicas: int | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
@@ -99,7 +101,13 @@ class World:
         else:
             world = cls()
         replicas = _integer(environ, "UNISONO_REPLICAS", 0)
-        return replace(world, run_dir=environ.get("UNISONO_RUN_DIR"), replicas=replicas or None)
+        threads = environ.get("OMP_NUM_THREADS", "")  # OpenMP also takes lists, and ignores what it cannot read
+        return replace(
+            world,
+            run_dir=environ.get("UNISONO_RUN_DIR"),
+            replicas=replicas or None,
+            threads=int(threads) if threads.isdecimal() and int(threads) else None,
+        )
 
 
 def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -107,3 +107,11 @@ def test_wrong_settings_are_code_2(tmp_path, monkeypatch, arguments, words):
     assert result.exit_code == 2, result.output
     assert words in result.output
     assert "[1/" not in result.output
+
+
+def test_options_that_the_script_overrules(tmp_path):
+    """--replicas for a script that sets its own would prove something else than was asked: code 2, with the reason."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = verify(tmp_path, "script.py", "-w", "1,2", "--replicas", "4", "99")
+    assert done.returncode == 2, done.stderr
+    assert "--replicas 4 was given, but the script sets replicas=2 itself" in done.stderr

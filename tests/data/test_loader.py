@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import random
+import traceback
 
 import numpy as np
 import pytest
@@ -299,7 +300,7 @@ def test_memory_mapped_arrays_are_read_without_complaint(tmp_path):
     """A read-only mapped file serves as data, and a batch of it can be written to."""
     np.save(tmp_path / "x.npy", np.arange(29.0))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    (batch,) = ArrayDataset(mapped).take(np.array([4, 2]))
+    (batch,) = ArrayDataset(mapped).fetch_micro_batch(np.array([4, 2]))
     assert batch.tolist() == [4.0, 2.0]
     batch.fill_(0)
     assert mapped[4] == 4.0
@@ -327,3 +328,59 @@ def test_move_keeps_the_structure():
     assert type(moved) is XY
     assert {moved.x["a"].device.type, moved.x["b"][0].device.type, moved.y[0].device.type} == {"meta"}
     assert (moved.x["b"][1], moved.y[1]) == ("text", None)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_sample_that_failed_is_named(num_workers):
+    """An error of the data set or the transform says which sample of which epoch it was."""
+    fetcher = Fetcher([1, 2, 0, 4], 0, transform=lambda value: 1 / value)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(fetch_all(fetcher, [Task(5, np.array([1, 2]))], num_workers=num_workers))
+    said = "".join(traceback.format_exception(caught.value))
+    assert said.count("while fetching sample 2 of list, epoch 5") == 1
+
+
+def test_workers_compute_with_the_threads_of_the_rank():
+    """A transform sees as many threads in a worker as without one: its bits could change."""
+    try:
+        torch.set_num_threads(2)
+        fetcher = Fetcher([0], 0, transform=lambda _: torch.get_num_threads())
+        found = [int(next(fetch_all(fetcher, [Task(0, np.array([0]))], num_workers=n))[0]) for n in (0, 1)]
+    finally:
+        torch.set_num_threads(1)
+    assert found == [2, 2]
+
+
+def test_data_sets_with_a_take_of_another_meaning():
+    """Arrays, tensors and others that have their own ``take`` are read sample by sample."""
+
+    class Head(list):
+        def take(self, count):
+            raise AssertionError("this means the first samples")
+
+    for data in (Head([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0])):
+        assert Fetcher(data, 0)[Task(0, np.array([2, 0]))].tolist() == [3.0, 1.0]
+
+
+def test_the_fingerprint_of_arrays(monkeypatch):
+    """It depends on every byte, dtype and shape; of very large arrays on a spread of rows."""
+    values = np.arange(6000, dtype=np.float32).reshape(1000, 6)
+    plain = ArrayDataset(values).fingerprint
+    assert plain == ArrayDataset(torch.from_numpy(values.copy())).fingerprint
+    others = [values.astype(np.float64), values.reshape(2000, 3), values[::-1].copy(), values + np.float32(1e-3)]
+    changed = values.copy()
+    changed[997, 5] += 1
+    prints = {ArrayDataset(array).fingerprint for array in (*others, changed)} | {
+        ArrayDataset(values, values).fingerprint, plain
+    }  # fmt: skip
+    assert len(prints) == 7
+    monkeypatch.setattr("unisono.data.loader._HASHED_BLOCK_BYTES", 100)
+    assert ArrayDataset(values).fingerprint == plain
+    monkeypatch.setattr("unisono.data.loader._HASHED_WHOLE_BYTES", 8000)
+    sampled = ArrayDataset(values).fingerprint
+    assert sampled not in prints
+    changed[:] = values
+    changed[1] += 1
+    assert ArrayDataset(changed).fingerprint == sampled  # row 1 is not among every fourth
+    changed[4] += 1
+    assert ArrayDataset(changed).fingerprint != sampled

@@ -120,7 +120,7 @@ def test_reviews_are_spread_and_taken_as_they_are_padded():
     """A limit keeps both labels, and a micro-batch is its texts, padded, in the order asked for."""
     reviews = Reviews(store(range(1, 21)), limit=4)
     assert [len(reviews[index][0]) for index in range(len(reviews))] == [1, 6, 11, 16]
-    (tokens, sizes), labels = reviews.take(np.array([3, 0]))
+    (tokens, sizes), labels = reviews.fetch_micro_batch(np.array([3, 0]))
     assert sizes.tolist() == [16, 1]
     assert labels.tolist() == [1, 0]
     assert tokens[0, :16].tolist() == reviews[3][0].tolist()

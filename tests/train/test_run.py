@@ -474,8 +474,9 @@ def test_wrong_order(toy):
 
 def test_a_model_without_parameters():
     """A model that cannot learn is refused by name."""
-    with unisono.Run() as run, pytest.raises(unisono.ConfigError, match="trainable parameters, got ReLU"):
-        run.prepare(nn.ReLU(), torch.optim.SGD([torch.zeros(1)]))
+    with unisono.Run() as run, pytest.raises(unisono.ConfigError, match="trainable parameters, got Linear"):
+        model = nn.Linear(1, 1).requires_grad_(False)
+        run.prepare(model, torch.optim.SGD(model.parameters()))
 
 
 def test_the_ledger_tells_bits(toy, tmp_path):

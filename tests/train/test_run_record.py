@@ -30,7 +30,7 @@ def test_keeps_nothing_without_a_path():
     """Without a directory every call is harmless and nothing is found."""
     record = alone(None)
     record.check_environment(ENVIRONMENT, allow_drift=False)
-    assert record.replicas() is None
+    assert record.recorded("replicas", "threads") == [None, None]
     assert record.resume({"replicas": 2}) == (0, None)
     record.append(lambda: pytest.fail("made an entry for nobody"))
     record.save(1, lambda: pytest.fail("packed a state for nobody"))
@@ -49,7 +49,7 @@ def test_resume(tmp_path):
     record.close()
     record.close()
     again = alone(tmp_path / "a" / "b")
-    assert again.replicas() == 3
+    assert again.recorded("replicas") == [3]
     step, found = again.resume({"replicas": 3})
     again.close()
     assert step == 2
@@ -70,7 +70,7 @@ def test_all_ranks_hear_the_leader(tmp_path):
 
     def program(transport):
         record = RunRecord(tmp_path, transport)
-        replicas = record.replicas()
+        (replicas,) = record.recorded("replicas")
         step, found = record.resume({"replicas": 4})
         record.append(lambda: entry(3))
         record.save(3, lambda: state(3))

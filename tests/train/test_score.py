@@ -70,7 +70,8 @@ def test_data():
     """Class, length, order and the data set's own fingerprint count."""
     data = ArrayDataset(torch.zeros(9))
     described = describe_data(data, ExactSampler(9, 4))
-    assert described == {"class": "ArrayDataset", "num_samples": 9, "shuffle": True, "fingerprint": None}
+    assert described == {"class": "ArrayDataset", "num_samples": 9, "shuffle": True, "fingerprint": data.fingerprint}
+    assert describe_data([1], ExactSampler(1, 4))["fingerprint"] is None
     data.fingerprint = "abc"
     assert describe_data(data, ExactSampler(9, 4, shuffle=False)) == {
         "class": "ArrayDataset", "num_samples": 9, "shuffle": False, "fingerprint": "abc",

@@ -75,8 +75,8 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
         start = _script(target, args, counts, given) if _is_script(target) else _recipe(target, args, counts, given)
         trials: list[Trial] = []
         for number, count in enumerate(counts):
-            click.echo(f"[{number + 1}/{len(counts)}] {target} on {count} workers ...", err=True)
-            trials.append(_try(start, count, Path(scratch) / f"{number}-{count}"))
+            click.echo(f"[{number + 1}/{len(counts)}] {target} on {count} worker{'s' * (count > 1)} ...", err=True)
+            trials.append(_try(start, count, Path(scratch) / f"{number}-{count}", given))
         return _judge(trials, as_json)
 
 
@@ -123,7 +123,7 @@ def _script(
     return start
 
 
-def _try(start: Callable[[int, Path], None], count: int, out: Path) -> Trial:
+def _try(start: Callable[[int, Path], None], count: int, out: Path, given: dict[str, Any]) -> Trial:
     from unisono.errors import ConfigError
 
     began = time.monotonic()
@@ -140,6 +140,13 @@ def _try(start: Callable[[int, Path], None], count: int, out: Path) -> Trial:
             f"expected a fresh run of {count} workers, got {result['world_size']} workers and {result['steps']} steps, "
             f"resumed from step {result['resumed_from_step']}. Hint: leave the world to the launcher."
         )
+    score = json.loads((out / "score.json").read_text())
+    for name in ("replicas", "threads"):
+        if given[name] not in (None, score[name]):
+            raise ConfigError(
+                f"--{name} {given[name]} was given, but the script sets {name}={score[name]} itself. "
+                f"Hint: leave --{name} out, or {name} unset in unisono.Run()."
+            )
     return Trial(
         workers=count,
         seconds=seconds,

@@ -6,11 +6,13 @@ workers or order.
 """
 
 import ctypes
+import functools
+import hashlib
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, final, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +26,9 @@ from unisono.seeding import mix
 Collate = Callable[[list[Any]], Any]
 Transform = Callable[[Any], Any]
 
+_HASHED_WHOLE_BYTES = 1 << 30
+_HASHED_BLOCK_BYTES = 1 << 24
+
 
 class XY(NamedTuple):
     """A micro-batch of inputs and targets; anything else a collate function returns is passed on as it is."""
@@ -33,10 +38,10 @@ class XY(NamedTuple):
 
 
 @runtime_checkable
-class Takes(Protocol):
+class BatchedDataset(Protocol):
     """A data set that can hand out a collated micro-batch at once, without randomness."""
 
-    def take(self, indices: Indices) -> Any:
+    def fetch_micro_batch(self, indices: Indices) -> Any:
         """Return the samples at `indices`, collated into fresh contiguous tensors."""
 
 
@@ -56,7 +61,7 @@ class ArrayDataset:
         if len(lengths) != 1:
             raise DataError(f"expected arrays of one common length, got lengths {[len(array) for array in arrays]}.")
         with warnings.catch_warnings():
-            # Read-only (memory-mapped) arrays are welcome: `take` copies, nothing here writes.
+            # Read-only (memory-mapped) arrays are welcome: fetching copies, nothing here writes.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             self.arrays = tuple(torch.as_tensor(array) for array in arrays)
 
@@ -66,8 +71,19 @@ class ArrayDataset:
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return tuple(array[index] for array in self.arrays)
 
-    def take(self, indices: Indices) -> tuple[Tensor, ...]:
-        """See `Takes.take`."""
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Return a hash of dtypes, shapes and bytes; of an array over 1 GiB, of every k-th row."""
+        digest = hashlib.sha256()
+        for array in self.arrays:
+            digest.update(f"{array.dtype} {tuple(array.shape)}\n".encode())
+            rows = array[:: 1 + array.nbytes // _HASHED_WHOLE_BYTES]
+            for block in rows.split(max(1, _HASHED_BLOCK_BYTES * len(array) // max(1, array.nbytes))):
+                digest.update(block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, ...]:
+        """See `BatchedDataset.fetch_micro_batch`."""
         chosen = torch.from_numpy(indices)
         return tuple(array[chosen] for array in self.arrays)
 
@@ -105,24 +121,28 @@ class Fetcher:
         if isinstance(dataset, TensorDataset):
             dataset = ArrayDataset(*dataset.tensors)
         self.dataset = dataset
-        self._seed = seed
+        self.seed = seed
         self._transform = transform
         self._collate = collate
-        self._takes = isinstance(dataset, Takes) and transform is None and collate is None
+        self._is_batched = isinstance(dataset, BatchedDataset) and transform is None and collate is None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, task: Task) -> Any:
-        if self._takes:
-            return _named(self.dataset.take(task.indices))
+        if self._is_batched:
+            return _named(self.dataset.fetch_micro_batch(task.indices))
         samples = [self._sample(task.epoch, index) for index in task.indices.tolist()]
         return _named((self._collate or default_collate)(samples))
 
     def _sample(self, epoch: int, index: int) -> Any:
-        set_generators(mix(self._seed, "sample", epoch, index))
-        sample = self.dataset[index]
-        return sample if self._transform is None else self._transform(sample)
+        set_generators(mix(self.seed, "sample", epoch, index))
+        try:
+            sample = self.dataset[index]
+            return sample if self._transform is None else self._transform(sample)
+        except Exception as error:
+            error.add_note(f"while fetching sample {index} of {type(self.dataset).__name__}, epoch {epoch}")
+            raise
 
 
 def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, prefetch: int = 2) -> Iterator[Any]:
@@ -144,7 +164,7 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
         num_workers=num_workers,
         prefetch_factor=prefetch,
         collate_fn=_identity,
-        worker_init_fn=_init_worker,
+        worker_init_fn=functools.partial(_init_worker, torch.get_num_threads()),
         # Its own generator: without one, every iter() draws from the process-wide stream.
         generator=torch.Generator(),
     )
@@ -176,6 +196,13 @@ class Loader:
     def __len__(self) -> int:
         """Return the steps per epoch."""
         return self.sampler.steps_per_epoch
+
+    def __iter__(self) -> NoReturn:
+        """Refuse: batches belong to steps."""
+        raise ConfigError(
+            "a unisono loader is not iterated by itself. Hint: for batch in run.steps(loader, epochs=...): "
+            "run.step(batch, ...)."
+        )
 
     def micro_batches(self, first_step: int, last_step: int) -> Iterator[Any]:
         """Yield this rank's micro-batches of the steps ``first_step..last_step``, replica by replica."""
@@ -210,6 +237,7 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _init_worker(worker: int) -> None:
-    """End this worker with its rank, even when the rank is killed."""
+def _init_worker(threads: int, worker: int) -> None:
+    """End this worker with its rank, even when the rank is killed; compute with as many threads as the rank does."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    torch.set_num_threads(threads)  # torch's own worker takes one, and a transform's bits would change

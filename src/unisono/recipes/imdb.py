@@ -95,7 +95,7 @@ class Reviews:
     def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], int]:
         return self._store[int(self._chosen[index])]
 
-    def take(self, indices: np.ndarray[Any, Any]) -> tuple[Texts, Tensor]:
+    def fetch_micro_batch(self, indices: np.ndarray[Any, Any]) -> tuple[Texts, Tensor]:
         """Return a padded micro-batch."""
         return pad([self[index] for index in indices.tolist()])
 

@@ -117,15 +117,34 @@ class Exact(Strategy):
         for micro in micros:
             self._buffers.start_replica()
             set_generators(mix(self._seed, "replica", step, micro.replica))
-            loss = _checked(loss_function(micro.data), step)
             weight = weights[micro.replica]
-            loss.backward(torch.full_like(loss, weight))
+            try:
+                loss = _checked(loss_function(micro.data), step)
+                loss.backward(torch.full_like(loss, weight))
+            except Exception as error:
+                self._explain(error, step, micro)
+                raise
             leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
             self._collect(leaf, report)
             self._buffers.collect(leaf.views[len(self._trainable) :], weight, report.changed)
             report.losses[micro.replica] = loss.item()
             report.finite[micro.replica] = math.isfinite(report.losses[micro.replica]) and leaf.is_finite()
             yield leaf
+
+    def _explain(self, error: Exception, step: int, micro: Micro) -> None:
+        """Say where the user's model failed, and what is known of some failures."""
+        size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}"
+        error.add_note(f"in step {step}, replica {micro.replica} of {self._replicas}, a micro-batch of {size}")
+        if "more than 1 value per channel" in str(error):
+            error.add_note(
+                "Hint: batch statistics need two samples in every micro-batch. Choose fewer replicas, a larger "
+                "batch_size, or one that leaves no small last batch (samples modulo batch_size)."
+            )
+        if "nference tensor" in str(error):
+            error.add_note(
+                "Hint: the model keeps a tensor that it computed while evaluating. "
+                "Call run.evaluate(..., inference_mode=False), or make it a buffer."
+            )
 
     def _collect(self, leaf: FlatBuffer, report: "_Report") -> None:
         """Move the gradients into the leaf; a parameter without one leaves -0.0, the neutral element."""

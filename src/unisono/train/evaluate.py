@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Fetcher, Task, fetch_all, move
+from unisono.determinism import set_generators
 from unisono.metrics.exact import Metric
 from unisono.placement import cut
+from unisono.seeding import mix
 
 Predict = Callable[[Any], tuple[Tensor, Tensor]]
 """Takes a micro-batch, returns (output, target) as metrics expect them."""
@@ -26,22 +28,25 @@ def evaluate(
     device: torch.device,
     batch_size: int,
     num_workers: int = 0,
+    inference_mode: bool = True,
 ) -> dict[str, float]:
     """Return each metric over the whole data set; all ranks call it and get the same numbers.
 
     The data set is cut into batches of `batch_size` in its own order, and the batches, not the samples, are shared
-    out: so no batch's shape depends on the number of ranks. Runs under `torch.inference_mode` in evaluation mode;
-    the model's mode is put back afterwards.
+    out: so no batch's shape depends on the number of ranks. What the model draws is keyed by the batch. Runs without
+    gradients in evaluation mode; the model's mode is put back afterwards.
 
     Args:
         model: Switched to evaluation mode.
-        fetcher: The data set, with its collate function.
+        fetcher: The data set, with its collate function and the seed.
         predict: Called once per batch.
         metrics: Reset, updated, merged over the ranks.
         transport: Joins the ranks.
         device: Where batches are moved.
         batch_size: Samples per forward pass; changes bits of float metrics, so it belongs to the comparison.
         num_workers: Processes that fetch.
+        inference_mode: ``torch.inference_mode``; False takes the slower ``torch.no_grad``, for models that keep
+            tensors they have computed (a cached mask, say) and would use them in training.
     """
     num_batches = -(-len(fetcher) // batch_size)
     mine = cut(num_batches, transport.world_size)[transport.rank]
@@ -51,8 +56,9 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
-            for batch in fetch_all(fetcher, tasks, num_workers=num_workers):
+        with torch.inference_mode() if inference_mode else torch.no_grad():
+            for number, batch in zip(mine, fetch_all(fetcher, tasks, num_workers=num_workers), strict=True):
+                set_generators(mix(fetcher.seed, "evaluate", number))
                 output, target = predict(move(batch, device))
                 for metric in metrics.values():
                     metric.update(output, target)

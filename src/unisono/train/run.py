@@ -1,7 +1,9 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
+import sys
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -15,18 +17,20 @@ from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
 from unisono.data.sampler import ExactSampler, Indices
-from unisono.determinism import describe_environment, drift, set_determinism
+from unisono.determinism import describe_environment, drift, set_determinism, set_generators
 from unisono.errors import ConfigError, RankDivergence, ScoreMismatch, StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
 from unisono.placement import check_world, place_evenly
-from unisono.seeding import check_seed
+from unisono.seeding import check_seed, mix
 from unisono.strategies.base import LossFunction, Micro, Strategy
 from unisono.strategies.exact import Exact
 from unisono.train import score as scores
+from unisono.train.checks import check_whole
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import hosted_micros, non_finite, pin, update
+from unisono.train.loop import hosted_micros, non_finite, update
+from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.world import World
 
@@ -48,17 +52,6 @@ class Batch:
     micros: Iterator[Micro]
 
 
-@dataclass(kw_only=True, slots=True)
-class _Part:
-    """What `prepare` was given."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    scheduler: Any
-    strategy: Strategy
-    description: dict[str, Any]
-
-
 @final
 class Run:
     """A training run: joins the world it finds, and is alone if there is none.
@@ -71,7 +64,8 @@ class Run:
             launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global gradient norm; None does not clip.
-        threads: Threads per process on the CPU; changes bits, so it is part of the score.
+        threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
+            that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
         checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
             saved.
         device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
@@ -99,7 +93,7 @@ class Run:
         replicas: int | None = None,
         out: str | Path | None = None,
         clip_norm: float | None = None,
-        threads: int = 1,
+        threads: int | None = None,
         checkpoint_every: int | None = None,
         device: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -108,20 +102,15 @@ class Run:
     ) -> None:
         self._started = time.monotonic()
         check_seed(seed)
-        for name, value, least in (
-            ("threads", threads, 1), ("checkpoint_every", checkpoint_every, 1), ("replicas", replicas, 1),
-        ):  # fmt: skip
-            if value is not None and value < least:
-                raise ConfigError(f"expected {name} >= {least}, got {value}.")
+        check_whole(threads=threads, checkpoint_every=checkpoint_every, replicas=replicas)
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"expected clip_norm > 0 (or None), got {clip_norm}.")
-        set_determinism(threads)
         if isinstance(transport, str) and transport not in ("auto", "gloo"):
             raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")
         world = World.current() if isinstance(transport, str) else _world_of(transport)
         self.world = world
         self.device = device_of(world, device)
-        self.seed, self.clip_norm, self.threads = seed, clip_norm, threads
+        self.seed, self.clip_norm = seed, clip_norm
         self._checkpoint_every = checkpoint_every
         self._settings = dict(settings or {})
         self._allow_drift = allow_drift
@@ -133,11 +122,17 @@ class Run:
         )
         chosen = world.run_dir or out
         self._record = RunRecord(None if chosen is None else Path(chosen), self.transport)
-        self.replicas = replicas or self._record.replicas() or world.replicas or world.world_size
+        recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
+        self.replicas = replicas or recorded_replicas or world.replicas or world.world_size
+        self.threads = threads or recorded_threads or world.threads or 1
+        set_determinism(self.threads)
         check_world(self.replicas, world.world_size)
         self.placement = place_evenly(self.replicas, world.world_size)
-        self._part: _Part | None = None
-        self._stepped = 0
+        self._parts: Parts | None = None
+        self._strategy: Strategy
+        self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
+        self._registered: dict[str, Any] = {}
+        self._stepped = self._saved = 0
         self._opened: dict[str, Any] | None = None
         self._metrics: dict[str, float] = {}
         self._result: dict[str, Any] = {}
@@ -155,29 +150,46 @@ class Run:
             The same model and optimizer.
 
         Raises:
-            ConfigError: The model has no trainable parameter.
+            ConfigError: The parts do not fit each other or cannot be trained exactly (see `checks.check_parts`), or
+                the model has no trainable parameter.
             RankDivergence: The ranks have built different models or run on different software.
         """
         model.to(self.device)
-        pin(optimizer)
-        strategy = Exact(model, self.transport, self.placement, self.seed)
-        description = {
-            "model": scores.describe_model(model),
-            "optimizer": scores.describe_optimizer(optimizer, scheduler),
-        }
-        self._part = _Part(
-            model=model, optimizer=optimizer, scheduler=scheduler, strategy=strategy, description=description
-        )
+        parts = Parts(model, optimizer, scheduler, self._registered)
+        self._strategy = Exact(model, self.transport, self.placement, self.seed)
         environment = describe_environment(threads=self.threads, device=self.device)
-        for rank, theirs in enumerate(self.transport.all_gather_json([description, environment])):
-            lines = diff(description, theirs[0]) + drift(environment, theirs[1])
+        for rank, theirs in enumerate(self.transport.all_gather_json([parts.description, environment])):
+            lines = diff(parts.description, theirs[0]) + drift(environment, theirs[1])
             if lines:
                 raise RankDivergence(
                     f"rank {self.world.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
                     "Hint: build the model after Run(seed=...), from nothing that depends on the rank."
                 )
         self._record.check_environment(environment, allow_drift=self._allow_drift)
+        self._parts = parts
         return model, optimizer
+
+    def register(self, name: str, part: Any) -> None:
+        """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
+
+        Call it before `steps`, with the object as it stands at the run's start.
+
+        Args:
+            name: Under which it is saved.
+            part: With ``state_dict()`` and ``load_state_dict()``; the state holds tensors and JSON's types.
+
+        Raises:
+            ConfigError: The name is taken, the methods are missing, or the run has been opened already.
+        """
+        if name in self._registered:
+            raise ConfigError(f"expected a new name, got {name!r}, which is registered already.")
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise ConfigError(
+                f"expected an object with state_dict() and load_state_dict() for {name!r}, got {type(part).__name__}."
+            )
+        if self._opened is not None:
+            raise ConfigError(f"expected run.register({name!r}, ...) before run.steps(): its state could be lost.")
+        self._registered[name] = part
 
     def loader(
         self,
@@ -205,17 +217,24 @@ class Run:
             ConfigError: ``batch_size < 1``, or not a map-style data set.
             DataError: The data set is empty.
         """
+        check_whole(batch_size=batch_size)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         sampler = ExactSampler(len(fetcher), batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
         hosted = self.placement[self.world.rank]
         return Loader(sampler, fetcher, hosted, num_workers=num_workers, prefetch=prefetch)
 
-    def steps(self, loader: Loader, *, epochs: int) -> Iterator[Batch]:
+    def steps(self, loader: Loader, *, epochs: int, max_steps: int | None = None) -> Generator[Batch]:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
 
         Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves
-        checkpoints as it goes and writes ``result.json`` at the end. Called again, it goes on where it stopped:
-        `epochs` counts from the run's start.
+        checkpoints as it goes and writes ``result.json`` at the end, also when the loop is left early. Called again,
+        it goes on where it stopped. What the loop's body draws from torch's, Python's and NumPy's generators is keyed
+        by the step.
+
+        Args:
+            loader: From `loader`.
+            epochs: Passes over the data, counted from the run's start.
+            max_steps: Stop after this many steps, counted from the run's start.
 
         Raises:
             ScoreMismatch: The run directory was started with another score.
@@ -223,24 +242,43 @@ class Run:
             CheckpointError: There are checkpoints but none can be trusted.
             StepError: A batch was not passed to `step`.
         """
-        if epochs < 1:
-            raise ConfigError(f"expected epochs >= 1, got {epochs}.")
-        part = self._prepared()
-        per_epoch, last = len(loader), epochs * len(loader)
-        self._open(part, loader)
+        check_whole(epochs=epochs, max_steps=max_steps)
+        if not isinstance(loader, Loader):
+            raise ConfigError(
+                f"expected a loader from run.loader(dataset, batch_size=...), got {type(loader).__name__}."
+            )
+        steps = self._steps(self._prepared(), loader, epochs, max_steps)
+        self._current_steps = weakref.ref(steps)
+        return steps
+
+    def _steps(self, parts: Parts, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
+        per_epoch, last = len(loader), min(epochs * len(loader), max_steps or sys.maxsize)
+        self._open(parts, loader)
         first = self._stepped + 1
+        if first > last:
+            self._record.tell(
+                f"is complete: step {self._stepped} of {last} is done, there is nothing left to train. "
+                "Hint: more epochs go on from here; another out= (--out) starts anew."
+            )
         started = time.monotonic()
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
             indices = loader.sampler.batch(step)
             epoch = loader.sampler.epoch_of(step)
             mine = hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
-            yield Batch(step, epoch, indices, mine)
+            set_generators(mix(self.seed, "before", step))
+            try:
+                yield Batch(step, epoch, indices, mine)
+            except GeneratorExit:  # the loop was left: keep what it has done
+                if not parts.is_changing and self._stepped > self._saved:
+                    self._save(parts)
+                    self._finish(per_epoch, first - 1, time.monotonic() - started, is_finished=False)
+                raise
             if self._stepped != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             if step == last or step % (self._checkpoint_every or per_epoch) == 0:
-                self._save(part, step)
-        self._finish(self._stepped // per_epoch, first - 1, time.monotonic() - started)
+                self._save(parts)
+        self._finish(per_epoch, first - 1, time.monotonic() - started)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step and return the mean loss over the whole batch; collective.
@@ -255,14 +293,17 @@ class Run:
             RankDivergence: The ranks no longer hold the same weights.
             PeerLost: Another rank went away.
         """
-        part = self._prepared()
+        parts = self._prepared()
         if batch.step != self._stepped + 1:
             raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
-        gradients = part.strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
+        parts.is_changing = True
+        gradients = self._strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
             raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
-        lr = update(part.model, part.optimizer, part.scheduler, self.clip_norm)
+        lr = update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         self._stepped = batch.step
+        parts.is_changing = False
+        set_generators(mix(self.seed, "after", batch.step))
         self._record.append(
             lambda: Entry(
                 step=batch.step,
@@ -287,6 +328,7 @@ class Run:
         collate: Collate | None = None,
         transform: Transform | None = None,
         num_workers: int = 0,
+        inference_mode: bool = True,
     ) -> dict[str, float]:
         """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
 
@@ -298,12 +340,17 @@ class Run:
             collate: As in `loader`.
             transform: As in `loader`.
             num_workers: As in `loader`.
+            inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
         """
+        check_whole(batch_size=batch_size)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        return evaluate(
+        values = evaluate(
             self._prepared().model, fetcher, predict, metrics,
             transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
+            inference_mode=inference_mode,
         )  # fmt: skip
+        set_generators(mix(self.seed, "evaluated", self._stepped))
+        return values
 
     def record(self, metrics: Mapping[str, float]) -> None:
         """Add final metrics to ``result.json``."""
@@ -319,7 +366,10 @@ class Run:
         return dict(self._result)
 
     def close(self) -> None:
-        """Leave the world; safe to call twice."""
+        """Leave the world, with everything kept that the last loop has done; safe to call twice."""
+        steps = self._current_steps()
+        if steps is not None:
+            steps.close()
         self._record.close()
         self.transport.close()
 
@@ -329,12 +379,12 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _prepared(self) -> _Part:
-        if self._part is None:
+    def _prepared(self) -> Parts:
+        if self._parts is None:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
-        return self._part
+        return self._parts
 
-    def _score(self, part: _Part, loader: Loader) -> dict[str, Any]:
+    def _score(self, parts: Parts, loader: Loader) -> dict[str, Any]:
         return {
             "version": scores.SCORE_VERSION,
             "seed": self.seed,
@@ -342,14 +392,14 @@ class Run:
             "batch_size": loader.sampler.batch_size,
             "threads": self.threads,
             "clip_norm": self.clip_norm,
-            **part.description,
+            **parts.description,
             "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
             "settings": self._settings,
         }
 
-    def _open(self, part: _Part, loader: Loader) -> None:
+    def _open(self, parts: Parts, loader: Loader) -> None:
         """Open the run directory and load the newest checkpoint; a later call only checks the score."""
-        score = checkpoint_format.to_json(self._score(part, loader), "score")
+        score = checkpoint_format.to_json(self._score(parts, loader), "score")
         if self._opened is not None:
             if lines := diff(self._opened, score):
                 raise ScoreMismatch(
@@ -358,17 +408,20 @@ class Run:
             return
         self._stepped, state = self._record.resume(score)
         if state is not None:
-            checkpoint_format.unpack(state, part.model, part.optimizer, part.scheduler)
+            parts.unpack(state)
+        self._saved = self._stepped
         self._opened = score
 
-    def _save(self, part: _Part, step: int) -> None:
-        self._record.save(step, lambda: checkpoint_format.pack(part.model, part.optimizer, part.scheduler, {}))
+    def _save(self, parts: Parts) -> None:
+        self._record.save(self._stepped, parts.pack)
+        self._saved = self._stepped
 
-    def _finish(self, epochs: int, resumed_from: int, train_s: float) -> None:
+    def _finish(self, per_epoch: int, resumed_from: int, train_s: float, *, is_finished: bool = True) -> None:
         self._result = {
             "fingerprint": self.fingerprint(),
+            "finished": is_finished,
             "steps": self._stepped,
-            "epochs": epochs,
+            "epochs": self._stepped // per_epoch,
             "world_size": self.world.world_size,
             "replicas": self.replicas,
             "seed": self.seed,

@@ -6,6 +6,7 @@ atomically. The directory is private to its owner (0700): checkpoints can leak d
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,14 +41,23 @@ class RunRecord:
         self.path = path
         self._leader_says(self._open)
 
-    def replicas(self) -> int | None:
-        """Return the replicas of the run that is recorded here, or None; collective."""
+    def recorded(self, *names: str) -> list[int | None]:
+        """Return whole numbers from the score of the run that is recorded here, None where there is none; collective.
 
-        def recorded() -> int | None:
+        Raises:
+            ConfigError: ``score.json`` is not what a run writes.
+        """
+
+        def read() -> list[int | None]:
             found = self._read("score.json")
-            return None if found is None else int(found["replicas"])
+            if found is not None and not all(type(found.get(name)) is int for name in names):
+                raise ConfigError(
+                    f"{self.path}/score.json lacks {' or '.join(names)}: it is not what a run writes. "
+                    "Hint: choose another --out."
+                )
+            return [None if found is None else found[name] for name in names]
 
-        answer: int | None = self._leader_says(recorded)
+        answer: list[int | None] = self._leader_says(read)
         return answer
 
     def check_environment(self, environment: dict[str, Any], *, allow_drift: bool) -> None:
@@ -119,6 +129,11 @@ class RunRecord:
         """Replace ``result.json`` (leader only)."""
         self._write("result.json", result)
 
+    def tell(self, text: str) -> None:
+        """Say something about the run directory to the person who started the run (leader only, standard error)."""
+        if self._is_leader and self.path is not None:
+            sys.stderr.write(f"unisono: {self.path} {text}\n")
+
     def close(self) -> None:
         """Close the ledger; safe to call twice."""
         if self._ledger is not None:
@@ -157,8 +172,8 @@ class RunRecord:
         if self.path is None or not (self.path / name).exists():
             return None
         try:
-            content: dict[str, Any] = json.loads((self.path / name).read_text())
-        except ValueError as error:
+            content: dict[str, Any] = dict(json.loads((self.path / name).read_text()))
+        except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"{self.path / name} is not the JSON that a run writes: {error}. Hint: choose another --out."
             ) from error

@@ -1,0 +1,71 @@
+"""What a run trains: model, optimizer, scheduler, and whatever else it has been given to keep."""
+
+from typing import Any, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.checkpoint import format as checkpoint_format
+from unisono.checkpoint.format import State
+from unisono.errors import ConfigError, StepError
+from unisono.train import score as scores
+from unisono.train.checks import check_parts
+from unisono.train.loop import pin
+
+
+@final
+class Parts:
+    """The objects whose state is the run's state.
+
+    Args:
+        model: On its device already.
+        optimizer: Of its parameters; `foreach` and `fused` are pinned where left open.
+        scheduler: Or None.
+        registered: More objects with ``state_dict``, by name; may still grow.
+
+    Attributes:
+        is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
+
+    Raises:
+        ConfigError: See `check_parts`.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, registered: dict[str, Any]) -> None:
+        check_parts(model, optimizer, scheduler)
+        pin(optimizer)
+        optimizer.register_step_pre_hook(self._refuse_foreign_step)
+        self.model, self.optimizer, self.scheduler, self.registered = model, optimizer, scheduler, registered
+        self.is_changing = False
+        self.description = {
+            "model": scores.describe_model(model),
+            "optimizer": scores.describe_optimizer(optimizer, scheduler),
+        }
+
+    def pack(self) -> State:
+        """Return the state of all parts; the tensors are the live ones."""
+        registered = {name: part.state_dict() for name, part in self.registered.items()}
+        return checkpoint_format.pack(self.model, self.optimizer, self.scheduler, {"registered": registered})
+
+    def unpack(self, state: State) -> None:
+        """Put a state back into the live objects.
+
+        Raises:
+            CheckpointError: It is of another model or optimizer.
+            ConfigError: It holds other registered parts.
+        """
+        registered = checkpoint_format.from_json(state.values.get("registered", {}))
+        if registered.keys() != self.registered.keys():
+            raise ConfigError(
+                f"the checkpoint holds the registered parts {sorted(registered)}, this program registers "
+                f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
+            )
+        checkpoint_format.unpack(state, self.model, self.optimizer, self.scheduler)
+        for name, part in self.registered.items():
+            part.load_state_dict(registered[name])
+
+    def _refuse_foreign_step(self, *_: Any) -> None:
+        if not self.is_changing:
+            raise StepError(
+                "optimizer.step() was called outside run.step(), which does backward, reduction and update itself. "
+                "Hint: return the loss from the function that run.step() is given, and call nothing else."
+            )

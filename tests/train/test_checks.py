@@ -1,0 +1,80 @@
+"""What is refused before the first step, each with the way out."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono.train.checks import check_parts, check_whole
+
+
+def linear():
+    model = nn.Linear(2, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_what_fits_is_taken():
+    """A plain model, its optimizer, a scheduler or none; frozen parameters need no group."""
+    model, optimizer = linear()
+    check_parts(model, optimizer, None)
+    check_parts(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3))
+    model.bias.requires_grad_(False)
+    check_parts(model, torch.optim.SGD([model.weight], lr=0.1), None)
+
+
+def plateau(model, optimizer):
+    return model, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+def lazy(model, _):
+    model = nn.Sequential(model, nn.LazyLinear(3))
+    return model, torch.optim.SGD(model[0].parameters(), lr=0.1), None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model, optimizer: (lambda x: x, optimizer, None), "torch.nn.Module, got function"),
+        (lambda model, optimizer: (model, model.parameters(), None), "torch.optim.Optimizer, got generator"),
+        (lambda model, optimizer: (nn.DataParallel(model), optimizer, None), "the model is wrapped in DataParallel"),
+        (lambda model, optimizer: (nn.Sequential(nn.DataParallel(model)), optimizer, None), "0 is wrapped"),
+        (lambda model, optimizer: (nn.Linear(2, 2), optimizer, None), "2 of 2 parameters that the model does not"),
+        (lambda model, optimizer: (model, torch.optim.LBFGS(model.parameters()), None), "LBFGS"),
+        (plateau, "run.register('plateau'"),
+        (lazy, "'1.weight' has no shape yet"),
+        (lambda model, optimizer: (model, optimizer, object()), "a scheduler with step"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(change, said):
+    """Each is named, before anything has started."""
+    with pytest.raises(unisono.ConfigError, match=re.escape(said)):
+        check_parts(*change(*linear()))
+
+
+def test_fsdp_is_refused_once_it_is_loaded():
+    """A sharded model is known by its class, without importing FSDP for everyone."""
+    from torch.distributed.fsdp import FSDPModule
+
+    model, optimizer = linear()
+    model.__class__ = type("Sharded", (FSDPModule, nn.Linear), {})  # what fully_shard does to a model
+    with pytest.raises(unisono.ConfigError, match="wrapped in Sharded"):
+        check_parts(model, optimizer, None)
+
+
+def test_parameters_without_a_group_are_said_once():
+    """Trainable parameters that no group holds are a warning: they stay as they are."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.warns(UserWarning, match=r"2 trainable parameters are in no group .*: 1\.weight, \.\.\."):
+        check_parts(model, torch.optim.SGD(model[0].parameters(), lr=0.1), None)
+
+
+@pytest.mark.parametrize(("value", "said"), [(0, ">= 1, got 0"), (1.5, "whole number, got 1.5"), ("2", "'2' (str)")])
+def test_whole_numbers(value, said):
+    """Numbers out of range and other types are told apart; None means unset."""
+    check_whole(epochs=3, limit=None)
+    with pytest.raises(unisono.ConfigError, match=re.escape(said)):
+        check_whole(epochs=value)
+    with pytest.raises(unisono.ConfigError, match="expected epochs as a whole number, got True"):
+        check_whole(epochs=True)

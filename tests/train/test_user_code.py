@@ -1,0 +1,236 @@
+"""The user's own code around the step: what it draws, breaks off, keeps and gets wrong."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import unisono
+from unisono.collectives.loopback import run_ranks
+
+
+def draws():
+    return [torch.rand(1).item(), random.random(), float(np.random.rand())]
+
+
+def train_with_draws(toy, transport=None, *, out=None, stop_after=None):
+    """Train with noise on the weights that is drawn in the loop's body, before and after the step and an evaluation."""
+    settings = {"transport": transport} if transport else {}
+    with toy.run(out=out, **settings) as (run, model, _):
+        drawn = []
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            drawn.append(draws())
+            run.step(batch, lambda micro: F.cross_entropy(F.dropout(model(micro.x), 0.1), micro.y))
+            drawn.append(draws())
+            if batch.step == 3:
+                run.evaluate(
+                    toy.data, lambda m: (F.dropout(model(m.x)[:, 0]), m.y), {"mean": unisono.Mean()}, batch_size=9
+                )
+                drawn.append(draws())
+            with torch.no_grad():
+                model[0].weight.add_(torch.randn_like(model[0].weight), alpha=0.01)
+            if batch.step == stop_after:
+                break
+        return run.fingerprint(), drawn
+
+
+def test_what_the_loop_draws_depends_on_the_step_alone(toy, tmp_path):
+    """Noise drawn in the loop's body is the same on 1, 2 and 3 ranks and after a resume; no two draws are equal."""
+    alone, drawn = train_with_draws(toy)
+    assert len({str(draw) for draw in drawn}) == len(drawn) == 11
+    for ranks in (2, 3):
+        assert run_ranks(lambda transport: train_with_draws(toy, transport), ranks) == [(alone, drawn)] * ranks
+    train_with_draws(toy, out=tmp_path, stop_after=2)
+    assert train_with_draws(toy, out=tmp_path) == (alone, drawn[4:])
+
+
+def test_what_a_model_draws_in_evaluation(toy):
+    """A model that is random in evaluation gives the same metrics on any number of ranks."""
+
+    def program(transport=None):
+        with toy.run(**({"transport": transport} if transport else {})) as (run, _, _):
+            return run.evaluate(
+                toy.data, lambda micro: (torch.rand(len(micro.x)), micro.y), {"mean": unisono.Mean()}, batch_size=5
+            )
+
+    assert run_ranks(program, 3) == [program()] * 3
+
+
+def test_a_loop_left_early_keeps_its_work(toy, tmp_path):
+    """``break`` saves the last step and a result that says it is not finished; the next run goes on from there."""
+    whole, _ = toy.train()
+    with toy.run(out=tmp_path) as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            if batch.step == 7:
+                break
+        assert run.result()["finished"] is False
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 7
+    assert toy.train(out=tmp_path) == (whole, [8, 9, 10])
+    assert json.loads((tmp_path / "result.json").read_text())["finished"] is True
+
+
+def test_an_exception_in_the_loop_keeps_its_work(toy, tmp_path):
+    """So does an exception in the body, when the run is closed."""
+    whole, _ = toy.train()
+    with pytest.raises(ZeroDivisionError), toy.run(out=tmp_path) as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            assert batch.step < 4 or 1 / 0
+    assert toy.train(out=tmp_path) == (whole, [5, 6, 7, 8, 9, 10])
+
+
+def test_max_steps(toy, tmp_path):
+    """A run can be stopped after some steps, also in the middle of an epoch, and goes on later with the same bits."""
+    whole, _ = toy.train()
+    with toy.run(out=tmp_path) as (run, model, _):
+        loader = run.loader(toy.data, batch_size=12)
+        for batch in run.steps(loader, epochs=2, max_steps=3):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        assert (run.result()["steps"], run.result()["finished"]) == (3, True)
+    assert toy.train(out=tmp_path) == (whole, [4, 5, 6, 7, 8, 9, 10])
+
+
+def test_a_complete_run_says_so(toy, tmp_path, capsys):
+    """Started again, a complete run says that nothing is left to train, and how to go on."""
+    whole, _ = toy.train(out=tmp_path)
+    assert capsys.readouterr().err == ""
+    assert toy.train(out=tmp_path) == (whole, [])
+    said = capsys.readouterr().err
+    assert said.startswith(f"unisono: {tmp_path} is complete: step 10 of 10 is done")
+    assert said.count("\n") == 1
+
+
+def test_registered_parts_are_restored(toy, tmp_path):
+    """A scheduler stepped by hand at the end of each epoch: killed in between, the run ends with the same bits."""
+
+    def train(out=None, stop_after=None):
+        with toy.run(out=out, checkpoint_every=2) as (run, model, optimizer):
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+            run.register("scheduler", scheduler)
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=3):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                if batch.step % 5 == 0:
+                    scheduler.step()
+                if batch.step == stop_after:
+                    break
+            return run.fingerprint(), scheduler.last_epoch
+
+    whole = train()
+    train(tmp_path, 7)
+    assert train(tmp_path) == whole
+    assert whole[1] == 3
+    with toy.run(out=tmp_path) as (run, _, _), pytest.raises(unisono.ConfigError, match=r"parts \['scheduler'\], this"):
+        next(run.steps(run.loader(toy.data, batch_size=12), epochs=4))
+
+
+def test_register_refuses(toy):
+    """A name taken twice, an object without a state, and a call that comes too late."""
+    with toy.run() as (run, _, optimizer):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        run.register("it", scheduler)
+        with pytest.raises(unisono.ConfigError, match="'it', which is registered already"):
+            run.register("it", scheduler)
+        with pytest.raises(unisono.ConfigError, match="for 'number', got int"):
+            run.register("number", 3)
+        next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
+        with pytest.raises(unisono.ConfigError, match=r"before run\.steps"):
+            run.register("late", scheduler)
+
+
+def test_foreign_steps_are_refused(toy):
+    """optimizer.step() outside run.step() stops the run; weights are as they were."""
+    with toy.run() as (run, model, optimizer):
+        before = run.fingerprint()
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            F.cross_entropy(model(toy.x), toy.y).backward()
+            with pytest.raises(unisono.StepError, match=r"outside run\.step"):
+                optimizer.step()
+            assert run.fingerprint() == before
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            break
+
+
+def test_threads_are_those_of_the_launcher(toy, monkeypatch, tmp_path):
+    """Unset, the number of threads is the launcher's, then that of the run which is resumed; a given one wins."""
+    try:
+        for asked, expected in (("2", 2), ("junk", 1), ("", 1), (None, 1)):
+            if asked is None:
+                monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            else:
+                monkeypatch.setenv("OMP_NUM_THREADS", asked)
+            with toy.run() as (run, _, _):
+                assert (run.threads, torch.get_num_threads()) == (expected, expected), asked
+        toy.train(threads=2, out=tmp_path)
+        with unisono.Run(out=tmp_path) as run:
+            assert (run.threads, torch.get_num_threads()) == (2, 2)
+        with pytest.raises(unisono.EnvironmentDrift, match="threads: 2 -> 1"):
+            toy.train(threads=1, out=tmp_path)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_where_a_model_failed(toy):
+    """The user's own error keeps its type and says step, replica and size of the micro-batch; once."""
+    with toy.run() as (run, _, _):
+        batch = next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
+        with pytest.raises(KeyError) as caught:
+            run.step(batch, lambda micro: {}["loss"])
+        assert caught.value.__notes__ == ["in step 1, replica 0 of 4, a micro-batch of 3 samples"]
+
+
+def test_batch_norm_with_one_sample(toy):
+    """Torch's refusal of one sample under BatchNorm comes with what to change."""
+
+    def program():
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        with toy.run(build=lambda: model) as (run, _, _):
+            batch = next(run.steps(run.loader(toy.data, batch_size=4), epochs=1))
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+
+    with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+        program()
+    assert "fewer replicas" in caught.value.__notes__[1]
+
+
+class Caching(nn.Module):
+    """Keeps a mask that it computes in its first forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+        self.mask = None
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.linspace(0, 1, 4)
+        return self.linear(x) * self.mask
+
+
+@pytest.mark.parametrize("inference_mode", [True, False])
+def test_models_that_keep_tensors(toy, inference_mode):
+    """Evaluated first, such a model cannot train after inference mode: the way out is named, and works."""
+    with toy.run(build=Caching) as (run, model, _):
+        run.evaluate(toy.data, lambda m: (model(m.x), m.y), {"a": unisono.Accuracy()}, inference_mode=inference_mode)
+        batch = next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
+        if inference_mode:
+            with pytest.raises(RuntimeError, match="nference tensor") as caught:
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            assert "inference_mode=False" in caught.value.__notes__[1]
+        else:
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+
+
+def test_another_loader_is_refused(toy):
+    """A torch DataLoader instead of run.loader(), and a loader iterated by itself, are told how it is meant."""
+    with toy.run() as (run, _, _):
+        with pytest.raises(unisono.ConfigError, match=r"run\.loader"):
+            run.steps(torch.utils.data.DataLoader(toy.data), epochs=1)
+        with pytest.raises(unisono.ConfigError, match=r"for batch in run\.steps"):
+            list(run.loader(toy.data, batch_size=12))
+        with pytest.raises(unisono.ConfigError, match="expected batch_size as a whole number, got '12'"):
+            run.loader(toy.data, batch_size="12")
