@@ -43,7 +43,7 @@ def check(reports, alone, name):
     assert [report[name]["metrics"] for report in reports] == [expected["metrics"]] * world_size
 
 
-@pytest.mark.parametrize("world_size", PROCESSES)
+@pytest.mark.parametrize("world_size", [*PROCESSES[:-1], pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", EIGHT)
 def test_eight_replicas_on_processes(processes, name, world_size):
     """Fingerprint, ledger and metrics are those of one process, on every rank."""
