@@ -28,33 +28,51 @@ if TYPE_CHECKING:
     from unisono.errors import WorkerFailed as WorkerFailed
     from unisono.errors import WorldError as WorldError
     from unisono.launchers.api import launch as launch
+    from unisono.metrics.adapter import TorchMetric as TorchMetric
+    from unisono.metrics.auroc import AUROC as AUROC
     from unisono.metrics.exact import Accuracy as Accuracy
     from unisono.metrics.exact import Mean as Mean
     from unisono.metrics.exact import Metric as Metric
+    from unisono.metrics.labels import F1 as F1
+    from unisono.metrics.labels import ConfusionMatrix as ConfusionMatrix
+    from unisono.metrics.labels import Precision as Precision
+    from unisono.metrics.labels import Recall as Recall
+    from unisono.metrics.rates import Perplexity as Perplexity
+    from unisono.metrics.rates import Throughput as Throughput
+    from unisono.metrics.spans import SpanF1 as SpanF1
     from unisono.train.run import Run as Run
     from unisono.train.trainer import Trainer as Trainer
     from unisono.world import World as World
 
 _HOMES = {
+    "AUROC": "metrics.auroc",
     "Accuracy": "metrics.exact",
     "ArrayDataset": "data.loader",
     "CheckpointError": "errors",
     "ConfigError": "errors",
+    "ConfusionMatrix": "metrics.labels",
     "DataError": "errors",
     "DataPartitioner": "data.partition",
     "DistributedSampler": "data.sampler",
     "EnvironmentDrift": "errors",
     "ExactSampler": "data.sampler",
+    "F1": "metrics.labels",
     "LaunchError": "errors",
     "Mean": "metrics.exact",
     "Metric": "metrics.exact",
     "NonFiniteError": "errors",
     "Partition": "data.partition",
     "PeerLost": "errors",
+    "Perplexity": "metrics.rates",
+    "Precision": "metrics.labels",
     "RankDivergence": "errors",
+    "Recall": "metrics.labels",
     "Run": "train.run",
     "ScoreMismatch": "errors",
+    "SpanF1": "metrics.spans",
     "StepError": "errors",
+    "Throughput": "metrics.rates",
+    "TorchMetric": "metrics.adapter",
     "Trainer": "train.trainer",
     "UnisonoError": "errors",
     "WorkerFailed": "errors",

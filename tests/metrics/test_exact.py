@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import top_k_accuracy_score
 
+from metrics.shards import same_everywhere
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Accuracy, ExactSum, Mean
 
@@ -93,6 +95,47 @@ def test_accuracy_refuses_other_shapes(outputs, targets):
     """Broadcasting would count something else: wrong shapes are an error that shows them."""
     with pytest.raises(ConfigError, match="Accuracy expects"):
         Accuracy().update(torch.zeros(outputs), torch.zeros(targets, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 5])
+def test_top_k_is_scikit_learns_on_any_world(top_k):
+    """The target is among the k largest scores: the same count on one to four ranks."""
+    generator = torch.Generator().manual_seed(0)
+    scores, targets = torch.randn(91, 6, generator=generator), torch.arange(91) % 6
+    ours = same_everywhere(lambda: Accuracy(top_k), scores, targets)
+    assert ours == top_k_accuracy_score(targets, scores, k=top_k)
+
+
+@pytest.mark.parametrize("top_k", [2, 3])
+def test_ties_at_the_border_count_for_the_lowest_classes(top_k):
+    """With all scores equal the first k classes are the k largest."""
+    accuracy = Accuracy(top_k)
+    accuracy.update(torch.zeros(5, 5), torch.arange(5))
+    assert accuracy.state == [top_k, 5]
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_nan_is_no_hit(top_k):
+    """A row with NaN is a miss, whichever class the NaN stands at."""
+    accuracy = Accuracy(top_k)
+    accuracy.update(torch.tensor([[math.nan, 1.0], [1.0, math.nan], [1.0, 0.0]]), torch.tensor([0, 0, 0]))
+    assert accuracy.state == [1, 3]
+
+
+def test_accuracy_of_tokens_leaves_padding_out():
+    """Scores (n, classes, length) and targets (n, length): each token is a sample, ignored ones are not."""
+    accuracy = Accuracy(ignore_index=-100)
+    scores = torch.tensor([[[0.9, 0.1, 0.9], [0.1, 0.9, 0.1]]])
+    accuracy.update(scores, torch.tensor([[0, 0, -100]]))
+    assert accuracy.state == [1, 2]
+
+
+def test_targets_that_are_no_class_are_refused():
+    """A target outside the classes is a mistake in the data, not a miss."""
+    with pytest.raises(ConfigError, match=r"targets in 0..2, got -1..1"):
+        Accuracy().update(torch.zeros(2, 3), torch.tensor([1, -1]))
+    with pytest.raises(ConfigError, match="top_k >= 1"):
+        Accuracy(0)
 
 
 def test_mean_weighs_a_mean_by_its_samples():

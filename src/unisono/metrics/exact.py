@@ -8,11 +8,15 @@ import math
 from abc import ABC, abstractmethod
 from typing import final
 
+import torch
 from torch import Tensor
 
 from unisono.errors import ConfigError
 
 _SHIFT = 1074  # every float64 is a whole multiple of 2**-1074
+
+Value = float | dict[str, float]
+"""What a metric computes: one number, or several by name (one per label, say)."""
 
 
 @final
@@ -45,10 +49,10 @@ class ExactSum:
 
 
 class Metric(ABC):
-    """Sums over samples, and one number made from them.
+    """Sums over samples, and one number (or several by name) made from them.
 
     Attributes:
-        state: The sums: whole numbers, added element by element when shards are merged.
+        state: Whole numbers. Where `merge` is not overridden they are sums, added element by element.
     """
 
     state: list[int]
@@ -58,7 +62,7 @@ class Metric(ABC):
         """Add the samples of one micro-batch: `output` (n, ...) and `target` (n, ...)."""
 
     @abstractmethod
-    def compute(self) -> float:
+    def compute(self) -> Value:
         """Return the metric over all samples seen."""
 
     def reset(self) -> None:
@@ -66,28 +70,51 @@ class Metric(ABC):
         self.state = [0] * len(self.state)
 
     def merge(self, state: list[int]) -> None:
-        """Add the sums of another shard."""
+        """Add the sums of another shard, the shard of the batches that follow those seen so far."""
         self.state = [mine + other for mine, other in zip(self.state, state, strict=True)]
 
 
 @final
 class Accuracy(Metric):
-    """The share of samples whose largest output is the target class.
+    """The share of samples whose target is among the `top_k` largest outputs.
 
-    Outputs are scores (n, classes), targets int64 (n,). Equal scores count for the lowest class.
+    Outputs are scores (n, classes, ...), targets int64 (n, ...). Equal scores count for the lowest class; NaN is
+    never a hit.
+
+    Args:
+        top_k: How many of the largest outputs count.
+        ignore_index: Targets with this value are left out (padding).
+
+    Raises:
+        ConfigError: ``top_k < 1``; in `update`: other shapes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, top_k: int = 1, *, ignore_index: int | None = None) -> None:
+        if top_k < 1:
+            raise ConfigError(f"expected top_k >= 1, got {top_k}.")
         self.state = [0, 0]
+        self._top_k = top_k
+        self._ignore_index = ignore_index
 
     def update(self, output: Tensor, target: Tensor) -> None:
         """See `Metric.update`."""
-        if output.ndim != 2 or target.shape != output.shape[:1]:
+        if output.ndim < 2 or target.shape != output.shape[:1] + output.shape[2:]:
             raise ConfigError(
-                f"Accuracy expects outputs (n, classes) and targets (n,), "
+                f"Accuracy expects outputs (n, classes, ...) and targets (n, ...), "
                 f"got {tuple(output.shape)} and {tuple(target.shape)}."
             )
-        self.merge([int((output.argmax(dim=1) == target).sum()), len(target)])
+        scores, target = output.movedim(1, -1).reshape(-1, output.shape[1]), target.reshape(-1)
+        if self._ignore_index is not None:
+            scores, target = scores[target != self._ignore_index], target[target != self._ignore_index]
+        check_classes("targets", target, scores.shape[1])
+        if self._top_k == 1:
+            hits = (scores.argmax(dim=1) == target) & ~scores.isnan().any(dim=1)
+        else:
+            own = scores.gather(1, target[:, None])
+            lower = torch.arange(scores.shape[1], device=scores.device) < target[:, None]
+            ahead = ((scores > own) | ((scores == own) & lower)).sum(dim=1)
+            hits = (ahead < self._top_k) & ~scores.isnan().any(dim=1)
+        self.merge([int(hits.sum()), len(target)])
 
     def compute(self) -> float:
         """See `Metric.compute`."""
@@ -116,14 +143,33 @@ class Mean(Metric):
                 f"got {tuple(output.shape)}."
             )
         values = [output.double().item() * len(target)] if output.numel() == 1 else output.double().tolist()
-        total = ExactSum()
-        for value in filter(math.isfinite, values):
-            total.add(value)
-        self.merge([total.units, len(target), sum(not math.isfinite(value) for value in values)])
+        self.merge(mean_state(values, len(target)))
 
     def compute(self) -> float:
         """See `Metric.compute`."""
-        units, count, num_bad = self.state
-        if num_bad:
-            return math.nan
-        return units / (count << _SHIFT) if count else 0.0
+        return mean_of(self.state)
+
+
+def mean_state(values: list[float], count: int) -> list[int]:
+    """Return what a mean is made of: the exact sum in units of 2**-1074, the count, how many are not finite."""
+    total = ExactSum()
+    for value in filter(math.isfinite, values):
+        total.add(value)
+    return [total.units, count, sum(not math.isfinite(value) for value in values)]
+
+
+def mean_of(state: list[int]) -> float:
+    """Return the mean that `mean_state` stands for: 0 of nothing, NaN where a value was not finite."""
+    units, count, num_bad = state
+    if num_bad:
+        return math.nan
+    return units / (count << _SHIFT) if count else 0.0
+
+
+def check_classes(what: str, classes: Tensor, num_classes: int) -> None:
+    """Refuse class numbers outside ``range(num_classes)``, which would count as misses or as other classes."""
+    if len(classes) and not (int(classes.min()) >= 0 and int(classes.max()) < num_classes):
+        raise ConfigError(
+            f"expected {what} in 0..{num_classes - 1}, got {int(classes.min())}..{int(classes.max())}. "
+            "Hint: ignore_index= leaves padded targets out."
+        )

@@ -11,6 +11,7 @@ from unisono.collectives.transport import Transport
 from unisono.data.loader import Fetcher, Task, fetch_all, move
 from unisono.determinism import set_generators
 from unisono.metrics.exact import Metric
+from unisono.metrics.exchange import merge_over_ranks
 from unisono.placement import cut
 from unisono.seeding import mix
 
@@ -65,10 +66,4 @@ def evaluate(
     finally:
         for module, was_training in modes:
             module.training = was_training
-    # Whole numbers of any size travel as hex text.
-    shards = transport.all_gather_json([[hex(value) for value in metric.state] for metric in metrics.values()])
-    for metric, states in zip(metrics.values(), zip(*shards, strict=True), strict=True):
-        metric.reset()
-        for state in states:
-            metric.merge([int(value, 16) for value in state])
-    return {name: metric.compute() for name, metric in metrics.items()}
+    return merge_over_ranks(metrics, transport)

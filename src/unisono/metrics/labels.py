@@ -1,0 +1,228 @@
+"""Counts of labels: confusion matrix, precision, recall, F1."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from unisono.errors import ConfigError
+from unisono.metrics.exact import Metric, Value, check_classes
+
+Average = Literal["macro", "micro", "weighted", "none"]
+Table = npt.NDArray[np.int64]
+
+
+class CountTable(Metric):
+    """Counts in one int64 array of fixed shape: the base of the metrics below.
+
+    Args:
+        shape: Of `counts`.
+    """
+
+    def __init__(self, *shape: int) -> None:
+        self.counts: Table = np.zeros(shape, dtype=np.int64)
+
+    @property
+    def state(self) -> list[int]:
+        """The counts, row by row."""
+        flat: list[int] = self.counts.reshape(-1).tolist()
+        return flat
+
+    @state.setter
+    def state(self, value: list[int]) -> None:
+        self.counts = np.array(value, dtype=np.int64).reshape(self.counts.shape)
+
+    def reset(self) -> None:
+        """See `Metric.reset`."""
+        self.counts = np.zeros_like(self.counts)
+
+    def merge(self, state: list[int]) -> None:
+        """See `Metric.merge`."""
+        self.counts = self.counts + np.array(state, dtype=np.int64).reshape(self.counts.shape)
+
+
+@final
+class ConfusionMatrix(CountTable):
+    """How often each class was taken for each other: `counts` (classes, classes), targets down, predictions across.
+
+    Outputs are scores (n, classes, ...), or classes (n, ...) as integers; targets int64 (n, ...). Equal scores count
+    for the lowest class.
+
+    Args:
+        num_classes: At least 2.
+        ignore_index: Targets with this value are left out (padding).
+        names: Of the classes, for the keys of `compute`; their numbers where None.
+    """
+
+    def __init__(
+        self, num_classes: int, *, ignore_index: int | None = None, names: Sequence[str] | None = None
+    ) -> None:
+        self._names = _names(num_classes, names)
+        self._ignore_index = ignore_index
+        super().__init__(num_classes, num_classes)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """See `Metric.update`."""
+        self.counts = self.counts + confusion(output, target, len(self._names), self._ignore_index)
+
+    def compute(self) -> Value:
+        """Return every count as ``target->prediction``."""
+        return {
+            f"{true}->{guess}": float(count)
+            for true, row in zip(self._names, self.counts.tolist(), strict=True)
+            for guess, count in zip(self._names, row, strict=True)
+        }
+
+
+class LabelMetric(CountTable):
+    """Hits, false alarms and misses of each label: the base of `Precision`, `Recall` and `F1`.
+
+    Outputs are scores (n, classes, ...), or classes (n, ...) as integers; targets int64 (n, ...). With `threshold`
+    every label is decided alone: outputs (n, classes) (or (n,) for one label) and targets 0 or 1 of the same shape.
+
+    Args:
+        num_classes: Labels there are.
+        average: ``macro``: the mean over labels. ``micro``: from the sums over labels. ``weighted``: the mean over
+            labels weighted by their targets. ``none``: each label under its name.
+        labels: The labels that count; all where None. For instance without the background.
+        threshold: Scores from here on say yes (multi-label).
+        ignore_index: Targets with this value are left out.
+        names: Of the labels; their numbers where None.
+
+    Raises:
+        ConfigError: A setting is out of range; in `update`: other shapes.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        average: Average = "macro",
+        labels: Sequence[int] | None = None,
+        threshold: float | None = None,
+        ignore_index: int | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if average not in ("macro", "micro", "weighted", "none"):
+            raise ConfigError(f"expected average 'macro', 'micro', 'weighted' or 'none', got {average!r}.")
+        self._names = _names(num_classes, names, least=1 if threshold is not None else 2)
+        self._labels = list(range(num_classes) if labels is None else labels)
+        if not self._labels or not set(self._labels) <= set(range(num_classes)):
+            raise ConfigError(f"expected labels in 0..{num_classes - 1}, got {self._labels}.")
+        self._average, self._threshold, self._ignore_index = average, threshold, ignore_index
+        super().__init__(3, num_classes)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """See `Metric.update`."""
+        num_classes = self.counts.shape[1]
+        if self._threshold is None:
+            table = confusion(output, target, num_classes, self._ignore_index)
+            hits = table.diagonal()
+            self.counts = self.counts + np.stack([hits, table.sum(axis=0) - hits, table.sum(axis=1) - hits])
+            return
+        said, true = output.reshape(len(output), -1) >= self._threshold, target.reshape(len(target), -1)
+        if output.shape != target.shape or said.shape[1] != num_classes:
+            raise ConfigError(
+                f"expected outputs and targets (n, {num_classes}), got {tuple(output.shape)} and {tuple(target.shape)}."
+            )
+        is_counted = torch.ones_like(said) if self._ignore_index is None else true != self._ignore_index
+        if not bool(((true == 0) | (true == 1))[is_counted].all()):
+            raise ConfigError(
+                "expected targets 0 or 1 with threshold=, got others. Hint: ignore_index= leaves one out."
+            )
+        is_one = true == 1
+        rows = [said & is_one, said & ~is_one, ~said & is_one]
+        self.counts = self.counts + np.stack([(row & is_counted).sum(dim=0).cpu().numpy() for row in rows])
+
+    def compute(self) -> Value:
+        """See `Metric.compute`; 0 where a ratio has no denominator."""
+        hits, alarms, misses = (row[self._labels].tolist() for row in self.counts)
+        if self._average == "micro":
+            return float(self._ratio(sum(hits), sum(alarms), sum(misses)))
+        ratios = [self._ratio(*counts) for counts in zip(hits, alarms, misses, strict=True)]
+        if self._average == "none":
+            return {self._names[label]: float(ratio) for label, ratio in zip(self._labels, ratios, strict=True)}
+        weights = [hit + miss for hit, miss in zip(hits, misses, strict=True)]
+        if self._average == "macro":
+            weights = [1] * len(ratios)
+        total = sum(ratio * weight for ratio, weight in zip(ratios, weights, strict=True))
+        return float(total / sum(weights)) if sum(weights) else 0.0
+
+    def _ratio(self, hits: int, alarms: int, misses: int) -> Fraction:
+        raise NotImplementedError
+
+
+@final
+class Precision(LabelMetric):
+    """The share of a label's predictions that are right; settings as `LabelMetric`."""
+
+    def _ratio(self, hits: int, alarms: int, misses: int) -> Fraction:
+        return ratio(hits, hits + alarms)
+
+
+@final
+class Recall(LabelMetric):
+    """The share of a label's targets that are found; settings as `LabelMetric`."""
+
+    def _ratio(self, hits: int, alarms: int, misses: int) -> Fraction:
+        return ratio(hits, hits + misses)
+
+
+@final
+class F1(LabelMetric):
+    """The harmonic mean of precision and recall; settings as `LabelMetric`."""
+
+    def _ratio(self, hits: int, alarms: int, misses: int) -> Fraction:
+        return ratio(2 * hits, 2 * hits + alarms + misses)
+
+
+def ratio(part: int, whole: int) -> Fraction:
+    """Return ``part / whole`` exactly, 0 of nothing."""
+    return Fraction(part, whole) if whole else Fraction(0)
+
+
+def confusion(output: Tensor, target: Tensor, num_classes: int, ignore_index: int | None) -> Table:
+    """Return the confusion matrix (num_classes, num_classes) of one micro-batch, int64.
+
+    Args:
+        output: Scores (n, num_classes, ...) or integer classes (n, ...).
+        target: Classes (n, ...).
+        num_classes: Rows and columns.
+        ignore_index: Targets left out.
+
+    Raises:
+        ConfigError: Other shapes, or classes out of range.
+    """
+    if output.shape == target.shape and not output.is_floating_point():
+        guess = output
+    elif output.ndim == target.ndim + 1 and output.shape[:1] + output.shape[2:] == target.shape:
+        if output.shape[1] != num_classes:
+            raise ConfigError(f"expected scores of {num_classes} classes, got {output.shape[1]}.")
+        guess = output.argmax(dim=1)
+    else:
+        raise ConfigError(
+            f"expected scores (n, {num_classes}, ...) or integer classes (n, ...) for targets (n, ...), "
+            f"got {tuple(output.shape)} of {output.dtype} and {tuple(target.shape)}."
+        )
+    guess, target = guess.reshape(-1), target.reshape(-1)
+    if ignore_index is not None:
+        guess, target = guess[target != ignore_index], target[target != ignore_index]
+    check_classes("targets", target, num_classes)
+    check_classes("predictions", guess, num_classes)
+    cells = target.to(torch.int64) * num_classes + guess.to(torch.int64)
+    counts: Any = torch.bincount(cells, minlength=num_classes**2).cpu().numpy()
+    table: Table = counts.reshape(num_classes, num_classes)
+    return table
+
+
+def _names(num_classes: int, names: Sequence[str] | None, least: int = 2) -> list[str]:
+    if num_classes < least:
+        raise ConfigError(f"expected num_classes >= {least}, got {num_classes}.")
+    chosen = [str(number) for number in range(num_classes)] if names is None else list(names)
+    if len(chosen) != num_classes or len(set(chosen)) != num_classes:
+        raise ConfigError(f"expected {num_classes} different names, got {chosen}.")
+    return chosen

@@ -1,0 +1,75 @@
+"""Ranks merge their metrics into one answer, or stop together when they hold different ones."""
+
+import pytest
+import torch
+
+from unisono.collectives.loopback import LoopbackTransport, run_ranks
+from unisono.errors import RankDivergence
+from unisono.metrics.exact import Accuracy, Mean
+from unisono.metrics.exchange import check_keys, merge_over_ranks, spread
+from unisono.metrics.labels import Recall
+
+
+def run(make, world_size=3):
+    """Return the error text of every rank."""
+
+    def program(transport):
+        try:
+            merge_over_ranks(make(transport.rank), transport)
+        except RankDivergence as error:
+            return str(error)
+        return ""
+
+    return run_ranks(program, world_size)
+
+
+def test_other_names_stop_all_ranks_with_both_sets():
+    """One message, the same on every rank, names both sets and what only one side holds."""
+    texts = run(lambda rank: {"loss": Mean(), "auc" if rank == 2 else "accuracy": Accuracy()})
+    assert len(set(texts)) == 1
+    assert "rank 0 has {accuracy, loss}, rank 2 has {auc, loss}" in texts[0]
+    assert "only rank 0: {accuracy}; only rank 2: {auc}" in texts[0]
+    assert "Hint:" in texts[0]
+
+
+def test_a_missing_name_stops_all_ranks():
+    """A rank that logs less, or nothing, does not leave the others waiting or mixing."""
+    texts = run(lambda rank: {} if rank == 1 else {"loss": Mean()})
+    assert set(texts) == {texts[0]}
+    assert "rank 0 has {loss}, rank 1 has {}" in texts[0]
+    assert "(only rank 0: {loss})" in texts[0]
+
+
+def test_other_kinds_under_one_name_stop_all_ranks():
+    """Values of different metrics are never added, even under one name."""
+    texts = run(lambda rank: {"score": Mean() if rank else Accuracy()})
+    assert "{score (Accuracy)}, rank 1 has {score (Mean)}" in texts[0]
+
+
+def test_another_order_of_names_is_no_difference():
+    """What counts is the set; values go to their own names."""
+
+    def program(transport):
+        first, second = Mean(), Mean()
+        first.update(torch.tensor([1.0]), torch.zeros(1))
+        second.update(torch.tensor([2.0]), torch.zeros(1))
+        pair = [("a", first), ("b", second)]
+        return merge_over_ranks(dict(pair if transport.rank else reversed(pair)), transport)
+
+    assert run_ranks(program, 2) == [{"a": 1.0, "b": 2.0}] * 2
+
+
+def test_several_values_get_names_of_their_own():
+    """A metric with parts is recorded as name/part."""
+    recall = Recall(2, average="none", names=["no", "yes"])
+    recall.update(torch.tensor([1, 1]), torch.tensor([1, 0]))
+    assert merge_over_ranks({"recall": recall}, LoopbackTransport()) == {"recall/no": 0.0, "recall/yes": 1.0}
+    assert spread("x", 2.0) == {"x": 2.0}
+
+
+def test_equal_sets_pass():
+    """The check is silent where all is well."""
+    check_keys([["a", "b"], ["b", "a"]])
+    check_keys([[]])
+    with pytest.raises(RankDivergence):
+        check_keys([["a"], ["a", "b"]])
