@@ -10,7 +10,7 @@ import hashlib
 import platform
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,22 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     """
     total = 0
     for tensor in tensors:
-        raw = tensor.detach().reshape(-1).view(torch.uint8)
+        flat = tensor.detach().reshape(-1)
+        if not (flat.nbytes % 8 or flat.storage_offset() * flat.itemsize % 8) and flat.nbytes:
+            total += int(flat.view(torch.int64).sum())
+            continue
+        raw = flat.view(torch.uint8)
         if raw.storage_offset() % 8:
             raw = raw.clone()
         whole = len(raw) // 8 * 8
         total += int(raw[:whole].view(torch.int64).sum()) if whole else 0
         total += int.from_bytes(bytes(raw[whole:].tolist()), "little") if whole < len(raw) else 0
     return total & 0xFFFFFFFFFFFFFFFF
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the `checksum` of each tensor as 16 hex digits, under its name."""
+    return {name: f"{checksum([tensor]):016x}" for name, tensor in tensors.items()}
 
 
 def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Gradients:
 
     Attributes:
         loss: Mean loss over the samples of the whole batch; the same on all ranks.
+        losses: Mean loss of each replica that had samples; empty where the strategy has no replicas.
         checksum: Sum of the gradient's bits as 64-bit integers, modulo 2**64: one wrong bit changes it.
         weights: The same sum over weights and floating-point buffers that the gradient was computed with.
         bad_replicas: Replicas whose loss or gradient is NaN or infinite, ascending; the same on all ranks.
@@ -41,6 +42,7 @@ class Gradients:
     checksum: int
     weights: int
     bad_replicas: tuple[int, ...]
+    losses: tuple[float, ...] = ()
 
 
 class Strategy(ABC):
@@ -63,4 +65,5 @@ class Strategy(ABC):
         Raises:
             StepError: The loss is not a scalar with a graph.
             PeerLost: Another rank went away.
+            RankDivergence: The ranks are not at the same step, or not with the same weights.
         """

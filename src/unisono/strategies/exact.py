@@ -17,10 +17,11 @@ from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
 from unisono.determinism import checksum, set_generators
-from unisono.errors import ConfigError, RankDivergence, StepError
+from unisono.errors import ConfigError, StepError
 from unisono.placement import cut
 from unisono.seeding import mix
 from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy
+from unisono.strategies.drift import Head, compare
 from unisono.strategies.flat import FlatBuffer, Layout
 from unisono.strategies.replica_buffers import ReplicaBuffers
 
@@ -64,7 +65,7 @@ class Exact(Strategy):
         sizes = [len(part) for part in cut(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)
         report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
-        weights = checksum([*self._names.values(), *self._buffers.floats()])
+        weights = checksum(self._weights().values())
         hosted = self._placement[self._transport.rank]
         self._buffers.start_step()
         leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
@@ -74,7 +75,7 @@ class Exact(Strategy):
                 f"step {step}: this rank hosts replicas {hosted}, but got {[node for node, _ in partials]}."
             )
         total = self._reduce(partials, leaves)
-        report.merge(self._transport, self._placement, weights, step)
+        compare(report.merge(self._transport, self._placement, weights, step), self._weights(), self._transport)
         bad_replicas = tuple(replica for replica in range(leaves) if not report.finite[replica])
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()
@@ -84,11 +85,16 @@ class Exact(Strategy):
             parameter.grad = view if is_present else None
         self._last = total
         return Gradients(
+            losses=tuple(report.losses[:leaves].tolist()),
             loss=math.fsum(size / num_samples * loss for size, loss in zip(sizes, report.losses, strict=True) if size),
             checksum=total.checksum(),
             weights=weights,
             bad_replicas=bad_replicas,
         )
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return what every rank must hold alike, by name."""
+        return {**self._names, **self._buffers.named_floats()}
 
     def _plan(self) -> None:
         """Lay out the flat buffers anew when the set of trainable parameters has changed."""
@@ -198,21 +204,17 @@ class _Report:
         self.present = np.zeros(num_parameters, dtype=bool)
         self.changed = np.zeros(num_buffers, dtype=bool)
 
-    def merge(self, transport: Transport, placement: Sequence[range], weights: int, step: int) -> None:
-        """Replace every field by what all ranks together know; collective.
-
-        Raises:
-            RankDivergence: The ranks have not computed the same step, or not with the same weights.
-        """
+    def merge(self, transport: Transport, placement: Sequence[range], weights: int, step: int) -> list[Head]:
+        """Replace every field by what all ranks together know, and return each rank's step and weights; collective."""
         if transport.world_size == 1:
-            return
+            return [Head(step, weights)]
         head = np.array([step, weights], dtype=np.uint64)
         fields = [head, self.losses, self.finite, self.present, self.changed]
         mine = torch.from_numpy(np.concatenate([field.view(np.uint8) for field in fields]))
         everyone = torch.empty(transport.world_size * len(mine), dtype=torch.uint8)
         transport.all_gather(mine, everyone)
         rows = everyone.view(transport.world_size, -1).numpy()
-        _check_equal([tuple(row[: head.nbytes].view(np.uint64).tolist()) for row in rows])
+        heads = [Head(*row[: head.nbytes].view(np.uint64).tolist()) for row in rows]
         for rank, row in enumerate(rows):
             _, losses, finite, present, changed = np.split(row, np.cumsum([field.nbytes for field in fields[:-1]]))
             own = slice(placement[rank].start, placement[rank].stop)
@@ -220,18 +222,7 @@ class _Report:
             self.finite[own] = finite[own]
             self.present |= present.astype(bool)
             self.changed |= changed.astype(bool)
-
-
-def _check_equal(heads: list[tuple[int, ...]]) -> None:
-    """Compare the ranks' (step, weights) with the most frequent pair, the lowest rank's among equals."""
-    usual = max(heads, key=heads.count)
-    for rank, head in enumerate(heads):
-        if head != usual:
-            raise RankDivergence(
-                f"step {usual[0]}: rank {rank} is at step {head[0]} with weights {head[1]:016x}, the others have "
-                f"weights {usual[1]:016x}. Hint: nothing but the optimizer may change weights between steps, "
-                "and all ranks must change them alike."
-            )
+        return heads
 
 
 def _checked(loss: Any, step: int) -> Tensor:

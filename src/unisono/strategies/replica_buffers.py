@@ -26,16 +26,19 @@ class ReplicaBuffers:
 
     def __init__(self, model: nn.Module) -> None:
         slots: dict[int, tuple[nn.Module, str, Tensor]] = {}
+        paths: dict[int, str] = {}
         self._empty: list[tuple[nn.Module, str]] = []
-        for module in model.modules():
+        for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     slots.setdefault(id(buffer), (module, name, buffer))
+                    paths.setdefault(id(buffer), f"{path}.{name}" if path else name)
                 else:
                     self._empty.append((module, name))
         ordered = sorted(slots.values(), key=lambda slot: not _is_float(slot[2]))  # stable: floats first
         self._owners = [(module, name) for module, name, _ in ordered]
         self._buffers = [buffer for _, _, buffer in ordered]
+        self._paths = [paths[id(buffer)] for buffer in self._buffers]
         self._start = [buffer.clone() for buffer in self._buffers]
         self.num_buffers = len(self._buffers)
         self.num_float = sum(_is_float(buffer) for buffer in self._buffers)
@@ -44,6 +47,10 @@ class ReplicaBuffers:
     def floats(self) -> list[Tensor]:
         """Return the floating-point buffers, in the model's order."""
         return self._buffers[: self.num_float]
+
+    def named_floats(self) -> dict[str, Tensor]:
+        """Return the floating-point buffers by name, in the model's order."""
+        return dict(zip(self._paths, self.floats(), strict=False))
 
     def start_step(self) -> None:
         """Remember the values that every replica of the step starts from."""

@@ -1,0 +1,90 @@
+"""The drift sentinel: ranks whose weights are no longer the same bits are named, with the first parameter and the step.
+
+The heads compared are a step number and one checksum over all weights; only when they differ are the parameters
+compared one by one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final
+
+from torch import Tensor, nn
+
+from unisono.collectives.transport import Transport
+from unisono.determinism import checksum, checksums
+from unisono.errors import ConfigError, RankDivergence
+
+
+class Head(NamedTuple):
+    """What a rank says of itself: the step it is at, and the checksum of its weights."""
+
+    step: int
+    weights: int
+
+
+def compare(heads: Sequence[Head], tensors: Mapping[str, Tensor], transport: Transport) -> None:
+    """Stop all ranks alike where one is at another step or holds other weights; collective only then.
+
+    The most frequent head is taken for the right one, the lowest rank's among equals.
+
+    Args:
+        heads: Of all ranks, in rank order, the same list on all of them.
+        tensors: This rank's weights by name, in the model's order.
+        transport: Joins the ranks.
+
+    Raises:
+        RankDivergence: Names the rank, the step and the first tensor that differs.
+    """
+    usual = max(heads, key=heads.count)
+    strays = [rank for rank, head in enumerate(heads) if head != usual]
+    if not strays:
+        return
+    stray, head = strays[0], heads[strays[0]]
+    every = transport.all_gather_json(checksums(tensors))
+    theirs, others = every[stray], every[heads.index(usual)]
+    differing = [name for name in others if theirs.get(name) != others[name]]
+    where = f"first in {differing[0]!r} ({len(differing)} of {len(others)} tensors), " if differing else ""
+    more = f" So does rank {', '.join(map(str, strays[1:]))}." if strays[1:] else ""
+    raise RankDivergence(
+        f"step {usual.step}: rank {stray} is at step {head.step} with weights {head.weights:016x}, {where}"
+        f"the others have weights {usual.weights:016x}.{more} Hint: nothing but the optimizer may change weights "
+        "between steps, and all ranks must change them alike."
+    )
+
+
+@final
+class Sentinel:
+    """Compares the ranks' weights every few steps, for strategies that do not do it in every step.
+
+    Costs one pass over the weights and a message of 16 bytes.
+
+    Args:
+        model: Its parameters and buffers are compared.
+        transport: Joins the ranks.
+        every: Steps between comparisons.
+    """
+
+    def __init__(self, model: nn.Module, transport: Transport, *, every: int = 100) -> None:
+        if every < 1:
+            raise ConfigError(f"expected every >= 1, got {every}.")
+        self._model, self._transport, self._every = model, transport, every
+
+    def after(self, step: int) -> None:
+        """Compare if `step` (1-based) is one of those; collective, called by every rank after every step.
+
+        Raises:
+            RankDivergence: As `compare`.
+        """
+        if step % self._every == 0:
+            self.compare_now(step)
+
+    def compare_now(self, step: int) -> None:
+        """Compare whatever the step; collective.
+
+        Raises:
+            RankDivergence: As `compare`.
+        """
+        if self._transport.world_size == 1:
+            return
+        tensors = dict([*self._model.named_parameters(), *self._model.named_buffers()])
+        mine = [step, checksum(tensors.values())]
+        compare([Head(*head) for head in self._transport.all_gather_json(mine)], tensors, self._transport)
