@@ -10,6 +10,7 @@ VERBS = {
     "run": "Start a script on several processes of this machine.",
     "train": "Train a ready-made recipe.",
     "verify": "Prove that the number of workers does not change a bit.",
+    "diff": "Show where two runs part, and what differed first.",
     "bench": "Measure collectives on this machine, or explain how one works.",
 }
 

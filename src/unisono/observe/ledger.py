@@ -42,6 +42,25 @@ class Entry:
     lr: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detail:
+    """What a step was made of, on request (``detail.jsonl``): what `unisono diff` names replica and parameter by.
+
+    Attributes:
+        step: 1-based.
+        indices: The batch's samples, in order.
+        losses: Mean loss of each replica's micro-batch, as hex floats; empty where the strategy has no replicas.
+        weights: Checksum of each parameter and buffer before the update, by name, in the model's order.
+        gradients: Checksum of each gradient before clipping; a parameter without one is left out.
+    """
+
+    step: int
+    indices: list[int]
+    losses: list[str]
+    weights: dict[str, str]
+    gradients: dict[str, str]
+
+
 def hash_samples(indices: npt.NDArray[np.int64]) -> str:
     """Return a short hash of sample indices and their order."""
     return hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).hexdigest()
@@ -52,7 +71,7 @@ class Ledger:
     """Appends entries to a file; use as a context manager, or call `close`.
 
     Args:
-        path: ``ledger.jsonl`` of the run directory.
+        path: ``ledger.jsonl`` of the run directory, or another file of steps.
         last_step: Keep the entries up to this step, drop later ones (they will be written again).
     """
 
@@ -63,7 +82,7 @@ class Ledger:
         temporary.replace(path)
         self._file: IO[str] = path.open("a", buffering=1)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Entry | Detail) -> None:
         """Write one line; it reaches the operating system before this returns."""
         self._file.write(json.dumps(asdict(entry)) + "\n")
 

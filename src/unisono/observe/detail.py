@@ -1,0 +1,29 @@
+"""The detail of steps, on request: one pass over weights and gradients, on the leader alone."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from unisono.determinism import checksums
+from unisono.observe.ledger import Detail
+
+
+def detail_of(step: int, indices: npt.NDArray[np.int64], losses: Sequence[float], model: nn.Module) -> Detail:
+    """Return the detail of a step whose gradients lie in the model, before its update.
+
+    Args:
+        step: 1-based.
+        indices: int64 (n,): the batch's samples.
+        losses: Of each replica.
+        model: Its parameters, buffers and gradients are checked.
+    """
+    parameters = dict(model.named_parameters())
+    return Detail(
+        step=step,
+        indices=indices.tolist(),
+        losses=[loss.hex() for loss in losses],
+        weights=checksums(parameters | dict(model.named_buffers())),
+        gradients=checksums({name: p.grad for name, p in parameters.items() if p.grad is not None}),
+    )
