@@ -75,3 +75,11 @@ def test_scores_are_compared_field_by_field():
     assert diff(old, new) == ["seed: 0 -> 1", "data.n: 5 -> 6", "gone: 1 -> None", "come: None -> {'x': 1}"]
     assert diff(old, old) == []
     assert diff({}, {}) == []
+
+
+def test_lists_of_records_are_compared_one_by_one():
+    """Parameter groups, say: the entry that differs is named, not the whole list."""
+    old, new = {"groups": [{"lr": 0.1, "m": 0}, {"lr": 1}]}, {"groups": [{"lr": 0.2, "m": 0}, {"lr": 1}]}
+    assert diff(old, new) == ["groups[0].lr: 0.1 -> 0.2"]
+    assert diff(old, {"groups": [{"lr": 0.1}]}) == ["groups: [{'lr': 0.1, 'm': 0}, {'lr': 1}] -> [{'lr': 0.1}]"]
+    assert diff({"milestones": [1, 2]}, {"milestones": [1, 3]}) == ["milestones: [1, 2] -> [1, 3]"]

@@ -76,6 +76,7 @@ def test_run_settings_are_what_a_run_takes():
         "threads": 1,
         "checkpoint_every": 4,
         "allow_drift": False,
+        "detail": False,
         "clip_norm": 0.1,
         "settings": {"recipe": "digits", "model": "cnn", "limit": 50},
     }

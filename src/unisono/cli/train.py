@@ -58,6 +58,7 @@ class Job:
     "--num-workers", type=int, default=0, metavar="N", show_default=True, help="Data loading processes per worker."
 )
 @click.option("--allow-drift", is_flag=True, help="Resume although software or CPU differ; recorded with the run.")
+@click.option("--detail", is_flag=True, help="Record what each step is made of, for unisono diff.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
 def train(recipe: str, workers: str, as_json: bool, **given: Any) -> None:
     """Train RECIPE: digits, mnist or imdb.

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from unisono.observe.ledger import read_lines
 
@@ -15,9 +15,16 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
         left, right = old.get(key), new.get(key)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
             lines += diff(left, right, f"{prefix}{key}.")
+        elif left != right and _are_records(left) and _are_records(right) and len(left) == len(right):
+            for place, (one, other) in enumerate(zip(left, right, strict=True)):
+                lines += diff(one, other, f"{prefix}{key}[{place}].")
         elif left != right:
             lines.append(f"{prefix}{key}: {left!r} -> {right!r}")
     return lines
+
+
+def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
 def first_difference(left: Path, right: Path) -> tuple[int, list[str]] | None:

@@ -58,6 +58,7 @@ class Options:
     out: str | None = None
     checkpoint_every: int | None = None
     allow_drift: bool = False
+    detail: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "replicas", "threads", "limit", "checkpoint_every"):
@@ -90,7 +91,7 @@ class Options:
 
     def run_settings(self, **more: Any) -> dict[str, Any]:
         """Return the keyword arguments of `unisono.Run`; `more` joins them."""
-        shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift")
+        shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift", "detail")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
         return {**chosen, "settings": self.score["settings"], **more}
 

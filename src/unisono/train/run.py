@@ -21,10 +21,12 @@ from unisono.determinism import describe_environment, drift, set_determinism, se
 from unisono.errors import ConfigError, RankDivergence, ScoreMismatch, StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.compare import diff
+from unisono.observe.detail import detail_of
 from unisono.observe.ledger import Entry, hash_samples
 from unisono.placement import check_world, place_evenly
 from unisono.seeding import check_seed, mix
 from unisono.strategies.base import LossFunction, Micro, Strategy
+from unisono.strategies.drift import Sentinel
 from unisono.strategies.exact import Exact
 from unisono.train import score as scores
 from unisono.train.checks import check_whole
@@ -71,6 +73,8 @@ class Run:
         device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
         settings: More of the score, JSON-able, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
+        detail: Record in ``detail.jsonl`` what each step is made of, so that `unisono diff` can name replica, samples
+            and parameter. Changes no bit; costs a pass over weights and gradients.
         transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``: the process
             group on the CPU too. Or an object that joins the ranks in place of the launcher (`run_ranks` gives one).
             Never changes a bit.
@@ -98,6 +102,7 @@ class Run:
         device: str | None = None,
         settings: Mapping[str, Any] | None = None,
         allow_drift: bool = False,
+        detail: bool = False,
         transport: Transport | str = "auto",
     ) -> None:
         self._started = time.monotonic()
@@ -121,7 +126,7 @@ class Run:
             else transport
         )
         chosen = world.run_dir or out
-        self._record = RunRecord(None if chosen is None else Path(chosen), self.transport)
+        self._record = RunRecord(None if chosen is None else Path(chosen), self.transport, detail=detail)
         recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
         self.replicas = replicas or recorded_replicas or world.replicas or world.world_size
         self.threads = threads or recorded_threads or world.threads or 1
@@ -278,6 +283,7 @@ class Run:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             if step == last or step % (self._checkpoint_every or per_epoch) == 0:
                 self._save(parts)
+        Sentinel(parts.model, self.transport).compare_now(self._stepped)  # the last update too
         self._finish(per_epoch, first - 1, time.monotonic() - started)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
@@ -300,6 +306,7 @@ class Run:
         gradients = self._strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
             raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
+        self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
         lr = update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         self._stepped = batch.step
         parts.is_changing = False

@@ -1,5 +1,7 @@
 """What a run writes: ``score.json``, ``environment.json``, ``ledger.jsonl``, ``checkpoints/``, ``result.json``.
 
+On request, ``detail.jsonl`` too.
+
 The leader alone touches files; what it finds, or why it stops, it tells all ranks. JSON files are replaced
 atomically. The directory is private to its owner (0700): checkpoints can leak data.
 """
@@ -18,7 +20,7 @@ from unisono.collectives.transport import Transport
 from unisono.determinism import drift
 from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch, UnisonoError
 from unisono.observe.compare import diff
-from unisono.observe.ledger import Entry, Ledger
+from unisono.observe.ledger import Detail, Entry, Ledger
 
 
 @final
@@ -28,15 +30,18 @@ class RunRecord:
     Args:
         path: The directory, created when missing; None keeps nothing.
         transport: Joins the ranks; rank 0 is the leader.
+        detail: Keep ``detail.jsonl`` beside the ledger.
 
     Raises:
         ConfigError: The directory cannot be created or written; said before training starts.
     """
 
-    def __init__(self, path: Path | None, transport: Transport) -> None:
+    def __init__(self, path: Path | None, transport: Transport, *, detail: bool = False) -> None:
         self._transport = transport
         self._is_leader = transport.rank == 0
         self._ledger: Ledger | None = None
+        self._detail: Ledger | None = None
+        self._keeps_detail = detail
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self.path = path
         self._leader_says(self._open)
@@ -112,12 +117,19 @@ class RunRecord:
             for complaint in complaints:
                 warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
             self._ledger = Ledger(self.path / "ledger.jsonl", step)
+            if self._keeps_detail:
+                self._detail = Ledger(self.path / "detail.jsonl", step)
         return step, state
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (leader only; the entry is made only where it is written)."""
         if self._ledger is not None:
             self._ledger.append(entry())
+
+    def append_detail(self, detail: Callable[[], Detail]) -> None:
+        """Write what a step is made of, where that is kept (leader only)."""
+        if self._detail is not None:
+            self._detail.append(detail())
 
     def save(self, step: int, state: Callable[[], State]) -> None:
         """Write a checkpoint after everything that precedes it in the ledger (leader only)."""
@@ -135,9 +147,10 @@ class RunRecord:
             sys.stderr.write(f"unisono: {self.path} {text}\n")
 
     def close(self) -> None:
-        """Close the ledger; safe to call twice."""
-        if self._ledger is not None:
-            self._ledger.close()
+        """Close the files; safe to call twice."""
+        for file in (self._ledger, self._detail):
+            if file is not None:
+                file.close()
 
     def _leader_says(self, act: Callable[[], Any]) -> Any:
         """Return on all ranks what `act` returns on the leader; where it fails, all ranks stop with one explanation."""
