@@ -64,7 +64,7 @@ class Exact(Strategy):
         sizes = [len(part) for part in cut(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)
         report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
-        weights = checksum([*self._names.values(), *self._buffers.floats()])
+        weights = checksum([*self._names.values(), *self._buffers.saved_floats()])
         hosted = self._placement[self._transport.rank]
         self._buffers.start_step()
         leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
@@ -79,7 +79,11 @@ class Exact(Strategy):
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()
         else:
-            self._buffers.finish_step(self._transport, total.views[len(self._trainable) :], report.changed)
+            merged = total.views[len(self._trainable) :]
+            self._buffers.finish_step(self._transport, merged, report.changed)
+            for view, is_saved in zip(merged, self._buffers.is_saved(), strict=False):
+                if not is_saved:  # a resumed run has other values there: no part of the record
+                    view.zero_()
         for parameter, view, is_present in zip(self._trainable, total.views, report.present, strict=False):
             parameter.grad = view if is_present else None
         self._last = total

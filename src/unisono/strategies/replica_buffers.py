@@ -45,6 +45,14 @@ class ReplicaBuffers:
         """Return the floating-point buffers, in the model's order."""
         return self._buffers[: self.num_float]
 
+    def is_saved(self) -> list[bool]:
+        """Say of each of `floats` whether a checkpoint holds it: not the non-persistent ones, which start anew."""
+        return [name not in module._non_persistent_buffers_set for module, name in self._owners[: self.num_float]]
+
+    def saved_floats(self) -> list[Tensor]:
+        """Return those of `floats` that a checkpoint holds."""
+        return [buffer for buffer, is_saved in zip(self.floats(), self.is_saved(), strict=True) if is_saved]
+
     def start_step(self) -> None:
         """Remember the values that every replica of the step starts from."""
         self._largest = None
