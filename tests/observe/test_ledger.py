@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from unisono.observe.ledger import Entry, Ledger, hash_samples
+from unisono.observe.ledger import Entry, Ledger, hash_samples, read_lines
 
 
 def entry(step: int) -> Entry:
@@ -61,13 +61,12 @@ def test_a_line_reaches_the_file_at_once(tmp_path):
     ledger.close()
 
 
-@pytest.mark.parametrize("done", [0, 3, 5, 9])
+@pytest.mark.parametrize("done", [0, 3, 5])
 def test_resume_cuts_what_will_be_written_again(tmp_path, done):
     """Lines after the checkpoint's step go; going on gives the file of a run that was never interrupted."""
     path = fill(tmp_path / "ledger.jsonl", range(1, 6))
     whole = fill(tmp_path / "whole.jsonl", range(1, 8))
-    first = min(done, 5) + 1
-    fill(path, range(first, 8), last_step=done)
+    fill(path, range(done + 1, 8), last_step=done)
     assert path.read_bytes() == whole.read_bytes()
 
 
@@ -77,7 +76,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path, cut):
     path = fill(tmp_path / "ledger.jsonl", range(1, 4))
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    fill(path, [] if cut == 1 else [3], last_step=3)
+    fill(path, [3], last_step=2)
     assert path.read_bytes() == whole
 
 
@@ -87,8 +86,56 @@ def test_bytes_that_no_run_writes_end_the_ledger(tmp_path):
     whole = path.read_bytes()
     for garbage in (b"\0" * 50, b"\xff\xfe\x80", b'{"step": 3, "ep'):
         path.write_bytes(whole + garbage)
-        fill(path, [], last_step=9)
+        fill(path, [], last_step=2)
         assert path.read_bytes() == whole
+
+
+def damage(whole):
+    first, second, third, *_ = whole.splitlines(keepends=True)
+    return {
+        "missing": None,
+        "empty": b"",
+        "first line gone": second + third,
+        "middle line gone": first + third,
+        "zeros in the middle": first + bytes(len(second)) + third,
+        "a list": first + b"[1,2]\n" + third,
+        "no step": first + b'{"epoch": 2}\n' + third,
+        "deep": first + b"[" * 100_000 + b"\n" + third,
+        "swapped": second + first + third,
+        "twice": first + second + second + third,
+        "cut short": first + second,
+    }
+
+
+@pytest.mark.parametrize("kind", damage(b"1\n2\n3\n"))
+def test_a_damaged_ledger_is_never_cut_without_a_word(tmp_path, kind):
+    """Where a line up to the checkpoint's step is missing, what is left is kept, the loss said, the file set aside."""
+    path = fill(tmp_path / "ledger.jsonl", range(1, 6))
+    whole = path.read_bytes()
+    found = damage(whole)[kind]
+    path.unlink() if found is None else path.write_bytes(found)
+    with pytest.warns(UserWarning, match=r"ledger .* is damaged: .*goes on from its checkpoint"):
+        fill(path, [4, 5], last_step=3)
+    kept = {line["step"] for line in lines(path)}
+    readable = {n for n in (1, 2, 3) if whole.splitlines()[n - 1] in (found or b"").splitlines()}
+    assert kept == readable | {4, 5}
+    copies = [copy.read_bytes() for copy in tmp_path.glob("ledger.damaged-*.jsonl")]
+    has_more = kind in ("zeros in the middle", "a list", "no step", "deep", "swapped", "twice")
+    assert copies == ([found] if has_more else [])
+    if kept != {1, 2, 3, 4, 5}:  # said again at the next launch, but not copied again
+        with pytest.warns(UserWarning, match="is damaged"):
+            fill(path, [], last_step=5)
+        assert len(list(tmp_path.glob("ledger.damaged-*"))) == has_more
+
+
+def test_lines_that_are_no_entries_end_what_is_compared(tmp_path):
+    """A list or a number among the lines is not an entry; reading stops there and does not fail."""
+    path = fill(tmp_path / "ledger.jsonl", [1, 2])
+    for strange in (b"[1,2]\n", b"7\n", b'{"step": true}\n', b'{"step": "3"}\n'):
+        whole = path.read_bytes()
+        path.write_bytes(whole + strange)
+        assert [line["step"] for line in read_lines(path)] == [1, 2]
+        path.write_bytes(whole)
 
 
 def test_samples_hash_sees_members_and_order():

@@ -44,6 +44,8 @@ def test_what_is_kept():
     """Each buffer counts once, also where modules share it; floats come first, None is nothing."""
     buffers = ReplicaBuffers(Holder())
     assert (buffers.num_buffers, buffers.num_float) == (4, 2)
+    assert [len(buffer) for buffer in buffers.floats()] == [2, 1]
+    assert [len(buffer) for buffer in buffers.saved_floats().values()] == [2]
 
 
 def test_replicas_do_not_see_each_other():

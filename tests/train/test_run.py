@@ -170,7 +170,7 @@ def test_files(toy, tmp_path):
     assert json.loads((out / "environment.json").read_text())["torch"] == torch.__version__
     steps = [json.loads(line)["step"] for line in (out / "ledger.jsonl").read_text().splitlines()]
     assert steps == done
-    assert {path.name[:13] for path in (out / "checkpoints").iterdir()} == {"step-00000005", "step-00000010"}
+    assert {path.name[:13] for path in (out / "checkpoints").glob("step-*")} == {"step-00000005", "step-00000010"}
 
 
 def test_goes_on_longer(toy, tmp_path):
@@ -307,14 +307,14 @@ def test_not_finite(toy, tmp_path, build, world_size):
 
     assert run_ranks(program, world_size) == [[]] * world_size
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 6
-    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()).startswith("step-00000006")
+    assert max(path.name for path in (tmp_path / "checkpoints").glob("step-*")).startswith("step-00000006")
 
 
 def test_damaged_checkpoint(toy, tmp_path):
     """One flipped bit in the newest checkpoint: a warning, the older one is taken, the final bits are the same."""
     whole, _ = toy.train()
     toy.train(out=tmp_path, checkpoint_every=2, stop_after=7)
-    newest = max((tmp_path / "checkpoints").iterdir())
+    newest = max((tmp_path / "checkpoints").glob("step-*"))
     assert newest.name.startswith("step-00000006")
     damaged = bytearray((newest / "model.safetensors").read_bytes())
     damaged[-3] ^= 1
@@ -324,10 +324,61 @@ def test_damaged_checkpoint(toy, tmp_path):
     assert (print_, done) == (whole, list(range(5, 11)))
 
 
+class Passing(nn.Module):
+    """Its non-persistent buffer changes while training, and nothing reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("seen", torch.zeros(3), persistent=False)
+
+    def forward(self, x):
+        self.seen = self.seen + 1
+        return self.layer(x)
+
+
+def test_what_is_not_saved_is_not_in_the_ledger(toy, tmp_path):
+    """Non-persistent buffers start anew on resume; the ledger of the resumed run is that of the whole one all the same.
+
+    The control: with a persistent buffer, which is saved, the ledger sees it too.
+    """
+    whole, _ = toy.train(build=Passing, out=tmp_path / "whole")
+    toy.train(build=Passing, out=tmp_path / "parts", checkpoint_every=2, stop_after=5)
+    assert toy.train(build=Passing, out=tmp_path / "parts", checkpoint_every=2)[0] == whole
+    ledgers = [(tmp_path / name / "ledger.jsonl").read_text() for name in ("whole", "parts")]
+    assert ledgers[0] == ledgers[1]
+
+    def persistent():
+        model = Passing()
+        model._non_persistent_buffers_set.clear()
+        return model
+
+    toy.train(build=persistent, out=tmp_path / "other")
+    assert (tmp_path / "other" / "ledger.jsonl").read_text() != ledgers[0]
+
+
+def test_layers_frozen_on_the_way(toy, tmp_path):
+    """A layer frozen in the middle of a run is still frozen after a resume, with the same bits."""
+
+    def train(out, stop_after=None):
+        with toy.run(out=out, checkpoint_every=2) as (run, model, _):
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                if batch.step == 3:
+                    model[0].requires_grad_(False)
+                if batch.step == stop_after:
+                    return None
+            return run.fingerprint()
+
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "parts", stop_after=7)
+    assert train(tmp_path / "parts") == whole
+
+
 def test_no_checkpoint_can_be_trusted(toy, tmp_path):
     """With all checkpoints damaged the run stops and says so, on every rank; it does not start from scratch."""
     toy.train(out=tmp_path, checkpoint_every=2, stop_after=7)
-    for path in (tmp_path / "checkpoints").iterdir():
+    for path in (tmp_path / "checkpoints").glob("step-*"):
         (path / "manifest.json").write_text("{")
     with pytest.raises(unisono.CheckpointError, match="none of the 2 checkpoints"):
         toy.train(out=tmp_path)

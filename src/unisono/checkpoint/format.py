@@ -1,23 +1,23 @@
 """What a checkpoint holds, as tensors and JSON: no pickle, nothing that depends on ranks or world size.
 
-``pack`` turns model, optimizer and scheduler into named tensors and a JSON-able dictionary; ``unpack`` puts them
-back. Tensors are keyed by the model's parameter names, so a checkpoint does not depend on the order of the
-optimizer's groups.
+``pack`` turns model, optimizer, scheduler and the objects a user has registered into named tensors and a JSON-able
+dictionary; ``unpack`` puts them back. Tensors are keyed by the model's parameter names, so a checkpoint does not depend
+on the order of the optimizer's groups.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.checkpoint.values import few, printable
+from unisono.checkpoint.values import from_json as from_json
+from unisono.checkpoint.values import to_json as to_json
 from unisono.errors import CheckpointError
-
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,22 +25,39 @@ class State:
     """Everything a run needs to go on, as plain values.
 
     Attributes:
-        tensors: By file stem (``model``, ``optimizer``), then by name.
-        values: JSON-able: optimizer groups, scheduler, whatever the trainer adds.
+        tensors: By file stem (``model``, ``optimizer``, ``objects``), then by name.
+        values: JSON-able: optimizer groups, scheduler, registered objects, whatever the trainer adds.
     """
 
     tensors: dict[str, dict[str, Tensor]]
     values: dict[str, Any]
 
 
-def pack(model: nn.Module, optimizer: Optimizer, scheduler: Any, values: Mapping[str, Any]) -> State:
+class Stateful(Protocol):
+    """What can be registered with a run: its state is nested dicts, lists and tuples of plain values and tensors."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over a state that `state_dict` has returned."""
+
+
+def pack(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Any,
+    values: Mapping[str, Any],
+    objects: Mapping[str, Stateful] | None = None,
+) -> State:
     """Return the state of a run; the tensors are the live ones, not copies.
 
     Args:
         model: Its parameters and persistent buffers are saved under their own names; tied ones once.
         optimizer: Its per-parameter state and its groups' settings.
         scheduler: Anything with ``state_dict()``, or None.
-        values: What else belongs to the run; JSON-able.
+        values: What else belongs to the run; plain values and tensors.
+        objects: Registered objects, by name.
 
     Raises:
         CheckpointError: Some state is neither a tensor nor JSON-able; names it.
@@ -52,7 +69,7 @@ def pack(model: nn.Module, optimizer: Optimizer, scheduler: Any, values: Mapping
     for index, entries in state["state"].items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
-                moments[f"{names[index]}/{key}"] = value
+                moments[f"{names[index]}/{key}"] = value.detach()
             else:
                 scalars.setdefault(names[index], {})[key] = value
     groups = [
@@ -60,76 +77,144 @@ def pack(model: nn.Module, optimizer: Optimizer, scheduler: Any, values: Mapping
         | {"params": [names[index] for index in group["params"]]}
         for group in state["param_groups"]
     ]
+    strides = {key: list(value.stride()) for key, value in moments.items() if not value.is_contiguous()}
     packed = {
         **values,
         "model_extra": _extra_state(model),
-        "optimizer": {"groups": groups, "scalars": scalars},
+        "tied": tied_names(model),
+        "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+        "optimizer": {"groups": groups, "scalars": scalars, "strides": strides},
         "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "objects": {name: registered.state_dict() for name, registered in (objects or {}).items()},
     }
-    return State(tensors={"model": unique_tensors(model), "optimizer": moments}, values=to_json(packed, "state"))
+    others: dict[str, Tensor] = {}
+    plain = to_json(packed, "state", others)
+    tensors = {"model": unique_tensors(model), "optimizer": moments}
+    return State(tensors=tensors | ({"objects": others} if others else {}), values=plain)
 
 
-def unpack(state: State, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
-    """Put a state back into live objects; they are changed only after everything has been checked.
+def unpack(
+    state: State,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Any,
+    objects: Mapping[str, Stateful] | None = None,
+) -> dict[str, Any]:
+    """Put a state back into live objects and return its values; nothing is changed before everything was checked.
 
     Raises:
         CheckpointError: Names or shapes differ from the live objects'.
     """
-    missing = {"model", "optimizer"} - state.tensors.keys() | (
-        {"model_extra", "optimizer", "scheduler"} - state.values.keys()
-    )
-    if missing:
-        raise CheckpointError(f"the checkpoint holds no {', '.join(sorted(missing))}: another version wrote it.")
-    live = unique_tensors(model)
-    _check_names("model", live, state.tensors["model"])
-    names = parameter_names(model, optimizer)
-    values = from_json(state.values)
-    saved, fresh = values["optimizer"], optimizer.state_dict()
-    known = {name for group in saved["groups"] for name in group["params"]}
-    if known != set(names.values()):
+    live, names, registered = unique_tensors(model), parameter_names(model, optimizer), dict(objects or {})
+    try:
+        values = _checked_values(state, live, set(registered))
+        groups, entries = _optimizer_entries(state, values["optimizer"], optimizer, names)
+        frozen = set(values["frozen"])
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"the optimizer holds other parameters than the checkpoint: {known ^ set(names.values())}."
-        )
-    entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["scalars"].items()}
-    for key, value in state.tensors["optimizer"].items():
-        name, _, entry = key.rpartition("/")
-        entries.setdefault(name, {})[entry] = value
-    by_names = {frozenset(group["params"]): group for group in saved["groups"]}
-    members = [frozenset(names[index] for index in group["params"]) for group in fresh["param_groups"]]
-    if set(members) != set(by_names):
-        raise CheckpointError(
-            f"the optimizer's {len(members)} parameter groups are not the checkpoint's {len(by_names)}. "
-            "Hint: group the parameters as when the run was started."
-        )
-    groups = [
-        by_names[member] | {"params": new["params"]} for member, new in zip(members, fresh["param_groups"], strict=True)
-    ]
+            f"the checkpoint's state is not what a run writes: {type(error).__name__}: {printable(str(error))}"
+        ) from error
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(state.tensors["model"][name])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     if values["model_extra"]:
         model.load_state_dict(values["model_extra"], strict=False)
     optimizer.load_state_dict(
         {"state": {index: entries[name] for index, name in names.items() if name in entries}, "param_groups": groups}
     )
+    _restore_exactly(optimizer, entries, names)
     if scheduler is not None:
         scheduler.load_state_dict(values["scheduler"])
+    for name, value in values["objects"].items():
+        registered[name].load_state_dict(value)
+    return values
+
+
+def _checked_values(state: State, live: Mapping[str, Tensor], registered: set[str]) -> dict[str, Any]:
+    missing = {"model", "optimizer"} - state.tensors.keys() | (
+        {"model_extra", "frozen", "optimizer", "scheduler", "objects"} - state.values.keys()
+    )
+    if missing:
+        raise CheckpointError(f"the checkpoint holds no {', '.join(sorted(missing))}: another version wrote it.")
+    _check_names("model", live, state.tensors["model"])
+    values: dict[str, Any] = from_json(state.values, state.tensors.get("objects", {}))
+    for name in ("model_extra", "optimizer", "objects"):
+        if type(values[name]) is not dict:
+            raise CheckpointError(f"the checkpoint's state is not what a run writes: {name} is no dictionary.")
+    if registered != values["objects"].keys():
+        raise CheckpointError(
+            f"the checkpoint holds the registered objects {few(sorted(values['objects']))}, "
+            f"this run has {few(sorted(registered))}. Hint: register the same names as when it was written."
+        )
+    return values
+
+
+def _optimizer_entries(
+    state: State, saved: dict[str, Any], optimizer: Optimizer, names: dict[int, str]
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the groups in the live optimizer's order, and the state of each parameter by its name."""
+    known = {name for group in saved["groups"] for name in group["params"]}
+    if known != set(names.values()):
+        raise CheckpointError(
+            f"the optimizer holds other parameters than the checkpoint: {few(sorted(known ^ set(names.values())))}."
+        )
+    entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["scalars"].items()}
+    for key, value in state.tensors["optimizer"].items():
+        name, _, entry = key.rpartition("/")
+        # Memory of our own, laid out as it was: kernels may add up in another order over another layout.
+        stride = saved["strides"].get(key)
+        own = torch.empty_like(value) if stride is None else value.new_empty_strided(value.shape, stride)
+        entries.setdefault(name, {})[entry] = own.copy_(value)
+    by_names = {frozenset(group["params"]): group for group in saved["groups"]}
+    fresh = optimizer.state_dict()["param_groups"]
+    members = [frozenset(names[index] for index in group["params"]) for group in fresh]
+    if set(members) != set(by_names):
+        raise CheckpointError(
+            f"the optimizer's {len(members)} parameter groups are not the checkpoint's {len(by_names)}. "
+            "Hint: group the parameters as when the run was started."
+        )
+    groups = [by_names[member] | {"params": new["params"]} for member, new in zip(members, fresh, strict=True)]
+    return groups, entries
+
+
+def _restore_exactly(optimizer: Optimizer, entries: dict[str, dict[str, Any]], names: dict[int, str]) -> None:
+    """Undo the casts of ``Optimizer.load_state_dict``, which gives state the parameter's dtype (NAdam's float32 scalars
+    beside float64 weights, say); where it has moved a tensor to, it stays.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, name in names.items():
+        for key, value in entries.get(name, {}).items():
+            if isinstance(value, Tensor):
+                device = optimizer.state[parameters[index]][key].device
+                optimizer.state[parameters[index]][key] = value.to(device)
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, in name order; a tied tensor once, under its first name."""
-    seen: dict[int, str] = {}
-    found: dict[str, Tensor] = {}
-    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        if isinstance(tensor, Tensor) and id(tensor) not in seen:
-            seen[id(tensor)] = name
-            found[name] = tensor.detach()
-    return found
+    tied = tied_names(model)
+    return {name: tensor.detach() for name, tensor in _named_tensors(model) if name not in tied}
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return the names that `unique_tensors` leaves out, with the name that their tensor is saved under."""
+    first = {id(tensor): name for name, tensor in reversed(_named_tensors(model))}
+    return {name: first[id(tensor)] for name, tensor in _named_tensors(model) if first[id(tensor)] != name}
+
+
+def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    found = sorted(model.state_dict(keep_vars=True).items())
+    return [(name, value) for name, value in found if isinstance(value, Tensor) and not _is_extra(name)]
 
 
 def _extra_state(model: nn.Module) -> dict[str, Any]:
     """Return what modules keep besides tensors (``get_extra_state``), by its key in the ``state_dict``."""
-    return {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+    return {name: value for name, value in model.state_dict().items() if _is_extra(name)}
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -167,48 +252,6 @@ def _check_names(what: str, live: Mapping[str, Tensor], saved: Mapping[str, Tens
     ]
     if missing or extra or shapes:
         raise CheckpointError(
-            f"the checkpoint's {what} is another one: missing {_few(missing)}, left over {_few(extra)}, "
-            f"changed {_few(shapes)}."
+            f"the checkpoint's {what} is another one: missing {few(missing)}, left over {few(extra)}, "
+            f"changed {few(shapes)}."
         )
-
-
-def _few(items: Iterable[str]) -> str:
-    listed = list(items)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "") or "none"
-
-
-def to_json(value: Any, where: str) -> Any:
-    """Return `value` in JSON's types, so that `from_json` gives back what it was (tuples, counters, integer keys).
-
-    Raises:
-        CheckpointError: Something in it would need pickle; names the place.
-    """
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, list):
-        return [to_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, tuple):
-        return {"$tuple": to_json(list(value), where)}
-    if isinstance(value, dict):
-        if type(value) is dict and all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: to_json(item, f"{where}.{key}") for key, item in value.items()}
-        items = [[to_json(key, where), to_json(item, f"{where}[{key!r}]")] for key, item in value.items()]
-        return {"$counter" if isinstance(value, Counter) else "$dict": items}
-    raise CheckpointError(
-        f"cannot save {where}: expected None, bool, int, float, str, list, tuple or dict, got {type(value).__name__}."
-    )
-
-
-def from_json(value: Any) -> Any:
-    """Return what `to_json` was given."""
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind = next(iter(value), "")
-    if kind == "$tuple":
-        return tuple(from_json(value[kind]))
-    if kind in ("$dict", "$counter"):
-        pairs = {from_json(key): from_json(item) for key, item in value[kind]}
-        return Counter(pairs) if kind == "$counter" else pairs
-    return {key: from_json(item) for key, item in value.items()}

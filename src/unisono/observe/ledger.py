@@ -2,13 +2,15 @@
 
 A line is JSON with a fixed key order and no time in it, so two runs of one score have equal files. Floats are
 written as hex (``float.hex``), exactly. On resume the lines after the checkpoint's step are cut off and written
-anew.
+anew. A damaged ledger is set aside, never cut without a word.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, final
@@ -73,12 +75,19 @@ class Ledger:
     Args:
         path: ``ledger.jsonl`` of the run directory, or another file of steps.
         last_step: Keep the entries up to this step, drop later ones (they will be written again).
+        has_gaps: Whether steps may be missing; else that is a damage, which is reported.
     """
 
-    def __init__(self, path: Path, last_step: int) -> None:
-        kept = [line for line in read_lines(path) if line["step"] <= last_step]
+    def __init__(self, path: Path, last_step: int, *, has_gaps: bool = False) -> None:
+        content = path.read_bytes() if path.exists() else b""
+        kept, is_clean = _recover(content, last_step)
+        if not is_clean and not has_gaps:
+            _report(path, content, [line["step"] for line in kept], last_step)
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        with temporary.open("w") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in kept))
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
         self._file: IO[str] = path.open("a", buffering=1)
 
@@ -96,12 +105,48 @@ class Ledger:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a ledger, empty if there is none; a last line cut short by a crash is ignored."""
+    """Return the entries of a ledger, empty if there is none; what follows a line that is none of ours is ignored."""
     entries: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_bytes().splitlines():
-            try:
-                entries.append(json.loads(line))
-            except ValueError:
+            entry = _parse(line)
+            if entry is None:
                 break
+            entries.append(entry)
     return entries
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and type(entry.get("step")) is int else None
+
+
+def _recover(content: bytes, last_step: int) -> tuple[list[dict[str, Any]], bool]:
+    """Return the entries up to `last_step`, and whether they are all of them, once each and in order."""
+    entries = [entry for line in content.splitlines() if (entry := _parse(line)) is not None]
+    by_step = {entry["step"]: entry for entry in entries if 1 <= entry["step"] <= last_step}
+    kept = [by_step[step] for step in sorted(by_step)]
+    return kept, [entry["step"] for entry in entries][:last_step] == list(range(1, last_step + 1))
+
+
+def _report(path: Path, content: bytes, steps: list[int], last_step: int) -> None:
+    """Keep a copy of a damaged ledger and say what is missing; training does not need it, comparing runs does."""
+    missing = sorted(set(range(1, last_step + 1)) - set(steps))
+    what = "its lines were not in order"
+    if missing:
+        what = f"{len(missing)} of the steps 1-{last_step} are missing, the first is {missing[0]}"
+    place = ""
+    entries = [_parse(line) for line in content.splitlines()]
+    if None in entries or any(a["step"] >= b["step"] for a, b in itertools.pairwise(filter(None, entries))):
+        names = (path.with_name(f"ledger.damaged-{number}.jsonl") for number in itertools.count(1))
+        copy = next(name for name in names if not name.exists())
+        copy.write_bytes(content)
+        place = f" The file as it was found is kept as {copy.name}."
+    warnings.warn(
+        f"the ledger {path} is damaged: {what}.{place} The run goes on from its checkpoint with the same "
+        "bits; only comparing its first steps with another run is no longer possible.",
+        stacklevel=3,
+    )

@@ -34,7 +34,7 @@ class Gradients:
         loss: Mean loss over the samples of the whole batch; the same on all ranks.
         losses: Mean loss of each replica that had samples; empty where the strategy has no replicas.
         checksum: Sum of the gradient's bits as 64-bit integers, modulo 2**64: one wrong bit changes it.
-        weights: The same sum over weights and floating-point buffers that the gradient was computed with.
+        weights: The same sum over weights and persistent floating-point buffers that the gradient was computed with.
         bad_replicas: Replicas whose loss or gradient is NaN or infinite, ascending; the same on all ranks.
     """
 

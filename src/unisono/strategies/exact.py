@@ -80,7 +80,11 @@ class Exact(Strategy):
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()
         else:
-            self._buffers.finish_step(self._transport, total.views[len(self._trainable) :], report.changed)
+            merged = total.views[len(self._trainable) :]
+            self._buffers.finish_step(self._transport, merged, report.changed)
+            for view, is_saved in zip(merged, self._buffers.is_saved(), strict=False):
+                if not is_saved:  # a resumed run has other values there: no part of the record
+                    view.zero_()
         for parameter, view, is_present in zip(self._trainable, total.views, report.present, strict=False):
             parameter.grad = view if is_present else None
         self._last = total
@@ -94,7 +98,7 @@ class Exact(Strategy):
 
     def _weights(self) -> dict[str, Tensor]:
         """Return what every rank must hold alike, by name."""
-        return {**self._names, **self._buffers.named_floats()}
+        return {**self._names, **self._buffers.saved_floats()}
 
     def _plan(self) -> None:
         """Lay out the flat buffers anew when the set of trainable parameters has changed."""

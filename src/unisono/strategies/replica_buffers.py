@@ -48,9 +48,14 @@ class ReplicaBuffers:
         """Return the floating-point buffers, in the model's order."""
         return self._buffers[: self.num_float]
 
-    def named_floats(self) -> dict[str, Tensor]:
-        """Return the floating-point buffers by name, in the model's order."""
-        return dict(zip(self._paths, self.floats(), strict=False))
+    def is_saved(self) -> list[bool]:
+        """Say of each of `floats` whether a checkpoint holds it: not the non-persistent ones, which start anew."""
+        return [name not in module._non_persistent_buffers_set for module, name in self._owners[: self.num_float]]
+
+    def saved_floats(self) -> dict[str, Tensor]:
+        """Return by name those of `floats` that a checkpoint holds."""
+        named = zip(self._paths, self.floats(), self.is_saved(), strict=False)
+        return {path: buffer for path, buffer, is_saved in named if is_saved}
 
     def start_step(self) -> None:
         """Remember the values that every replica of the step starts from."""

@@ -43,8 +43,7 @@ class Parts:
 
     def pack(self) -> State:
         """Return the state of all parts; the tensors are the live ones."""
-        registered = {name: part.state_dict() for name, part in self.registered.items()}
-        return checkpoint_format.pack(self.model, self.optimizer, self.scheduler, {"registered": registered})
+        return checkpoint_format.pack(self.model, self.optimizer, self.scheduler, {}, self.registered)
 
     def unpack(self, state: State) -> None:
         """Put a state back into the live objects.
@@ -53,15 +52,13 @@ class Parts:
             CheckpointError: It is of another model or optimizer.
             ConfigError: It holds other registered parts.
         """
-        registered = checkpoint_format.from_json(state.values.get("registered", {}))
-        if registered.keys() != self.registered.keys():
+        registered = state.values.get("objects")
+        if isinstance(registered, dict) and registered.keys() != self.registered.keys():
             raise ConfigError(
                 f"the checkpoint holds the registered parts {sorted(registered)}, this program registers "
                 f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
             )
-        checkpoint_format.unpack(state, self.model, self.optimizer, self.scheduler)
-        for name, part in self.registered.items():
-            part.load_state_dict(registered[name])
+        checkpoint_format.unpack(state, self.model, self.optimizer, self.scheduler, self.registered)
 
     def _refuse_foreign_step(self, *_: Any) -> None:
         if not self.is_changing:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
+from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
@@ -70,6 +71,7 @@ class Run:
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
         checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
             saved.
+        checkpoints: How they are written, which are kept; None: the newest two, written beside the training.
         device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
         settings: More of the score, JSON-able, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
@@ -99,6 +101,7 @@ class Run:
         clip_norm: float | None = None,
         threads: int | None = None,
         checkpoint_every: int | None = None,
+        checkpoints: CheckpointPolicy | None = None,
         device: str | None = None,
         settings: Mapping[str, Any] | None = None,
         allow_drift: bool = False,
@@ -126,7 +129,8 @@ class Run:
             else transport
         )
         chosen = world.run_dir or out
-        self._record = RunRecord(None if chosen is None else Path(chosen), self.transport, detail=detail)
+        directory = None if chosen is None else Path(chosen)
+        self._record = RunRecord(directory, self.transport, checkpoints, detail=detail)
         recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
         self.replicas = replicas or recorded_replicas or world.replicas or world.world_size
         self.threads = threads or recorded_threads or world.threads or 1
@@ -140,6 +144,7 @@ class Run:
         self._stepped = self._saved = 0
         self._opened: dict[str, Any] | None = None
         self._metrics: dict[str, float] = {}
+        self._measured: dict[int, dict[str, float]] = {}
         self._result: dict[str, Any] = {}
         torch.manual_seed(seed)
 
@@ -276,14 +281,22 @@ class Run:
                 yield Batch(step, epoch, indices, mine)
             except GeneratorExit:  # the loop was left: keep what it has done
                 if not parts.is_changing and self._stepped > self._saved:
-                    self._save(parts)
+                    metrics = self._measured.get(self._stepped)
+                    self._record.save_alone(
+                        self._stepped, parts.pack, epoch=self._stepped // per_epoch, metrics=metrics
+                    )
                     self._finish(per_epoch, first - 1, time.monotonic() - started, is_finished=False)
                 raise
             if self._stepped != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
+            if step == first and step != last:
+                self._record.reserve(parts.pack)
             if step == last or step % (self._checkpoint_every or per_epoch) == 0:
-                self._save(parts)
+                metrics, done = self._measured.get(step), step // per_epoch
+                if self._record.save(step, parts.pack, epoch=done, metrics=metrics, may_skip=step != last):
+                    self._saved = step
         Sentinel(parts.model, self.transport).compare_now(self._stepped)  # the last update too
+        self._record.settle()
         self._finish(per_epoch, first - 1, time.monotonic() - started)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
@@ -360,8 +373,9 @@ class Run:
         return values
 
     def record(self, metrics: Mapping[str, float]) -> None:
-        """Add final metrics to ``result.json``."""
+        """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
         self._metrics |= metrics
+        self._measured = {self._stepped: {**self._measured.get(self._stepped, {}), **metrics}}
         self._write_result()
 
     def fingerprint(self) -> str:
@@ -377,8 +391,8 @@ class Run:
         steps = self._current_steps()
         if steps is not None:
             steps.close()
-        self._record.close()
         self.transport.close()
+        self._record.close()
 
     def __enter__(self) -> Self:
         return self
@@ -418,10 +432,6 @@ class Run:
             parts.unpack(state)
         self._saved = self._stepped
         self._opened = score
-
-    def _save(self, parts: Parts) -> None:
-        self._record.save(self._stepped, parts.pack)
-        self._saved = self._stepped
 
     def _finish(self, per_epoch: int, resumed_from: int, train_s: float, *, is_finished: bool = True) -> None:
         self._result = {

@@ -1,4 +1,4 @@
-"""What a run writes: ``score.json``, ``environment.json``, ``ledger.jsonl``, ``checkpoints/``, ``result.json``.
+"""What a run writes: JSON files (``run``, ``score``, ``environment``, ``result``), ``ledger.jsonl``, ``checkpoints/``.
 
 On request, ``detail.jsonl`` too.
 
@@ -9,18 +9,24 @@ atomically. The directory is private to its owner (0700): checkpoints can leak d
 import json
 import os
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint import store
+from unisono.checkpoint.files import replace_synced
 from unisono.checkpoint.format import State
+from unisono.checkpoint.manifest import Facts
+from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
-from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch, UnisonoError
+from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
+from unisono.train.checkpoints import Checkpoints
+from unisono.train.leader import leader_says
 
 
 @final
@@ -30,20 +36,30 @@ class RunRecord:
     Args:
         path: The directory, created when missing; None keeps nothing.
         transport: Joins the ranks; rank 0 is the leader.
+        policy: How checkpoints are written and which are kept.
         detail: Keep ``detail.jsonl`` beside the ledger.
+
+    Attributes:
+        fencing_token: Number of this launch among those of the directory; every checkpoint repeats it.
 
     Raises:
         ConfigError: The directory cannot be created or written; said before training starts.
     """
 
-    def __init__(self, path: Path | None, transport: Transport, *, detail: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, transport: Transport, policy: CheckpointPolicy | None = None, *, detail: bool = False
+    ) -> None:
         self._transport = transport
         self._is_leader = transport.rank == 0
         self._ledger: Ledger | None = None
         self._detail: Ledger | None = None
         self._keeps_detail = detail
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
+        self.fencing_token = 0
         self.path = path
+        self._checkpoints = (
+            None if path is None else Checkpoints(path / "checkpoints", transport, policy or CheckpointPolicy())
+        )
         self._leader_says(self._open)
 
     def recorded(self, *names: str) -> list[int | None]:
@@ -96,7 +112,7 @@ class RunRecord:
 
         def choose() -> list[Any]:
             if self.path is None:
-                return ["", []]
+                return ["", "", [], ""]
             recorded = self._read("score.json")
             if recorded is None:
                 self._write("score.json", score)
@@ -108,34 +124,93 @@ class RunRecord:
                 )
             if self._environment is not None:
                 self._write("environment.json", self._environment)
-            found, complaints = store.newest_valid(self.path / "checkpoints")
-            return [str(found or ""), complaints]
+            run = self._run_id()
+            found, complaints = store.newest_valid(self.path / "checkpoints", run)
+            return [run, found.name if found else "", complaints, store.verify(found).sha256 if found else ""]
 
-        name, complaints = self._leader_says(choose)
-        step, state = store.read(Path(name)) if name else (0, None)
-        if self._is_leader and self.path is not None:
+        run, name, complaints, sha256 = self._leader_says(choose)
+        if self.path is None or self._checkpoints is None:
+            return 0, None
+        step, state = self._checkpoints.load(run, name, sha256) if name else (0, None)
+        if self._is_leader:
             for complaint in complaints:
                 warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
+            self._checkpoints.facts = Facts(
+                run=run,
+                parent_step=step if name else None,
+                fencing_token=self.fencing_token,
+                score=score,
+                environment=self._read("environment.json") or {},
+            )
             self._ledger = Ledger(self.path / "ledger.jsonl", step)
             if self._keeps_detail:
-                self._detail = Ledger(self.path / "detail.jsonl", step)
+                self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
         return step, state
 
+    def _run_id(self) -> str:
+        """Return the id of the run that lives here; checkpoints of another are not its own."""
+        assert self.path is not None
+        recorded = self._read("run.json")
+        if recorded is not None:
+            return str(recorded["run"])
+        newest, _ = store.newest_valid(self.path / "checkpoints")
+        run = uuid.uuid4().hex
+        if newest is not None:
+            run = store.verify(newest).facts.run
+            warnings.warn(f"{self.path / 'run.json'} was missing; written anew from {newest.name}.", stacklevel=2)
+        self._write("run.json", {"run": run})
+        return run
+
     def append(self, entry: Callable[[], Entry]) -> None:
-        """Write a step's ledger line (leader only; the entry is made only where it is written)."""
+        """Write a step's ledger line (leader only; the entry is made only where it is written).
+
+        Raises:
+            CheckpointError: The save in flight has failed in the meantime.
+        """
         if self._ledger is not None:
             self._ledger.append(entry())
+        if self._checkpoints is not None:
+            self._checkpoints.check()
 
     def append_detail(self, detail: Callable[[], Detail]) -> None:
         """Write what a step is made of, where that is kept (leader only)."""
         if self._detail is not None:
             self._detail.append(detail())
 
-    def save(self, step: int, state: Callable[[], State]) -> None:
-        """Write a checkpoint after everything that precedes it in the ledger (leader only)."""
-        if self._ledger is not None and self.path is not None:
+    def reserve(self, state: Callable[[], State]) -> None:
+        """Get the memory for checkpoints beside the training; see `Checkpoints.reserve`."""
+        if self._checkpoints is not None:
+            self._checkpoints.reserve(state)
+
+    def save(
+        self,
+        step: int,
+        state: Callable[[], State],
+        *,
+        epoch: int = 0,
+        metrics: Mapping[str, float] | None = None,
+        may_skip: bool = False,
+    ) -> bool:
+        """Write a checkpoint after everything that precedes it in the ledger; collective; see `Checkpoints.save`."""
+        return self._checkpoints is None or self._checkpoints.save(
+            step, state, before=self._sync_ledger, epoch=epoch, metrics=metrics, may_skip=may_skip
+        )  # fmt: skip
+
+    def save_alone(
+        self, step: int, state: Callable[[], State], *, epoch: int = 0, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Write a checkpoint without the other ranks (leader only); see `Checkpoints.save_alone`."""
+        if self._checkpoints is not None:
+            self._checkpoints.save_alone(step, state, before=self._sync_ledger, epoch=epoch, metrics=metrics)
+
+    def settle(self) -> None:
+        """Return when no checkpoint is in flight; collective; see `Checkpoints.settle`."""
+        if self._checkpoints is not None:
+            self._checkpoints.settle()
+
+    def _sync_ledger(self) -> None:
+        if self._ledger is not None:
             self._ledger.sync()
-            store.write(self.path / "checkpoints", step, state())
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replace ``result.json`` (leader only)."""
@@ -147,26 +222,21 @@ class RunRecord:
             sys.stderr.write(f"unisono: {self.path} {text}\n")
 
     def close(self) -> None:
-        """Close the files; safe to call twice."""
-        for file in (self._ledger, self._detail):
-            if file is not None:
-                file.close()
+        """Finish the save in flight and close the files; safe to call twice.
+
+        Raises:
+            CheckpointError: That save failed; only warned of where another exception is on its way up.
+        """
+        try:
+            if self._checkpoints is not None:
+                self._checkpoints.close()
+        finally:
+            for file in (self._ledger, self._detail):
+                if file is not None:
+                    file.close()
 
     def _leader_says(self, act: Callable[[], Any]) -> Any:
-        """Return on all ranks what `act` returns on the leader; where it fails, all ranks stop with one explanation."""
-        answer: Any = None
-        failure: Exception | None = None
-        if self._is_leader:
-            try:
-                answer = act()
-            except Exception as error:  # noqa: BLE001 - every rank must hear of it; raised again below
-                failure = error
-        told = self._transport.all_gather_json([answer, failure and f"{type(failure).__name__}: {failure}"])[0]
-        if failure is not None:
-            raise failure
-        if told[1] is not None:
-            raise UnisonoError(f"rank 0 stopped the run: {told[1]}")
-        return told[0]
+        return leader_says(self._transport, act)
 
     def _open(self) -> None:
         if self.path is None:
@@ -195,10 +265,4 @@ class RunRecord:
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         if self.path is None or not self._is_leader:
             return
-        temporary = self.path / f".{name}.tmp"
-        with temporary.open("w") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / name)
+        replace_synced(self.path / name, (json.dumps(content, indent=2) + "\n").encode())

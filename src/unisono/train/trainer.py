@@ -89,6 +89,7 @@ class Trainer:
                 progress.step(batch.step, loss, len(batch.indices))
                 if test_set is not None and batch.step % per_epoch == 0:
                     scores = self.evaluate(test_set, collate=collate, num_workers=num_workers)
+                    self.run.record(scores)  # the checkpoint of this step tells them
                     listed = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
                     progress.note(f"epoch {batch.epoch + 1}/{epochs}  {listed}")
         finally:

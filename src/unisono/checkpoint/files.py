@@ -1,0 +1,197 @@
+"""Bytes to disk and back: synced writes, checked reads, tensors as safetensors without a copy.
+
+Every call goes through ``os`` and a file descriptor, so that a test can record, fail or replay each one.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unisono.checkpoint.values import printable
+from unisono.errors import CheckpointError
+
+_PIECE = 4 << 20  # bytes hashed and written at a time
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """What a manifest says about a file."""
+
+    bytes: int
+    sha256: str
+
+
+def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> FileSum:
+    """Create a file, write `chunks`, and put it on the disk; returns its size and the hash of what was handed in.
+
+    Raises:
+        OSError: It exists, or writing or syncing failed; a failed sync is never tried again.
+    """
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        for chunk in chunks:
+            view = memoryview(chunk).cast("B")
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                digest.update(piece)
+                done = 0
+                while done < len(piece):
+                    done += os.write(descriptor, piece[done:])
+                size += len(piece)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileSum(size, digest.hexdigest())
+
+
+def replace_synced(path: Path, data: bytes) -> None:
+    """Put `data` under a name, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # noqa: PTH108 - see the module docstring
+    write_synced(temporary, [data])
+    os.rename(temporary, path)  # noqa: PTH104
+
+
+def sync_directory(path: Path) -> None:
+    """Put the names in a directory on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[int, int]]:
+    """Open a regular file for reading; yields descriptor and size. Links, pipes and devices are refused.
+
+    Raises:
+        CheckpointError: It is no regular file.
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not a regular file.")
+        yield descriptor, status.st_size
+    finally:
+        os.close(descriptor)
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        CheckpointError: It is larger than `most` bytes, or no regular file.
+        OSError: It cannot be read.
+    """
+    with opened(path) as (descriptor, size):
+        if size > most:
+            raise CheckpointError(f"{path} has {size} bytes, more than the {most} expected.")
+        return b"".join(_pieces(descriptor))
+
+
+def check_sum(path: Path, expected: FileSum, *, from_disk: bool = False) -> None:
+    """Compare a file with what its manifest says, without holding it in memory.
+
+    Args:
+        path: The file.
+        expected: Its size and hash.
+        from_disk: Ask the system to forget its own copy first, so that the disk's is read.
+
+    Raises:
+        CheckpointError: It differs.
+        OSError: It cannot be read.
+    """
+    with opened(path) as (descriptor, size):
+        if size == expected.bytes:
+            if from_disk:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            digest = hashlib.sha256()
+            for piece in _pieces(descriptor):
+                digest.update(piece)
+            found = digest.hexdigest()
+        else:
+            found = "not computed"
+    if found != expected.sha256:
+        raise damaged(path, expected, size, found)
+
+
+def read_checked(path: Path, expected: FileSum) -> bytes:
+    """Return the bytes of a file that is what its manifest says.
+
+    Raises:
+        CheckpointError: It differs.
+        OSError: It cannot be read.
+    """
+    with opened(path) as (descriptor, size):
+        if size != expected.bytes:  # before any memory is taken for it
+            raise damaged(path, expected, size, "not computed")
+        data = b"".join(_pieces(descriptor))
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected.sha256:
+        raise damaged(path, expected, len(data), found)
+    return data
+
+
+def damaged(path: Path, expected: FileSum, size: int, sha256: str) -> CheckpointError:
+    """Return the error that tells expected from found."""
+    return CheckpointError(
+        f"{printable(str(path))} is damaged: expected {expected.bytes} bytes with SHA-256 {expected.sha256}, "
+        f"found {size} with {sha256}."
+    )
+
+
+def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file: header, then each tensor's bytes, contiguous CPU tensors without a copy.
+
+    The library's own writer would copy everything first, holding the interpreter's lock; this one is for a thread
+    beside the training.
+
+    Raises:
+        CheckpointError: A dtype that the format does not know; names the tensor.
+
+    Source: https://github.com/huggingface/safetensors#format
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
+            raise CheckpointError(
+                f"cannot save {name!r}: {tensor.dtype} ({tensor.layout}) has no place in a safetensors file."
+            )
+    # Widest first keeps every tensor aligned to its own width.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, object] = {}
+    offset = 0
+    for name, tensor in ordered:
+        end = offset + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, tensor in ordered:
+        if tensor.nbytes:
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _pieces(descriptor: int) -> Iterator[bytes]:
+    while piece := os.read(descriptor, _PIECE):
+        yield piece

@@ -1,0 +1,159 @@
+"""Saving beside the training: one checkpoint in flight, its error raised at the next step, its files shared by ranks.
+
+A rank copies its share of the state (`Staging`) and writes it in a thread. Ranks that share the writing leave a receipt
+beside their files; the leader's thread waits for all receipts, commits, reads back, and only then calls the checkpoint
+saved. No collective is called in a thread.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import final
+
+from unisono.checkpoint.files import FileSum, replace_synced, safetensors_chunks, sync_directory
+from unisono.checkpoint.staging import Files
+from unisono.checkpoint.store import Draft
+from unisono.errors import CheckpointError
+
+_POLL_S = 0.02  # how often the leader looks for receipts: no file system tells another machine's ranks
+_GRACE_S = 10.0  # how long it still looks once the run is being closed
+
+
+@final
+class Saver:
+    """Runs one save at a time in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._closing_at: float | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight and nothing is left to be reported."""
+        return self._thread is None
+
+    def start(self, save: Callable[[], None]) -> None:
+        """Run `save` in a thread; the one before must have been waited for."""
+        assert self._thread is None
+
+        def run() -> None:
+            try:
+                save()
+            except BaseException as error:  # noqa: BLE001 - raised in the training thread
+                self._failure = error
+
+        self._thread = threading.Thread(target=run, name="unisono-checkpoint")
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what a save that has ended in the meantime has failed with; never waits.
+
+        Raises:
+            CheckpointError: That checkpoint does not exist; the older ones are untouched.
+        """
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when no save is in flight.
+
+        Raises:
+            CheckpointError: The last one failed; said once.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return
+        if isinstance(failure, CheckpointError):
+            raise failure
+        raise CheckpointError(f"saving failed: {type(failure).__name__}: {failure}") from failure
+
+    def close(self) -> None:
+        """As `wait`, but do not wait long for ranks that may be gone."""
+        self._closing_at = time.monotonic()
+        try:
+            self.wait()
+        finally:
+            self._closing_at = None
+
+    def is_hopeless(self, deadline: float) -> bool:
+        """Whether a save should give up waiting for other ranks."""
+        now = time.monotonic()
+        if self._closing_at is None and not threading.main_thread().is_alive():
+            self._closing_at = now
+        return now > deadline or (self._closing_at is not None and now > self._closing_at + _GRACE_S)
+
+
+def write_share(draft: Draft, files: Files) -> dict[str, FileSum]:
+    """Write one rank's safetensors files into a draft."""
+    return {file: draft.put(file, safetensors_chunks(tensors)) for file, tensors in files.items()}
+
+
+def leave_receipt(draft: Draft, rank: int, write: Callable[[], dict[str, FileSum]]) -> None:
+    """Write a rank's share, then tell the leader what was written, or why it was not.
+
+    Raises:
+        CheckpointError: It was not; for this rank's training thread.
+    """
+    receipt = _receipt(draft, rank)
+    try:
+        files = write()
+        sync_directory(draft.path)
+    except BaseException as error:
+        if draft.path.is_dir():
+            replace_synced(receipt, json.dumps({"error": str(error)}).encode())
+        raise
+    replace_synced(receipt, json.dumps({"files": {name: asdict(entry) for name, entry in files.items()}}).encode())
+
+
+def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]) -> dict[str, FileSum]:
+    """Wait for the receipts of `ranks` and return what they have written; the receipts are removed.
+
+    Raises:
+        CheckpointError: A rank could not write its share, or has left none when `is_hopeless` says to stop.
+    """
+    missing, files = set(ranks), dict[str, FileSum]()
+    pause = threading.Event()
+    while missing:
+        for rank in sorted(missing):
+            path = _receipt(draft, rank)
+            if not path.exists():
+                continue
+            content = json.loads(path.read_bytes())
+            if "error" in content:
+                raise CheckpointError(f"rank {rank} could not write its share of step {draft.step}: {content['error']}")
+            files |= {name: FileSum(**entry) for name, entry in content["files"].items()}
+            missing.discard(rank)
+            os.unlink(path)  # noqa: PTH108 - see `files`
+        if missing and is_hopeless():
+            raise CheckpointError(
+                f"the checkpoint of step {draft.step} is not committed: ranks {sorted(missing)} have not written "
+                "their share. The older checkpoints are untouched. Hint: look for the first failure of a rank."
+            )
+        if missing:
+            pause.wait(_POLL_S)
+    return files
+
+
+def report_at_close(error: CheckpointError, warn: Callable[[str], None]) -> None:
+    """Raise `error`, unless another exception is on its way up already: then only say it."""
+    if sys.exc_info()[1] is None:
+        raise error
+    warn(str(error))
+
+
+def _receipt(draft: Draft, rank: int) -> Path:
+    return draft.path / f"receipt-{rank}.json"

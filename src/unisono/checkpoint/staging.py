@@ -1,0 +1,98 @@
+"""A copy of the state at the end of a step: all that the training waits for when a checkpoint is written beside it."""
+
+import contextlib
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Files = Mapping[str, Mapping[str, Tensor]]
+_ALIGNMENT = 64
+_HUGE = 2 << 20
+
+
+@final
+class Staging:
+    """One buffer in memory, used again for every checkpoint: fresh memory costs ten times the copy."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self._buffer.numel()
+
+    def reserve(self, num_bytes: int, *, pinned: bool = False) -> None:
+        """Make room, and let the system provide the memory now.
+
+        Args:
+            num_bytes: As `bytes_of` tells.
+            pinned: In memory that a GPU can write to directly.
+        """
+        if num_bytes <= self.num_bytes and (not pinned or self._buffer.is_pinned()):
+            return
+        self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes first
+        if pinned:
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+            return
+        memory = mmap.mmap(-1, num_bytes + _HUGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages: slower, not wrong
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        buffer = torch.frombuffer(memory, dtype=torch.uint8)
+        start = -buffer.data_ptr() % _HUGE
+        self._buffer = buffer[start : start + num_bytes]
+        self._buffer[:: mmap.PAGESIZE] = 0
+
+    def copy(self, files: Files) -> dict[str, dict[str, Tensor]]:
+        """Return copies of all tensors, in the buffer; they hold until the next call.
+
+        Shapes, dtypes and values are kept, not strides: the copies are contiguous, on the CPU.
+        """
+        tensors = [tensor for part in files.values() for tensor in part.values()]
+        self.reserve(bytes_of(files), pinned=any(tensor.is_cuda for tensor in tensors))
+        copies: dict[str, dict[str, Tensor]] = {}
+        offset = 0
+        for file, part in files.items():
+            copies[file] = {}
+            for name, tensor in part.items():
+                place = self._buffer[offset : offset + tensor.nbytes]
+                copies[file][name] = _copy(tensor.detach(), place)
+                offset += _padded(tensor.nbytes)
+        if any(tensor.is_cuda for tensor in tensors):
+            torch.cuda.synchronize()
+        return copies
+
+
+def bytes_of(files: Files) -> int:
+    """Return the bytes that a copy of all tensors takes."""
+    return sum(_padded(tensor.nbytes) for part in files.values() for tensor in part.values())
+
+
+def is_roomy(num_bytes: int, meminfo: Path = Path("/proc/meminfo")) -> bool:
+    """Whether a buffer of this size leaves half of the machine's available memory free; True where it is not told."""
+    try:
+        lines = meminfo.read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return True
+    return num_bytes <= available // 2
+
+
+def _copy(tensor: Tensor, place: Tensor) -> Tensor:
+    target = place.view(tensor.dtype).view(tensor.shape)
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        if tensor.nbytes:  # as raw bytes: the C library's copy, which goes around the caches for large tensors
+            np.copyto(place.numpy(), tensor.reshape(-1).view(torch.uint8).numpy())
+    else:
+        target.copy_(tensor, non_blocking=True)
+    return target
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

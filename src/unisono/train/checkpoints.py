@@ -1,0 +1,222 @@
+"""A run's checkpoints as its ranks see them: the leader decides, every rank copies its share, a thread writes it."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+from unisono.checkpoint import saver, store
+from unisono.checkpoint.format import State
+from unisono.checkpoint.manifest import Facts
+from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
+from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
+from unisono.collectives.transport import Transport
+from unisono.errors import CheckpointError
+from unisono.train.leader import leader_says
+
+_SHARE_TIMEOUT_S = 1800.0  # for the slowest rank's share
+_VISIBLE_S = 60.0  # a network file system may show a directory to another machine only after a while
+_RESERVE_FROM_BYTES = 16 << 20  # below, fresh memory costs no time worth a thread
+
+
+@final
+class Checkpoints:
+    """The checkpoints of one run directory, as one rank handles them.
+
+    Args:
+        directory: ``checkpoints/`` of the run directory.
+        transport: Joins the ranks; rank 0 is the leader.
+        policy: How they are written and which are kept.
+
+    Attributes:
+        facts: What the next checkpoint belongs to; set by the leader once the run is open.
+        guard: Asked just before a commit; raises where another launch has taken over the directory.
+    """
+
+    def __init__(self, directory: Path, transport: Transport, policy: CheckpointPolicy) -> None:
+        self._directory = directory
+        self._transport = transport
+        self._policy = policy
+        self._saver, self._staging = saver.Saver(), Staging()
+        self.facts = Facts()
+        self.guard: store.Guard | None = None
+
+    def load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
+        """Return step and state of a checkpoint that the leader has chosen.
+
+        Args:
+            run: The run it must belong to.
+            name: Of its directory.
+            sha256: Its manifest's, as the leader has verified it.
+
+        Raises:
+            CheckpointError: This rank cannot read it, or reads another.
+        """
+        path = self._directory / name
+        deadline = time.monotonic() + _VISIBLE_S
+        while self._transport.rank and not (path / "manifest.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)  # nothing tells us when the file system will show it
+        manifest, state = store.read(path, run)
+        if manifest.sha256 != sha256:
+            raise CheckpointError(
+                f"rank {self._transport.rank} finds another checkpoint at {path} than rank 0. "
+                "Hint: all ranks need the same file system at this path."
+            )
+        return manifest.step, state
+
+    def check(self) -> None:
+        """Raise what the save in flight has failed with; never waits.
+
+        Raises:
+            CheckpointError: It does not exist; the older ones are untouched.
+        """
+        self._saver.check()
+
+    def reserve(self, state: Callable[[], State]) -> None:
+        """Get the memory that checkpoints are copied to, beside the training, so that the first save need not wait."""
+        if not self._policy.in_background or not self._saver.is_idle:
+            return
+        mine, _ = self._share(state())
+        needed = bytes_of(mine)
+        if needed >= _RESERVE_FROM_BYTES and is_roomy(needed):
+            pinned = any(tensor.is_cuda for part in mine.values() for tensor in part.values())
+            self._saver.start(lambda: self._staging.reserve(needed, pinned=pinned))
+
+    def save(
+        self,
+        step: int,
+        state: Callable[[], State],
+        *,
+        before: Callable[[], None],
+        epoch: int = 0,
+        metrics: Mapping[str, float] | None = None,
+        may_skip: bool = False,
+    ) -> bool:
+        """Write a checkpoint, and say whether it was begun; collective.
+
+        Returns when this rank's share of the state has been copied; the writing goes on in a thread, unless the policy
+        or the memory at hand is against it. `settle` waits for it.
+
+        Args:
+            step: Steps done.
+            state: Makes the state; equal on all ranks.
+            before: Called on the leader, in its thread, before anything is written.
+            epoch: Epochs completed.
+            metrics: Measured with exactly these weights.
+            may_skip: Whether the policy may leave this one out when the one before is still being written.
+
+        Raises:
+            CheckpointError: This save or the one before failed; the older checkpoints are untouched.
+        """
+        if may_skip and self._policy.when_busy == "skip":
+            is_busy: bool = leader_says(self._transport, lambda: self._saver.is_busy)
+            if is_busy:
+                return False
+        self.settle()
+        packed = state()
+        mine, num_writers = self._share(packed)
+        name, in_background = leader_says(self._transport, lambda: self._begin(step, packed, mine))
+        final = self._directory / name
+        draft = store.Draft(step, final.with_name(f".{name}.tmp"), final)
+        files = self._staging.copy(mine) if in_background else mine
+        if self._transport.rank == 0:
+            facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
+            self.facts = replace(self.facts, parent_step=step)
+            self._saver.start(lambda: self._commit(draft, files, packed.values, facts, num_writers, before))
+        elif mine:
+            rank = self._transport.rank
+            self._saver.start(lambda: saver.leave_receipt(draft, rank, lambda: saver.write_share(draft, files)))
+        if not in_background:
+            self.settle()
+        return True
+
+    def save_alone(
+        self,
+        step: int,
+        state: Callable[[], State],
+        *,
+        before: Callable[[], None],
+        epoch: int = 0,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write a checkpoint on the leader, now and without the others, which may be gone; no collective.
+
+        Raises:
+            CheckpointError: This save or the one before failed; the older checkpoints are untouched.
+        """
+        self._saver.close()
+        if self._transport.rank:
+            return
+        before()
+        facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
+        store.write(self._directory, step, state(), facts=facts, policy=self._policy, guard=self.guard)
+        self.facts = replace(self.facts, parent_step=step)
+
+    def settle(self) -> None:
+        """Return when no checkpoint is in flight: the last one is committed and verified then; collective.
+
+        Raises:
+            CheckpointError: It failed.
+        """
+        failure: CheckpointError | None = None
+        if self._transport.rank:
+            try:
+                self._saver.wait()
+            except CheckpointError as error:  # the leader has read it in the receipt, and tells all
+                failure = error
+        leader_says(self._transport, self._saver.wait)
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Finish the save in flight; safe to call twice.
+
+        Raises:
+            CheckpointError: It failed; only warned of where another exception is on its way up.
+        """
+        try:
+            self._saver.close()
+        except CheckpointError as error:
+            saver.report_at_close(error, lambda text: warnings.warn(text, stacklevel=2))
+
+    def _begin(self, step: int, state: State, mine: Files) -> tuple[str, bool]:
+        needed = sum(tensor.nbytes for part in state.tensors.values() for tensor in part.values())
+        draft = store.begin(self._directory, step, needed)
+        is_possible = is_roomy(bytes_of(mine) - self._staging.num_bytes)
+        return draft.final.name, self._policy.in_background and is_possible
+
+    def _share(self, state: State) -> tuple[Files, int]:
+        """Return the tensors that this rank writes, by file, and how many ranks write."""
+        sizes = {stem: {name: tensor.nbytes for name, tensor in part.items()} for stem, part in state.tensors.items()}
+        total = sum(size for part in sizes.values() for size in part.values())
+        num_writers = self._transport.world_size if total >= self._policy.share_from_bytes else 1
+        if self._transport.rank >= num_writers:
+            return {}, num_writers
+        share = plan_shards(sizes, num_writers)[self._transport.rank]
+        return {
+            file: {name: state.tensors[stem_of(file)][name] for name in names} for file, names in share.items()
+        }, num_writers
+
+    def _commit(
+        self,
+        draft: store.Draft,
+        mine: Files,
+        values: dict[str, Any],
+        facts: Facts,
+        num_writers: int,
+        before: Callable[[], None],
+    ) -> None:
+        """Do the leader's part of a save, in its thread."""
+        try:
+            before()
+            files = saver.write_share(draft, mine)
+            files[store.STATE_FILE] = draft.put(store.STATE_FILE, [store.encode_values(values)])
+            deadline = time.monotonic() + _SHARE_TIMEOUT_S
+            files |= saver.collect_receipts(draft, range(1, num_writers), lambda: self._saver.is_hopeless(deadline))
+            path = store.commit(draft, files, facts, self.guard)
+        except BaseException:
+            store.discard(draft)
+            raise
+        store.settle(path, self._policy)
