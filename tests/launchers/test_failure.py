@@ -121,7 +121,7 @@ def test_no_failure():
 def test_exit_texts(code, words):
     """A death without report is named by signal or code."""
     root = find_root([WorkerExit(rank=1, code=code, time_s=0.0)], {})
-    assert words in describe(root, 2, [], [])
+    assert words in describe(root, 2, [], [], "as is known")
 
 
 def test_report_texts():

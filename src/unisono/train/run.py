@@ -18,7 +18,7 @@ from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import describe_environment, drift, set_determinism, set_generators
-from unisono.errors import ConfigError, RankDivergence, ScoreMismatch, StepError
+from unisono.errors import ConfigError, RankDivergence, RunStopped, ScoreMismatch, StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
@@ -32,6 +32,7 @@ from unisono.train.evaluate import Predict, evaluate
 from unisono.train.loop import hosted_micros, non_finite, update
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
+from unisono.train.watch import Watch
 from unisono.world import World
 
 
@@ -115,6 +116,8 @@ class Run:
         self._settings = dict(settings or {})
         self._allow_drift = allow_drift
         check_world(replicas or world.replicas or world.world_size, world.world_size)
+        self._watch = Watch(world, is_process=isinstance(transport, str))
+        self._watch.note(b"join")
         self.transport = (
             connect(world, device=self.device.type, share_memory=transport == "auto")
             if isinstance(transport, str)
@@ -133,6 +136,7 @@ class Run:
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {}
         self._stepped = self._saved = 0
+        self._is_stopping = False  # agreed by all ranks
         self._opened: dict[str, Any] | None = None
         self._metrics: dict[str, float] = {}
         self._result: dict[str, Any] = {}
@@ -247,13 +251,17 @@ class Run:
             raise ConfigError(
                 f"expected a loader from run.loader(dataset, batch_size=...), got {type(loader).__name__}."
             )
-        steps = self._steps(self._prepared(), loader, epochs, max_steps)
+        steps = self._watch.over(
+            self._steps(self._prepared(), loader, epochs, max_steps), can_save=self._record.path is not None
+        )
         self._current_steps = weakref.ref(steps)
         return steps
 
     def _steps(self, parts: Parts, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
         per_epoch, last = len(loader), min(epochs * len(loader), max_steps or sys.maxsize)
+        self._watch.note(b"open")
         self._open(parts, loader)
+        self._watch.opened(self._stepped)
         first = self._stepped + 1
         if first > last:
             self._record.tell(
@@ -266,9 +274,10 @@ class Run:
             indices = loader.sampler.batch(step)
             epoch = loader.sampler.epoch_of(step)
             mine = hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
+            self._watch.begin(step)
             set_generators(mix(self.seed, "before", step))
             try:
-                yield Batch(step, epoch, indices, mine)
+                yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self.replicas))
             except GeneratorExit:  # the loop was left: keep what it has done
                 if not parts.is_changing and self._stepped > self._saved:
                     self._save(parts)
@@ -276,8 +285,12 @@ class Run:
                 raise
             if self._stepped != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
-            if step == last or step % (self._checkpoint_every or per_epoch) == 0:
+            if step == last or self._is_stopping or step % (self._checkpoint_every or per_epoch) == 0:
                 self._save(parts)
+            if self._is_stopping and step < last:
+                self._finish(per_epoch, first - 1, time.monotonic() - started, is_finished=False)
+                self._watch.stopped(step)
+                raise RunStopped(step)
         self._finish(per_epoch, first - 1, time.monotonic() - started)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
@@ -297,11 +310,15 @@ class Run:
         if batch.step != self._stepped + 1:
             raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
         parts.is_changing = True
+        self._strategy.is_stop_asked = self._watch.is_stop_asked
         gradients = self._strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
             raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
+        self._watch.note(b"update")
         lr = update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         self._stepped = batch.step
+        self._is_stopping = gradients.is_stop_asked and self._record.path is not None
+        self._watch.done(batch.step)
         parts.is_changing = False
         set_generators(mix(self.seed, "after", batch.step))
         self._record.append(
@@ -345,7 +362,7 @@ class Run:
         check_whole(batch_size=batch_size)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         values = evaluate(
-            self._prepared().model, fetcher, predict, metrics,
+            self._prepared().model, fetcher, self._watch.around(predict), metrics,
             transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
             inference_mode=inference_mode,
         )  # fmt: skip
@@ -370,6 +387,7 @@ class Run:
         steps = self._current_steps()
         if steps is not None:
             steps.close()
+        self._watch.close()
         self._record.close()
         self.transport.close()
 
@@ -413,8 +431,10 @@ class Run:
         self._opened = score
 
     def _save(self, parts: Parts) -> None:
+        self._watch.note(b"save")
         self._record.save(self._stepped, parts.pack)
         self._saved = self._stepped
+        self._watch.saved(self._stepped)
 
     def _finish(self, per_epoch: int, resumed_from: int, train_s: float, *, is_finished: bool = True) -> None:
         self._result = {

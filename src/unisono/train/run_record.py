@@ -16,7 +16,7 @@ from unisono.checkpoint import store
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
-from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch, UnisonoError
+from unisono.errors import ConfigError, EnvironmentDrift, LeaderFailed, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, Ledger
 
@@ -152,7 +152,7 @@ class RunRecord:
         if failure is not None:
             raise failure
         if told[1] is not None:
-            raise UnisonoError(f"rank 0 stopped the run: {told[1]}")
+            raise LeaderFailed(f"rank 0 stopped the run: {told[1]}")
         return told[0]
 
     def _open(self) -> None:
