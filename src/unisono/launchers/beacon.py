@@ -22,18 +22,8 @@ QUIET, JOINED, STEPPING, STOPPED = range(4)
 _BYTES = 4096
 # Worker: beats, pid, step in progress, steps done, step saved, ticks; state, replica, number of samples; phase.
 _HEAD = struct.Struct("<QqqqqQIiI16s")
-_BEATS, _PID, _STEP, _DONE, _SAVED, _TICKS, _STATE, _REPLICA, _NUM_SAMPLES, _PHASE = (
-    0,
-    8,
-    16,
-    24,
-    32,
-    40,
-    48,
-    52,
-    56,
-    60,
-)
+_BEATS, _PID, _STEP, _DONE, _SAVED, _TICKS = range(0, 48, 8)
+_STATE, _REPLICA, _NUM_SAMPLES, _PHASE = range(48, 64, 4)
 _STOP = 80  # launcher
 _SAMPLES = 96
 _MOST_SAMPLES = (_BYTES - _SAMPLES) // 8
@@ -128,6 +118,11 @@ class Beacon:
     def set_state(self, state: int) -> None:
         """Say what the launcher may expect."""
         _UINT.pack_into(self._page, _STATE, state)
+
+    def leave(self) -> None:
+        """Say that no run lives in this worker any more."""
+        if self.read().state != STOPPED:
+            self.set_state(QUIET)
 
     def beat(self) -> None:
         """Show a sign of life."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError, DataError, RunStopped
+from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
 from unisono.launchers.failure import FailureReport
 from unisono.launchers.local_rank import with_local_rank
 from unisono.launchers.spec import BACKEND_VARIABLE
@@ -72,6 +73,9 @@ def main(argv: list[str]) -> int:
             # A thread that keeps the failed process from ending would keep its peers waiting for it.
             faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True)
         return code
+    finally:
+        # The interpreter stops its threads before it is gone: silence means nothing from here on.
+        Beacon(os.environ[BEACON_VARIABLE]).leave()
     return 0
 
 

@@ -100,7 +100,6 @@ def describe_hang(seconds: float, readings: dict[int, Reading], stacks: dict[int
         lines.append(f"  The others wait for rank {', '.join(map(str, late))}.")
     for rank in late or list(readings)[:1]:
         shown = stacks[rank][:_MOST_FRAMES]
-        lines += (
-            [f"  stack of rank {rank}, innermost call first:", *(f"    {frame}" for frame in shown)] if shown else []
-        )
+        if shown:
+            lines += [f"  stack of rank {rank}, innermost call first:", *(f"    {frame}" for frame in shown)]
     return "\n".join(lines)

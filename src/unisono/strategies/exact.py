@@ -218,9 +218,8 @@ class _Report:
         rows = everyone.view(transport.world_size, -1).numpy()
         _check_equal([tuple(row[: head.nbytes].view(np.uint64).tolist()) for row in rows])
         for rank, row in enumerate(rows):
-            _, losses, finite, present, changed, stop = np.split(
-                row, np.cumsum([field.nbytes for field in fields[:-1]])
-            )
+            cuts = np.cumsum([field.nbytes for field in fields[:-1]])
+            _, losses, finite, present, changed, stop = np.split(row, cuts)
             own = slice(placement[rank].start, placement[rank].stop)
             self.losses[own] = np.frombuffer(losses.tobytes())[own]
             self.finite[own] = finite[own]

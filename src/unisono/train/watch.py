@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, TypeVar, final
 
 from unisono.data.sampler import Indices
-from unisono.launchers.beacon import JOINED, QUIET, STEPPING, STOPPED, Beacon, Pulse
+from unisono.launchers.beacon import JOINED, STEPPING, STOPPED, Beacon, Pulse
 from unisono.placement import cut
 from unisono.strategies.base import Micro
 from unisono.world import World
@@ -116,8 +116,7 @@ class Watch:
         """Leave the launcher's eye; safe to call twice."""
         if self._pulse is not None:
             self._pulse.stop()
-        if self._beacon.read().state != STOPPED:
-            self._beacon.set_state(QUIET)
+        self._beacon.leave()
 
     def _take_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
