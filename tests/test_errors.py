@@ -15,6 +15,7 @@ BUILTINS = {
     "LaunchError": RuntimeError,
     "WorkerFailed": RuntimeError,
     "PeerLost": ConnectionError,
+    "LeaderFailed": RuntimeError,
     "RankDivergence": RuntimeError,
     "StepError": RuntimeError,
     "NonFiniteError": ArithmeticError,
@@ -29,7 +30,7 @@ def found() -> dict[str, type]:
 
 def test_the_tree_is_complete():
     """Every class in the module is pinned here with its builtin, so none is forgotten."""
-    assert set(found()) == {"UnisonoError", *BUILTINS}
+    assert set(found()) == {"UnisonoError", "RunStopped", *BUILTINS}
 
 
 @pytest.mark.parametrize("name", BUILTINS)
@@ -51,6 +52,14 @@ def test_errors_carry_what_programs_need():
     assert (failed.rank, failed.exit_code, str(failed)) == (1, 137, "rank 1 failed")
     refused = errors.NonFiniteError("step 4", step=4, replicas=(0, 2))
     assert (refused.step, refused.replicas, str(refused)) == (4, (0, 2), "step 4")
+
+
+def test_a_stopped_run_is_no_error():
+    """It ends the program with its own code, and no handler of exceptions keeps it."""
+    stopped = errors.RunStopped(7)
+    assert (stopped.step, stopped.code) == (7, 75)
+    assert isinstance(stopped, SystemExit)
+    assert not isinstance(stopped, Exception)
 
 
 def test_the_module_imports_nothing():

@@ -10,11 +10,14 @@ Each leaf also inherits the builtin it specialises, so ``except ValueError`` kee
     ├── LaunchError (RuntimeError)          processes cannot be started as asked
     ├── WorkerFailed (RuntimeError)         a started process failed; carries rank and exit code
     ├── PeerLost (ConnectionError)          another rank went away inside a collective
+    ├── LeaderFailed (RuntimeError)         rank 0 has stopped the run, for the reason it gives
     ├── RankDivergence (RuntimeError)       ranks disagree where they must be equal
     ├── StepError (RuntimeError)            a training step cannot be computed as asked
     ├── NonFiniteError (ArithmeticError)    NaN or infinity in a loss or gradient
     ├── DataError (ValueError)              data is missing, malformed or not what was pinned
     └── CheckpointError (OSError)           a checkpoint cannot be written, or none can be trusted
+
+    RunStopped (SystemExit)                 not an error: the run was asked to stop, and has saved its state
 
 A message says what was expected, what was found, where it came from, and the fix. This module imports
 nothing.
@@ -63,6 +66,10 @@ class PeerLost(UnisonoError, ConnectionError):
     """Another rank went away, or did not answer in time, inside a collective."""
 
 
+class LeaderFailed(UnisonoError, RuntimeError):
+    """Rank 0 has stopped the run; its own error says why."""
+
+
 class RankDivergence(UnisonoError, RuntimeError):
     """Ranks disagree about something that must be equal on all of them."""
 
@@ -91,3 +98,19 @@ class DataError(UnisonoError, ValueError):
 
 class CheckpointError(UnisonoError, OSError):
     """A checkpoint cannot be written, or none in the directory can be trusted."""
+
+
+class RunStopped(SystemExit):
+    """The run was asked to stop (SIGTERM, Ctrl-C, the launcher) and has saved its state: the same command goes on.
+
+    Not an `Exception`: unless it is caught by name, it ends the program with exit code 75 (``EX_TEMPFAIL``: try again).
+
+    Attributes:
+        step: The last step that is done, and saved.
+    """
+
+    exit_code = 75
+
+    def __init__(self, step: int) -> None:
+        super().__init__(self.exit_code)
+        self.step = step

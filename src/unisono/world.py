@@ -32,6 +32,7 @@ class World:
             ``env://`` when torchrun already keeps the store.
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
+        beacon: File in which our launcher wants to read what this process does, else None.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
     """
 
@@ -45,6 +46,7 @@ class World:
     run_dir: str | None = None
     replicas: int | None = None
     threads: int | None = None
+    beacon: str | None = None
 
     def __post_init__(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
@@ -104,6 +106,8 @@ class World:
         threads = environ.get("OMP_NUM_THREADS", "")  # OpenMP also takes lists, and ignores what it cannot read
         return replace(
             world,
+            # Only its own launcher's: torchrun may run below `unisono run`, in a process that inherits the variable.
+            beacon=environ.get("UNISONO_BEACON") if world.launcher == "unisono" else None,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
             threads=int(threads) if threads.isdecimal() and int(threads) else None,

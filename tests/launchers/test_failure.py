@@ -35,6 +35,8 @@ def secondary(rank, time_s):
         location="",
         is_unisono=False,
         is_secondary=True,
+        is_config=False,
+        is_final=False,
         exit_code=1,
         time_s=time_s,
     )
@@ -111,7 +113,7 @@ def test_no_failure():
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "rank 1 of 2 was killed by SIGKILL (exit code 137); possibly out of memory"),
+        (-9, "rank 1 of 2 was killed by SIGKILL (exit code 137), as is known"),
         (-11, "was killed by SIGSEGV (exit code 139): a fault in native code"),
         (-15, "was killed by SIGTERM (exit code 143)."),
         (-40, "(exit code 168)"),
@@ -121,7 +123,7 @@ def test_no_failure():
 def test_exit_texts(code, words):
     """A death without report is named by signal or code."""
     root = find_root([WorkerExit(rank=1, code=code, time_s=0.0)], {})
-    assert words in describe(root, 2, [], [])
+    assert words in describe(root, 2, [], [], "as is known")
 
 
 def test_report_texts():

@@ -7,7 +7,7 @@ import torch
 
 from unisono.checkpoint.format import State
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
-from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch, UnisonoError
+from unisono.errors import ConfigError, EnvironmentDrift, LeaderFailed, ScoreMismatch, UnisonoError
 from unisono.observe.ledger import Entry
 from unisono.train.run_record import RunRecord
 
@@ -99,7 +99,7 @@ def test_all_ranks_stop_with_the_leader(tmp_path):
         classes.append(caught.type)
 
     run_ranks(program, 3)
-    assert classes == [ScoreMismatch, UnisonoError, UnisonoError]
+    assert classes == [ScoreMismatch, LeaderFailed, LeaderFailed]
 
 
 def test_environment(tmp_path):

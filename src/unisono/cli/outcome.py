@@ -8,6 +8,7 @@ import click
 
 USAGE_ERROR = 2
 FAILED = 1
+INTERRUPTED = 130
 
 
 def perform(verb: str, action: Callable[[], int | None]) -> int:
@@ -27,7 +28,7 @@ def perform(verb: str, action: Callable[[], int | None]) -> int:
     try:
         return action() or 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # Nothing may be written at exit either: the interpreter would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)

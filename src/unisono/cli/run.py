@@ -5,6 +5,7 @@ runs.
 """
 
 import sys
+from typing import Any
 
 import click
 
@@ -45,6 +46,33 @@ from unisono.cli.outcome import perform
     help="shm: a script that asks torch.distributed for gloo (or for nothing, without a GPU) gets shared memory: "
     "faster, and the same sums for any buckets.  [default: what the script asks for]",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Start the processes again after one has died; K restarts in a row may pass without progress. For scripts "
+    "that resume, as unisono.Run does.",
+)
+@click.option(
+    "--heartbeat",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
+)
+@click.option(
+    "--hang-report",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds without progress after which it is said where each process is; 0: never.  [default: 30]",
+)
+@click.option(
+    "--stop-grace",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds that a run has to finish its step and save when it is asked to stop.  [default: 30]",
+)
 @click.argument("script", metavar="SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def run(
@@ -53,6 +81,10 @@ def run(
     is_module: bool,
     output: str,
     backend: str | None,
+    max_restarts: int,
+    heartbeat: float | None,
+    hang_report: float | None,
+    stop_grace: float | None,
     script: str,
     args: tuple[str, ...],
 ) -> None:
@@ -61,28 +93,41 @@ def run(
     Scripts written for torchrun and for torch.distributed.launch run unchanged. When a process fails, the
     others are stopped and the failure that came first is shown.
 
+    A script that trains through unisono.Run with out=... stops after the step in progress and saves when Ctrl-C,
+    SIGTERM or SIGHUP comes (code 75: the same command goes on); a second Ctrl-C stops at once.
+
     Exit code: 0 if all processes ended well; else that of the process that failed first (128 + n for signal
-    n); 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if the reader of the output went away; 2
-    for wrong usage.
+    n); 75 if the run was asked to stop and has saved; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if
+    the reader of the output went away; 2 for wrong usage or settings.
     """
     if output == "auto":
         output = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
-    sys.exit(perform("run", lambda: _run(workers, threads, is_module, output, backend, script, args)))
+    target = (script, args, is_module)
+    watching = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
+    sys.exit(perform("run", lambda: _run(target, workers, threads, output, backend, watching)))
+
+
+def watch_settings(
+    max_restarts: int, heartbeat: float | None, hang_report: float | None = None, stop_grace: float | None = None
+) -> dict[str, Any]:
+    """Return those settings of a `LaunchSpec` that were given."""
+    given = {"heartbeat_s": heartbeat, "hang_s": hang_report, "stop_grace_s": stop_grace}
+    return {"max_restarts": max_restarts, **{name: value for name, value in given.items() if value is not None}}
 
 
 def _run(
+    target: tuple[str, tuple[str, ...], bool],
     workers: str,
     threads: int | None,
-    is_module: bool,
     output: str,
     backend: str | None,
-    script: str,
-    args: tuple[str, ...],
+    watching: dict[str, Any],
 ) -> None:
     # Not at the top: `unisono --help` must not pay for the launcher.
     from unisono.launchers.local import run_local
     from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_workers
 
-    target = ModuleTarget(name=script, args=args) if is_module else ScriptTarget(path=script, args=args)
+    name, args, is_module = target
+    what = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
     count = resolve_workers(workers)
-    run_local(LaunchSpec(target=target, workers=count, threads=threads, output=output, backend=backend))
+    run_local(LaunchSpec(target=what, workers=count, threads=threads, output=output, backend=backend, **watching))

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import INTERRUPTED, perform
+from unisono.cli.run import watch_settings
 
 if TYPE_CHECKING:
     from unisono.recipes.catalog import Options
+
+
+MAX_RESTARTS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,28 +61,51 @@ class Job:
 @click.option(
     "--num-workers", type=int, default=0, metavar="N", show_default=True, help="Data loading processes per worker."
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=MAX_RESTARTS,
+    show_default=True,
+    metavar="K",
+    help="Start the processes again after one has died; K restarts in a row may pass without progress.",
+)
+@click.option(
+    "--heartbeat",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
+)
 @click.option("--allow-drift", is_flag=True, help="Resume although software or CPU differ; recorded with the run.")
 @click.option("--detail", is_flag=True, help="Record what each step is made of, for unisono diff.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
-def train(recipe: str, workers: str, as_json: bool, **given: Any) -> None:
+def train(recipe: str, workers: str, as_json: bool, max_restarts: int, heartbeat: float | None, **given: Any) -> None:
     """Train RECIPE: digits, mnist or imdb.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
-    printed at the end does not depend on -n.
+    printed at the end does not depend on -n. A worker that dies is replaced, and the run goes on from its last
+    checkpoint. Ctrl-C and SIGTERM stop after the step in progress and save; a second Ctrl-C stops at once.
 
-    Exit code: 0 when the training is done; 2 for wrong settings or data; the code of the worker that failed first
-    (128 + n for signal n); 130 after Ctrl-C.
+    Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
+    or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
-    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given)))
+    watching = watch_settings(max_restarts, heartbeat)
+    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, watching)))
 
 
-def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any]) -> None:
+def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watching: dict[str, Any]) -> None:
+    from unisono.errors import RunStopped
+
     job = plan(recipe, workers, given)
     with tempfile.TemporaryDirectory(prefix="unisono-") as scratch:
         out = Path(job.options.out or Path(scratch) / "run")
-        result = play(
-            replace(job, options=replace(job.options, out=str(out))), output="stderr" if as_json else "leader"
-        )
+        job = replace(job, options=replace(job.options, out=str(out)))
+        try:
+            result = play(job, output="stderr" if as_json else "leader", **watching)
+        except RunStopped as stopped:
+            if given["out"]:
+                raise
+            click.echo(f"unisono train: step {stopped.step} is not kept. Hint: --out DIR keeps runs.", err=True)
+            raise SystemExit(INTERRUPTED) from None
         if as_json:
             click.echo(json.dumps(result))
             return
@@ -146,11 +173,17 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     return score
 
 
-def play(job: Job, *, output: str) -> dict[str, Any]:
+def play(job: Job, *, output: str, **watching: Any) -> dict[str, Any]:
     """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
+
+    Args:
+        job: What to play.
+        output: As in `LaunchSpec`.
+        **watching: More of the `LaunchSpec`: restarts and times.
 
     Raises:
         WorkerFailed: A worker failed.
+        RunStopped: The run was asked to stop, and has saved.
     """
     from unisono.launchers.api import describe_function
     from unisono.launchers.local import run_local
@@ -158,6 +191,6 @@ def play(job: Job, *, output: str) -> dict[str, Any]:
     from unisono.recipes.play import play as play_recipe
 
     target = describe_function(play_recipe, (job.options,))
-    run_local(LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output))
+    run_local(LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **watching))
     result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())
     return result

@@ -26,6 +26,7 @@ def launch(
     workers: int | str = "auto",
     threads: int | None = None,
     replicas: int | None = None,
+    max_restarts: int = 0,
     **kwargs: object,
 ) -> None:
     """Run ``fn(*args, **kwargs)`` on every worker and wait for all of them.
@@ -41,12 +42,15 @@ def launch(
         workers: Number of processes, or ``auto``: one per GPU, else one per core, at most `replicas`.
         threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
         replicas: Replicas of the run for programs that leave them unset themselves.
+        max_restarts: Start the workers again after one has died; so many restarts in a row may pass without progress.
+            `fn` runs from its beginning: `unisono.Run` with ``out=...`` resumes.
         **kwargs: Passed to `fn`; pickled.
 
     Raises:
         LaunchError: The workers could not import `fn` or load its arguments; nothing has been started.
         ConfigError: `workers`, `threads` or `replicas` are out of range.
         WorkerFailed: A worker failed; the message holds its traceback.
+        RunStopped: SIGINT or SIGTERM came, and the run has stopped between two steps and saved.
 
     Example:
         >>> unisono.launch(main, workers=2)  # doctest: +SKIP
@@ -64,7 +68,9 @@ def launch(
     target = describe_function(fn, args, kwargs)
     output = "leader" if sys.stderr is not None and sys.stderr.isatty() else "prefix"
     count = resolve_workers(workers, replicas)
-    run_local(LaunchSpec(target=target, workers=count, threads=threads, env=imposed, output=output))
+    run_local(
+        LaunchSpec(target=target, workers=count, threads=threads, env=imposed, output=output, max_restarts=max_restarts)
+    )
 
 
 def describe_function(

@@ -25,9 +25,12 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any, final
 
+from unisono.errors import ConfigError, DataError, RunStopped
+from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
 from unisono.launchers.failure import FailureReport
 from unisono.launchers.local_rank import with_local_rank
 from unisono.launchers.spec import BACKEND_VARIABLE
+from unisono.launchers.stacks import STACK_SIGNAL, stack_file
 
 FUNCTION_FILE = "call.pickle"
 # Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run
@@ -37,6 +40,7 @@ LOADING_MARK = "__unisono_loading__"
 _PR_SET_PDEATHSIG = 1
 _EXIT_GRACE_S = 5.0
 _INTERRUPTED = 130
+_USAGE_ERROR = 2
 
 
 def main(argv: list[str]) -> int:
@@ -50,6 +54,7 @@ def main(argv: list[str]) -> int:
     _die_with(int(parent))
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    _show_stack_on_demand(directory, rank)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here
         if os.environ.get(BACKEND_VARIABLE) == "shm":
@@ -61,12 +66,16 @@ def main(argv: list[str]) -> int:
         else:
             _run_function(Path(directory) / target)
     except BaseException as error:  # noqa: BLE001 - also SystemExit, KeyboardInterrupt and torch's CheckpointException
+        _ignore_children()
         code = _exit_code(error)
-        if code != 0:
+        if code != 0 and not isinstance(error, RunStopped):
             FailureReport.from_exception(error, rank, code).save(directory)
             # A thread that keeps the failed process from ending would keep its peers waiting for it.
             faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True)
         return code
+    finally:
+        # The interpreter stops its threads before it is gone: silence means nothing from here on.
+        Beacon(os.environ[BEACON_VARIABLE]).leave()
     return 0
 
 
@@ -78,11 +87,27 @@ def _die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _show_stack_on_demand(directory: str, rank: int) -> None:
+    # Open for the life of the process: the handler, in C, writes to the descriptor.
+    descriptor = os.open(stack_file(directory, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
+
+
+def _ignore_children() -> None:
+    """Take away torch's handler that raises when a data loading process dies: it would hide the failure at hand."""
+    for _ in range(2):  # a signal that came before is handled inside the first call
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        except RuntimeError:
+            continue
+        return
+
+
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return _INTERRUPTED
     if not isinstance(error, SystemExit):
-        return 1
+        return _USAGE_ERROR if isinstance(error, ConfigError | DataError) else 1
     if error.code is None:
         return 0
     if isinstance(error.code, int):

@@ -5,8 +5,8 @@ import torch.
 
 No worker outlives the launcher, however that one dies: the kernel kills each worker when the launching thread
 ends (`child`), and a *warden* process, which holds the read end of a pipe that only the launcher writes to,
-then kills the workers' process groups with their data loaders. Only a process that starts a session of its
-own escapes.
+then kills the workers' process groups with their data loaders, and removes the launch's private directory. Only a
+process that starts a session of its own escapes.
 """
 
 import contextlib
@@ -23,33 +23,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, final
 
-from unisono.errors import LaunchError
+from unisono.errors import LaunchError, RunStopped
+from unisono.launchers.beacon import STOPPED, Beacon, Reading
 from unisono.launchers.child import FUNCTION_FILE
 from unisono.launchers.failure import Failure, WorkerExit, find_root, load_reports
 from unisono.launchers.output import OutputPump
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, worker_environment
+from unisono.launchers.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
 
 # How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
 _KILL_WAIT_S = 5.0
-_HEARTBEAT_S = 0.5
+_HEARTBEAT_S = 0.25
+_STACK_WAIT_S = 1.0
 _UNKNOWN_CODE = 255
 
+# Reads the workers' process groups, one a line, until the launcher is gone.
 _WARDEN = """
-import os, signal, sys
-os.read(0, 1)
-for group in sys.argv[1:]:
+import os, shutil, signal, sys, time
+told = b""
+while data := os.read(0, 4096):
+    told += data
+for group in told.split():
     try:
         os.killpg(int(group), signal.SIGKILL)
     except OSError:
         pass
+end = time.monotonic() + 10
+while os.path.isdir(sys.argv[1]) and time.monotonic() < end:  # a dying worker may still write
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    time.sleep(0.01)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """The launcher received a signal that asks it to stop."""
+    """The launcher received a signal that asks it to stop; `is_final` when there is no time left for politeness."""
 
     signum: int
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +90,19 @@ class Crew:
         self.directory = directory
         self.exits: dict[int, WorkerExit] = {}
         self.is_output_broken = False
+        self.interrupted: Signalled | None = None  # while the last output was written
+        self.killed: dict[int, str] = {}  # by us, and why
         self._events = events
+        self._beacons: list[Beacon] = []
         self._workers: list[subprocess.Popen[bytes]] = []
         self._warden: subprocess.Popen[bytes] | None = None
         self._death_fd = -1
         self._pump = OutputPump(on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone()))
+
+    @property
+    def num_started(self) -> int:
+        """How many workers have been started."""
+        return len(self._workers)
 
     @property
     def running(self) -> list[int]:
@@ -96,9 +115,9 @@ class Crew:
         try:
             command = _command(self.spec, self.directory)
             with _interrupts_held_back():
+                self._start_warden()  # first: it must know of every worker, whenever we die
                 for rank in range(self.spec.workers):
                     self._start_worker(command, rank, port)
-                self._start_warden()
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
             raise LaunchError(
                 f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
@@ -107,6 +126,7 @@ class Crew:
         self._pump.start()
 
     def _start_worker(self, command: list[str], rank: int, port: int) -> None:
+        self._beacons.append(Beacon.create(beacon_file(self.directory, rank)))
         outputs = [self._pump.open(*lines) if lines else None for lines in _output_plan(self.spec, rank)]
         try:
             worker = subprocess.Popen(
@@ -122,6 +142,7 @@ class Crew:
                 if fd is not None:
                     os.close(fd)
         self._workers.append(worker)
+        os.write(self._death_fd, b"%d\n" % worker.pid)
         threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
 
     def _watch(self, rank: int, pid: int) -> None:
@@ -137,7 +158,7 @@ class Crew:
         read_fd, self._death_fd = os.pipe()
         try:
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WARDEN, *(str(worker.pid) for worker in self._workers)],
+                [sys.executable, "-I", "-S", "-c", _WARDEN, self.directory],
                 stdin=read_fd,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -153,6 +174,59 @@ class Crew:
             with contextlib.suppress(ProcessLookupError):
                 # Like a terminal, SIGINT would make every data loader print a traceback of its own.
                 (os.kill if signum == signal.SIGINT else os.killpg)(pid, signum)
+
+    def readings(self) -> dict[int, Reading]:
+        """Return what the running workers have told, by rank."""
+        return {rank: self._beacons[rank].read() for rank in self.running}
+
+    def last_reading(self, rank: int) -> Reading:
+        """Return what a worker has told, also after its end."""
+        return self._beacons[rank].read()
+
+    def ask_stop(self) -> None:
+        """Ask the run to stop after the step in progress."""
+        for beacon in self._beacons:
+            beacon.ask_stop()
+
+    def process_state(self, rank: int) -> str:
+        """Return the kernel's letter for a worker: R, S, D, T (stopped), t (traced), Z; empty where unknown."""
+        try:
+            return Path(f"/proc/{self._workers[rank].pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+
+    def kill(self, rank: int, why: str) -> None:
+        """Kill one worker with all that it has started, and remember why."""
+        self.killed[rank] = why
+        self._signal(rank, signal.SIGKILL)
+
+    def wake(self, rank: int) -> None:
+        """Let a stopped worker go on."""
+        self._signal(rank, signal.SIGCONT)
+
+    def stacks(self, ranks: list[int]) -> dict[int, list[Frame]]:
+        """Ask workers for the stacks of their main threads, innermost frame first; empty where none came in time.
+
+        Only workers in which a run lives are asked: they know the signal.
+        """
+        files = {rank: stack_file(self.directory, rank) for rank in ranks}
+        sizes = {rank: file.stat().st_size if file.exists() else 0 for rank, file in files.items()}
+        asked = [rank for rank in ranks if files[rank].exists() and self.last_reading(rank).is_joined]
+        for rank in asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._workers[rank].pid, STACK_SIGNAL)
+        deadline = time.monotonic() + _STACK_WAIT_S
+        found: dict[int, list[Frame]] = {rank: [] for rank in ranks}
+        while asked and time.monotonic() < deadline:
+            time.sleep(0.02)  # a file that a stranger's signal handler writes gives no event
+            for rank in asked:
+                found[rank] = main_thread(files[rank].read_text(errors="replace")[sizes[rank] :])
+            asked = [rank for rank in asked if not found[rank]]
+        return found
+
+    def _signal(self, rank: int, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._workers[rank].pid, signum)
 
     def close(self) -> None:
         """Kill and reap whatever is left, also the descendants of dead workers, and write the last output."""
@@ -174,8 +248,11 @@ class Crew:
     def _finish_output(self) -> None:
         self._pump.finish()
         # Our reader may be slow (a pager): wait for it, but not against the user's will.
-        while not isinstance(event := wait_event(self._events), (OutputDone, Signalled)):
+        while not isinstance(event := wait_event(self._events), OutputDone):
             self.note(event)
+            if isinstance(event, Signalled):
+                self.interrupted = event
+                return
 
     def note(self, event: Event) -> None:
         """Take an event into account."""
@@ -186,7 +263,17 @@ class Crew:
 
     def root(self) -> Failure | None:
         """Return the root cause as far as it is known."""
-        return find_root(self.exits.values(), load_reports(self.directory, self.spec.workers))
+        failed = [end for end in self.exits.values() if not self.has_stopped(end)]
+        return find_root(failed, load_reports(self.directory, self.spec.workers))
+
+    def has_stopped(self, end: WorkerExit) -> bool:
+        """Whether a worker has ended because its run was asked to stop, and has saved."""
+        return end.code == RunStopped.exit_code and self._beacons[end.rank].read().state == STOPPED
+
+
+def beacon_file(directory: str, rank: int) -> Path:
+    """Return where a worker tells what it does."""
+    return Path(directory) / f"beacon-{rank}"
 
 
 def wait_event(events: Events) -> Event:

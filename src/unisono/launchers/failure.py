@@ -17,13 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from unisono.errors import UnisonoError
+from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, UnisonoError, WorldError
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Frames of the start-up itself: they come before the user's first line and tell nothing.
 _STARTUP_FILES = re.compile(r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]child)\.py")
 
-_LOST_PEER_TYPES = frozenset({"PeerLost", "DistBackendError", "DistNetworkError", "DistStoreError"})
+# The same program on the same data raises them again: a restart would only repeat them.
+_FINAL = (ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldError, SyntaxError)
+
+_LOST_PEER_TYPES = frozenset({"LeaderFailed", "PeerLost", "DistBackendError", "DistNetworkError", "DistStoreError"})
 _LOST_PEER_TEXT = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|socket closed|end of file",
     re.IGNORECASE,
@@ -42,6 +45,8 @@ class FailureReport:
         location: ``file:line`` of the innermost frame outside unisono, empty if there is none.
         is_unisono: Whether the exception is a `UnisonoError`: its message says all, no traceback is needed.
         is_secondary: Whether it looks like the consequence of another rank's failure.
+        is_config: Whether a setting is wrong: then this is what the person must read.
+        is_final: Whether the same program must fail again.
         exit_code: The worker's exit code.
         time_s: CLOCK_MONOTONIC, which all processes of a host share.
     """
@@ -53,6 +58,8 @@ class FailureReport:
     location: str
     is_unisono: bool
     is_secondary: bool
+    is_config: bool
+    is_final: bool
     exit_code: int
     time_s: float
 
@@ -68,6 +75,8 @@ class FailureReport:
             location=_user_location(kept),
             is_unisono=isinstance(error, UnisonoError),
             is_secondary=any(map(_blames_peer, _chain(error))),
+            is_config=isinstance(error, ConfigError),
+            is_final=isinstance(error, _FINAL),
             exit_code=exit_code,
             time_s=time.monotonic(),
         )
@@ -110,6 +119,11 @@ class Failure:
         return self.report is not None and self.report.is_secondary
 
     @property
+    def is_config(self) -> bool:
+        """Whether a setting is wrong."""
+        return self.report is not None and self.report.is_config
+
+    @property
     def exit_code(self) -> int:
         """Exit code in the shell's way: 128 + n for death by signal n."""
         if self.report is not None:
@@ -128,7 +142,7 @@ def load_reports(directory: str, workers: int) -> dict[int, FailureReport]:
 
 
 def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport]) -> Failure | None:
-    """Return the failure that caused the others: the earliest one that does not blame a peer.
+    """Return the failure that caused the others: a wrong setting, else the earliest one that does not blame a peer.
 
     Args:
         exits: The workers that ended before the launcher stopped any.
@@ -140,20 +154,21 @@ def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport])
     failures = {end.rank: Failure(rank=end.rank, time_s=end.time_s, code=end.code) for end in exits if end.code != 0}
     for rank, report in reports.items():
         failures[rank] = Failure(rank=rank, time_s=report.time_s, code=report.exit_code, report=report)
-    return min(failures.values(), key=lambda f: (f.is_secondary, f.time_s), default=None)
+    return min(failures.values(), key=lambda f: (not f.is_config, f.is_secondary, f.time_s), default=None)
 
 
-def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iterable[int]) -> str:
+def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iterable[int], known: str = "") -> str:
     """Return the text of a `WorkerFailed`.
 
     Args:
         failure: The root cause.
+        known: What the launcher knows about a death by SIGKILL.
         workers: Number of workers.
         ended: Ranks that had ended without failure.
         running: Ranks that were still running.
     """
     who = f"rank {failure.rank} of {workers}"
-    text = f"{who} {_describe_report(failure.report) if failure.report else _describe_exit(failure)}"
+    text = f"{who} {_describe_report(failure.report) if failure.report else _describe_exit(failure, known)}"
     if failure.is_secondary:
         text += (
             f"\nIts peer went away or did not answer, and no rank reported a failure of its own. "
@@ -163,13 +178,31 @@ def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iter
     return text
 
 
-def _describe_exit(failure: Failure) -> str:
+def describe_kill(killed: str, memory_kills: int) -> str:
+    """Return what is known about a death by SIGKILL.
+
+    Args:
+        killed: Why the launcher itself killed the worker; empty if it did not.
+        memory_kills: Processes that the kernel has killed for want of memory meanwhile.
+    """
+    if killed:
+        return killed
+    if memory_kills:
+        return (
+            "probably for want of memory: the kernel has counted "
+            f"{memory_kills} out-of-memory kill{'s' if memory_kills > 1 else ''} meanwhile. "
+            "Hint: fewer workers, a smaller batch_size, or more memory."
+        )
+    return "from outside: no out-of-memory kill has been counted meanwhile."
+
+
+def _describe_exit(failure: Failure, known: str) -> str:
     if failure.code >= 0:
         return f"exited with code {failure.code} and left no report (os._exit, or a library ended the process)."
     name = signal.Signals(-failure.code).name if -failure.code in set(signal.Signals) else f"signal {-failure.code}"
     text = f"was killed by {name} (exit code {failure.exit_code})"
     if -failure.code == signal.SIGKILL:
-        return f"{text}; possibly out of memory. Hint: the kernel's log (`dmesg`) names such victims."
+        return f"{text}, {known}" if known else f"{text}."
     if -failure.code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
         return f"{text}: a fault in native code; its stack is in the worker's output."
     return f"{text}."

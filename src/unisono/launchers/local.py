@@ -1,37 +1,33 @@
-"""Run one launch on this host: supervise its workers, judge a failure, pass on signals.
+"""Run one launch on this host: attempt it, restart it where that helps, pass on signals.
 
 In: a `LaunchSpec`. Out: a normal return when every worker ended well, else `WorkerFailed` with the root
-cause. The supervisor is one loop over one queue of events (`crew`). Must not import torch.
+cause. How one attempt is played stands in `attempt`, when another follows in `restarts`. Must not import torch.
 """
 
 import contextlib
 import errno
+import os
 import queue
-import shutil
 import signal
-import socket
-import tempfile
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from unisono.errors import WorkerFailed
-from unisono.launchers.crew import Crew, Events, OutputBroken, Signalled, next_event, wait_event
-from unisono.launchers.failure import WorkerExit, describe
-from unisono.launchers.spec import LaunchSpec, check_target
+from unisono.errors import LaunchError, RunStopped, WorkerFailed
+from unisono.launchers.attempt import Failed, Outcome, Stopped, attempt
+from unisono.launchers.crew import Events, OutputBroken, Signalled
+from unisono.launchers.output import tell
+from unisono.launchers.restarts import GiveUp, Restarts
+from unisono.launchers.spec import LaunchSpec, check_target, count_gpus
 
-# How long to wait for a better culprit after the first failure that blames a peer.
-_ROOT_WAIT_S = 3.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_Outcome = WorkerFailed | OutputBroken | Signalled | None
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Signals:
+    events: Events = field(default_factory=queue.SimpleQueue)
     previous: dict[int, Any] = field(default_factory=dict)
     received: list[int] = field(default_factory=list)
 
@@ -49,99 +45,84 @@ def run_local(spec: LaunchSpec) -> None:
         ConfigError: The script or module does not exist.
         LaunchError: The processes could not be started.
         WorkerFailed: A worker failed; carries the root cause, its rank and exit code.
+        RunStopped: SIGINT, SIGTERM or SIGHUP came, and the run has stopped between two steps and saved.
         KeyboardInterrupt: SIGINT came; the workers got it too, and are gone.
         SystemExit: SIGTERM or SIGHUP came; code 128 + n.
         BrokenPipeError: The reader of our output went away (``| head``); the workers were stopped.
     """
     check_target(spec.target)
-    events: Events = queue.SimpleQueue()
-    with _signals_into(events) as signals, _private_directory() as directory, _reserved_port() as port:
-        crew = Crew(spec, directory, events)
-        try:
-            crew.start(port)
-            outcome = _supervise(crew, events)
-            _stop(crew, events, outcome)
-        finally:
-            crew.close()
-    if isinstance(outcome, WorkerFailed):
-        raise outcome
-    if signals.received:
-        signum = signals.received[0]
-        _deliver(signum, signals.previous[signum])
-    if crew.is_output_broken:
+    if spec.max_restarts:
+        # Fixed from now on: a restart may use fewer workers.
+        replicas = os.environ.get("UNISONO_REPLICAS", str(spec.workers))
+        spec = replace(spec, env={"UNISONO_REPLICAS": replicas, **spec.env})
+    with _signals() as signals:
+        outcome = _attempts(spec, signals)
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    if isinstance(outcome, Stopped):
+        raise RunStopped(outcome.step)
+    if isinstance(outcome, Signalled):
+        _deliver(outcome.signum, signals.previous[outcome.signum])
+    if isinstance(outcome, OutputBroken):
         raise BrokenPipeError(errno.EPIPE, "the reader of the output went away; the workers were stopped")
 
 
-def _supervise(crew: Crew, events: Events) -> _Outcome:
-    """Wait until all workers ended well, or there is a reason to stop the rest."""
-    while crew.running:
-        event = wait_event(events)
-        crew.note(event)
-        if isinstance(event, (Signalled, OutputBroken)):
-            return event
-        if isinstance(event, WorkerExit) and event.code != 0:
-            return _find_failure(crew, events)
-    return None
+def _attempts(spec: LaunchSpec, signals: _Signals) -> Outcome:
+    """Attempt the launch until it ends well or a restart would not help."""
+    restarts = Restarts(spec.max_restarts, spec.workers)
+    while True:
+        outcome = attempt(spec, signals.events)
+        if not isinstance(outcome, Failed):
+            return outcome
+        if isinstance(outcome.error, LaunchError) and restarts.num_restarts == 0:
+            return outcome  # it has never worked
+        decision = restarts.judge(outcome.ending)
+        if isinstance(decision, GiveUp):
+            return _with_reason(outcome, decision.reason)
+        if signals.received:  # meanwhile
+            return Signalled(signals.received[0])
+        dropped = "" if decision.dropped is None else f" Slot {decision.dropped} keeps failing and is given up."
+        if spec.output != "quiet":
+            tell(
+                f"{outcome.ending.what}{dropped} Restart {restarts.num_restarts} with {_workers(len(decision.slots))} "
+                f"from the last checkpoint ({restarts.num_without_progress} of {spec.max_restarts} restarts without "
+                "progress)."
+            )
+        spec = _on_slots(spec, decision.slots)
+        # What the old workers' watchers still say must not be taken for the new ones'.
+        signals.events = queue.SimpleQueue()
 
 
-def _find_failure(crew: Crew, events: Events) -> _Outcome:
-    """Return the root cause; give it time to show when so far every failure blames a peer."""
-    deadline = time.monotonic() + _ROOT_WAIT_S
-    root = crew.root()
-    while root is not None and root.is_secondary and crew.running:
-        event = next_event(events, deadline)
-        if event is None:
-            break
-        if isinstance(event, Signalled):
-            return event
-        crew.note(event)
-        root = crew.root()
-    assert root is not None
-    ended = [end.rank for end in crew.exits.values() if end.code == 0]
-    message = describe(root, crew.spec.workers, ended, crew.running)
-    return WorkerFailed(message, rank=root.rank, exit_code=root.exit_code)
+def _with_reason(failed: Failed, reason: str) -> Failed:
+    error = failed.error
+    if not reason or not isinstance(error, WorkerFailed):
+        return failed
+    return replace(failed, error=WorkerFailed(f"{error}\n{reason}", rank=error.rank, exit_code=error.exit_code))
 
 
-def _stop(crew: Crew, events: Events, outcome: _Outcome) -> None:
-    """Ask the running workers to end, and wait for it at most the grace period."""
-    interrupted = isinstance(outcome, Signalled) and outcome.signum == signal.SIGINT
-    crew.signal(signal.SIGINT if interrupted else signal.SIGTERM)
-    deadline = time.monotonic() + crew.spec.grace_s
-    while crew.running and (event := next_event(events, deadline)):
-        crew.note(event)
-        if isinstance(event, Signalled):
-            if event.signum == signal.SIGINT:
-                return  # the user is out of patience: `close` kills
-            # A closing terminal sends SIGHUP twice: that is no reason to shorten the grace.
-            crew.signal(signal.SIGTERM)
+def _on_slots(spec: LaunchSpec, slots: tuple[int, ...]) -> LaunchSpec:
+    """Return the launch on these slots alone; on GPUs, a slot is a device."""
+    if len(slots) == spec.workers:
+        return spec
+    env = dict(spec.env)
+    if gpus := count_gpus():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[slot] for slot in slots)
+    return replace(spec, workers=len(slots), env=env)
 
 
-@contextlib.contextmanager
-def _private_directory() -> Iterator[str]:
-    directory = tempfile.mkdtemp(prefix="unisono-")  # mode 0700
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count > 1 else ''}"
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """Hold a port that rank 0 can bind and nobody else is given: bound, reusable, not listening."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
-
-
-@contextlib.contextmanager
-def _signals_into(events: Events) -> Iterator[_Signals]:
+def _signals() -> Iterator[_Signals]:
     """Turn the signals that ask us to stop into events."""
     signals = _Signals()
 
     def put(signum: int, frame: FrameType | None) -> None:
         signals.received.append(signum)
-        events.put(Signalled(signum))
+        signals.events.put(Signalled(signum))
 
     if threading.current_thread() is threading.main_thread():
         for signum in _STOP_SIGNALS:

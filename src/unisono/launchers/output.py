@@ -10,6 +10,7 @@ import os
 import re
 import select
 import selectors
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,13 @@ _CONTROL = re.compile(
     rb"|[\x00-\x08\x0b-\x1f\x7f]"
     rb"|\xc2[\x80-\x9f]"  # the same controls once more, as UTF-8
 )
+
+
+def tell(text: str) -> None:
+    """Write a message of the launcher's own to the error output, whole, without control characters."""
+    lines = b"".join(_CONTROL.sub(b"", line) + b"\n" for line in text.encode(errors="replace").split(b"\n"))
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads: no reason to end a training
+        os.write(sys.stderr.fileno(), b"unisono: " + lines)
 
 
 @final

@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.errors import ConfigError
+from unisono.launchers.beacon import BEACON_VARIABLE
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)
 """What may stand in for gloo in the workers."""
 BACKEND_VARIABLE = "UNISONO_BACKEND"
 GRACE_S = 5.0
+STOP_GRACE_S = 30.0
+HEARTBEAT_S = 10.0
+HANG_S = 30.0
 
 _LOOPBACK = "127.0.0.1"
 _NVIDIA_SMI_TIMEOUT_S = 5.0
@@ -77,6 +81,10 @@ class LaunchSpec:
             nothing goes to the standard output. ``quiet``: nothing is shown but the failure, if there is one. One
             worker always writes directly under ``prefix`` and ``leader``.
         grace_s: Seconds between the request to stop and SIGKILL.
+        stop_grace_s: The same for a run that can stop between two steps and save: a step and a checkpoint must fit.
+        max_restarts: Restarts in a row without progress (see `restarts`); 0 never restarts.
+        heartbeat_s: Longest silence of a worker in which a run lives; 0 allows any.
+        hang_s: Longest time without any progress before it is reported; 0 reports nothing.
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
     """
 
@@ -86,6 +94,10 @@ class LaunchSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     output: str = "prefix"
     grace_s: float = GRACE_S
+    stop_grace_s: float = STOP_GRACE_S
+    max_restarts: int = 0
+    heartbeat_s: float = HEARTBEAT_S
+    hang_s: float = HANG_S
     backend: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,8 +107,9 @@ class LaunchSpec:
             raise ConfigError(f"expected threads >= 1, got {self.threads}.")
         if self.output not in OUTPUT_MODES:
             raise ConfigError(f"expected output to be one of {', '.join(OUTPUT_MODES)}, got {self.output!r}.")
-        if self.grace_s < 0:
-            raise ConfigError(f"expected grace_s >= 0, got {self.grace_s}.")
+        for name in ("grace_s", "stop_grace_s", "max_restarts", "heartbeat_s", "hang_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}.")
         if self.backend is not None and self.backend not in BACKENDS:
             raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
 
@@ -135,6 +148,7 @@ def worker_environment(
         "MASTER_ADDR": _LOOPBACK,
         "MASTER_PORT": str(port),
         "UNISONO_RENDEZVOUS": str(Path(rendezvous_dir) / "store"),
+        BEACON_VARIABLE: str(Path(rendezvous_dir) / f"beacon-{rank}"),
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
         **({BACKEND_VARIABLE: spec.backend} if spec.backend else {}),

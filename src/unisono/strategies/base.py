@@ -36,6 +36,7 @@ class Gradients:
         checksum: Sum of the gradient's bits as 64-bit integers, modulo 2**64: one wrong bit changes it.
         weights: The same sum over weights and persistent floating-point buffers that the gradient was computed with.
         bad_replicas: Replicas whose loss or gradient is NaN or infinite, ascending; the same on all ranks.
+        is_stop_asked: Whether any rank has been asked to stop the run; the same on all ranks.
     """
 
     loss: float
@@ -43,10 +44,17 @@ class Gradients:
     weights: int
     bad_replicas: tuple[int, ...]
     losses: tuple[float, ...] = ()
+    is_stop_asked: bool = False
 
 
 class Strategy(ABC):
-    """Computes a step's gradients on every rank."""
+    """Computes a step's gradients on every rank.
+
+    Attributes:
+        is_stop_asked: Set before a step: this rank has been asked to stop the run. The step tells all ranks.
+    """
+
+    is_stop_asked: bool = False
 
     @abstractmethod
     def compute_gradients(

@@ -65,6 +65,7 @@ class Exact(Strategy):
         sizes = [len(part) for part in cut(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)
         report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
+        report.stop[0] = self.is_stop_asked
         weights = checksum(self._weights().values())
         hosted = self._placement[self._transport.rank]
         self._buffers.start_step()
@@ -94,6 +95,7 @@ class Exact(Strategy):
             checksum=total.checksum(),
             weights=weights,
             bad_replicas=bad_replicas,
+            is_stop_asked=bool(report.stop[0]),
         )
 
     def _weights(self) -> dict[str, Tensor]:
@@ -200,6 +202,7 @@ class _Report:
         finite: bool (replicas,): loss and gradient are finite.
         present: bool (parameters,): some replica has a gradient for it.
         changed: bool (buffers,): some replica has changed it.
+        stop: bool (1,): some rank has been asked to stop the run.
     """
 
     def __init__(self, num_replicas: int, num_parameters: int, num_buffers: int) -> None:
@@ -207,25 +210,28 @@ class _Report:
         self.finite = np.ones(num_replicas, dtype=bool)
         self.present = np.zeros(num_parameters, dtype=bool)
         self.changed = np.zeros(num_buffers, dtype=bool)
+        self.stop = np.zeros(1, dtype=bool)
 
     def merge(self, transport: Transport, placement: Sequence[range], weights: int, step: int) -> list[Head]:
         """Replace every field by what all ranks together know, and return each rank's step and weights; collective."""
         if transport.world_size == 1:
             return [Head(step, weights)]
         head = np.array([step, weights], dtype=np.uint64)
-        fields = [head, self.losses, self.finite, self.present, self.changed]
+        fields = [head, self.losses, self.finite, self.present, self.changed, self.stop]
         mine = torch.from_numpy(np.concatenate([field.view(np.uint8) for field in fields]))
         everyone = torch.empty(transport.world_size * len(mine), dtype=torch.uint8)
         transport.all_gather(mine, everyone)
         rows = everyone.view(transport.world_size, -1).numpy()
         heads = [Head(*row[: head.nbytes].view(np.uint64).tolist()) for row in rows]
         for rank, row in enumerate(rows):
-            _, losses, finite, present, changed = np.split(row, np.cumsum([field.nbytes for field in fields[:-1]]))
+            cuts = np.cumsum([field.nbytes for field in fields[:-1]])
+            _, losses, finite, present, changed, stop = np.split(row, cuts)
             own = slice(placement[rank].start, placement[rank].stop)
             self.losses[own] = np.frombuffer(losses.tobytes())[own]
             self.finite[own] = finite[own]
             self.present |= present.astype(bool)
             self.changed |= changed.astype(bool)
+            self.stop |= stop.astype(bool)
         return heads
 
 

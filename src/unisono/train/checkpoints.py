@@ -33,6 +33,7 @@ class Checkpoints:
     Attributes:
         facts: What the next checkpoint belongs to; set by the leader once the run is open.
         guard: Asked just before a commit; raises where another launch has taken over the directory.
+        committed_step: Step of the checkpoint that was loaded or that this leader has committed last, 0 for none.
     """
 
     def __init__(self, directory: Path, transport: Transport, policy: CheckpointPolicy) -> None:
@@ -42,6 +43,7 @@ class Checkpoints:
         self._saver, self._staging = saver.Saver(), Staging()
         self.facts = Facts()
         self.guard: store.Guard | None = None
+        self.committed_step = 0
 
     def load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
         """Return step and state of a checkpoint that the leader has chosen.
@@ -64,6 +66,7 @@ class Checkpoints:
                 f"rank {self._transport.rank} finds another checkpoint at {path} than rank 0. "
                 "Hint: all ranks need the same file system at this path."
             )
+        self.committed_step = manifest.step
         return manifest.step, state
 
     def check(self) -> None:
@@ -216,6 +219,7 @@ class Checkpoints:
             deadline = time.monotonic() + _SHARE_TIMEOUT_S
             files |= saver.collect_receipts(draft, range(1, num_writers), lambda: self._saver.is_hopeless(deadline))
             path = store.commit(draft, files, facts, self.guard)
+            self.committed_step = draft.step
         except BaseException:
             store.discard(draft)
             raise

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.collectives.transport import Transport
-from unisono.errors import UnisonoError
+from unisono.errors import LeaderFailed
 
 
 def leader_says(transport: Transport, act: Callable[[], Any]) -> Any:
@@ -18,7 +18,7 @@ def leader_says(transport: Transport, act: Callable[[], Any]) -> Any:
 
     Raises:
         Exception: On the leader, what `act` has raised.
-        UnisonoError: On the others, with the leader's words.
+        LeaderFailed: On the others, with the leader's words.
     """
     answer: Any = None
     failure: Exception | None = None
@@ -31,5 +31,5 @@ def leader_says(transport: Transport, act: Callable[[], Any]) -> Any:
     if failure is not None:
         raise failure
     if told[1] is not None:
-        raise UnisonoError(f"rank 0 stopped the run: {told[1]}")
+        raise LeaderFailed(f"rank 0 stopped the run: {told[1]}")
     return told[0]

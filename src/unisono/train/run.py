@@ -19,7 +19,7 @@ from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import describe_environment, drift, set_determinism, set_generators
-from unisono.errors import ConfigError, RankDivergence, ScoreMismatch, StepError
+from unisono.errors import ConfigError, RankDivergence, RunStopped, ScoreMismatch, StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.compare import diff
 from unisono.observe.detail import detail_of
@@ -35,6 +35,7 @@ from unisono.train.evaluate import Predict, evaluate
 from unisono.train.loop import hosted_micros, non_finite, update
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
+from unisono.train.watch import Watch
 from unisono.world import World
 
 
@@ -123,6 +124,8 @@ class Run:
         self._settings = dict(settings or {})
         self._allow_drift = allow_drift
         check_world(replicas or world.replicas or world.world_size, world.world_size)
+        self._watch = Watch(world, is_process=isinstance(transport, str))
+        self._watch.note(b"join")
         self.transport = (
             connect(world, device=self.device.type, share_memory=transport == "auto")
             if isinstance(transport, str)
@@ -142,6 +145,7 @@ class Run:
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {}
         self._stepped = self._saved = 0
+        self._is_stopping = False  # agreed by all ranks
         self._opened: dict[str, Any] | None = None
         self._metrics: dict[str, float] = {}
         self._measured: dict[int, dict[str, float]] = {}
@@ -257,13 +261,17 @@ class Run:
             raise ConfigError(
                 f"expected a loader from run.loader(dataset, batch_size=...), got {type(loader).__name__}."
             )
-        steps = self._steps(self._prepared(), loader, epochs, max_steps)
+        steps = self._watch.over(
+            self._steps(self._prepared(), loader, epochs, max_steps), can_save=self._record.path is not None
+        )
         self._current_steps = weakref.ref(steps)
         return steps
 
     def _steps(self, parts: Parts, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
         per_epoch, last = len(loader), min(epochs * len(loader), max_steps or sys.maxsize)
+        self._watch.note(b"open")
         self._open(parts, loader)
+        self._watch.opened(self._stepped)
         first = self._stepped + 1
         if first > last:
             self._record.tell(
@@ -276,9 +284,10 @@ class Run:
             indices = loader.sampler.batch(step)
             epoch = loader.sampler.epoch_of(step)
             mine = hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
+            self._watch.begin(step)
             set_generators(mix(self.seed, "before", step))
             try:
-                yield Batch(step, epoch, indices, mine)
+                yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self.replicas))
             except GeneratorExit:  # the loop was left: keep what it has done
                 if not parts.is_changing and self._stepped > self._saved:
                     metrics = self._measured.get(self._stepped)
@@ -291,10 +300,15 @@ class Run:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             if step == first and step != last:
                 self._record.reserve(parts.pack)
-            if step == last or step % (self._checkpoint_every or per_epoch) == 0:
-                metrics, done = self._measured.get(step), step // per_epoch
-                if self._record.save(step, parts.pack, epoch=done, metrics=metrics, may_skip=step != last):
-                    self._saved = step
+            must_save = step == last or self._is_stopping
+            if must_save or step % (self._checkpoint_every or per_epoch) == 0:
+                self._save(parts, per_epoch, may_skip=not must_save)
+            self._watch.saved(self._record.committed_step)
+            if self._is_stopping and step < last:
+                self._record.settle()
+                self._finish(per_epoch, first - 1, time.monotonic() - started, is_finished=False)
+                self._watch.stopped(step)
+                raise RunStopped(step)
         Sentinel(parts.model, self.transport).compare_now(self._stepped)  # the last update too
         self._record.settle()
         self._finish(per_epoch, first - 1, time.monotonic() - started)
@@ -316,12 +330,16 @@ class Run:
         if batch.step != self._stepped + 1:
             raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
         parts.is_changing = True
+        self._strategy.is_stop_asked = self._watch.is_stop_asked
         gradients = self._strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
             raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
+        self._watch.note(b"update")
         lr = update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         self._stepped = batch.step
+        self._is_stopping = gradients.is_stop_asked and self._record.path is not None
+        self._watch.done(batch.step)
         parts.is_changing = False
         set_generators(mix(self.seed, "after", batch.step))
         self._record.append(
@@ -365,7 +383,7 @@ class Run:
         check_whole(batch_size=batch_size)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         values = evaluate(
-            self._prepared().model, fetcher, predict, metrics,
+            self._prepared().model, fetcher, self._watch.around(predict), metrics,
             transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
             inference_mode=inference_mode,
         )  # fmt: skip
@@ -391,6 +409,7 @@ class Run:
         steps = self._current_steps()
         if steps is not None:
             steps.close()
+        self._watch.close()
         self.transport.close()
         self._record.close()
 
@@ -432,6 +451,14 @@ class Run:
             parts.unpack(state)
         self._saved = self._stepped
         self._opened = score
+
+    def _save(self, parts: Parts, per_epoch: int, *, may_skip: bool) -> None:
+        self._watch.note(b"save")
+        metrics = self._measured.get(self._stepped)
+        if self._record.save(
+            self._stepped, parts.pack, epoch=self._stepped // per_epoch, metrics=metrics, may_skip=may_skip
+        ):
+            self._saved = self._stepped
 
     def _finish(self, per_epoch: int, resumed_from: int, train_s: float, *, is_finished: bool = True) -> None:
         self._result = {

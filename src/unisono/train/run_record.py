@@ -177,6 +177,11 @@ class RunRecord:
         if self._detail is not None:
             self._detail.append(detail())
 
+    @property
+    def committed_step(self) -> int:
+        """Step of the checkpoint that was loaded or committed last, as far as this rank knows; 0 for none."""
+        return 0 if self._checkpoints is None else self._checkpoints.committed_step
+
     def reserve(self, state: Callable[[], State]) -> None:
         """Get the memory for checkpoints beside the training; see `Checkpoints.reserve`."""
         if self._checkpoints is not None:

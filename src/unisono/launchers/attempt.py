@@ -1,0 +1,187 @@
+"""One attempt of a launch: start the workers, watch them, find out how it ended, leave nothing behind.
+
+In: a `LaunchSpec` and the queue of events. Out: an `Outcome`. The supervisor is one loop over one queue (`crew`).
+Whether another attempt follows is not decided here. Must not import torch.
+"""
+
+import contextlib
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unisono.errors import LaunchError, WorkerFailed
+from unisono.launchers.beacon import STEPPING
+from unisono.launchers.crew import Crew, Events, OutputBroken, Signalled, next_event
+from unisono.launchers.failure import Failure, WorkerExit, describe, describe_kill
+from unisono.launchers.memory_kills import count_kills
+from unisono.launchers.restarts import Ending
+from unisono.launchers.spec import LaunchSpec
+from unisono.launchers.watchman import Watchman
+
+# How long to wait for a better culprit after the first failure that blames a peer.
+_ROOT_WAIT_S = 3.0
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker failed, or could not be started."""
+
+    error: WorkerFailed | LaunchError
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The run has stopped between two steps, and saved."""
+
+    step: int
+
+
+Outcome = Failed | Stopped | OutputBroken | Signalled | None
+
+
+def attempt(spec: LaunchSpec, events: Events) -> Outcome:
+    """Play one attempt to its end; no process of it is left, except one that even SIGKILL does not end.
+
+    Returns:
+        None when every worker ended well.
+    """
+    with _private_directory() as directory, _reserved_port() as port:
+        crew = Crew(spec, directory, events)
+        memory_kills = count_kills()
+        try:
+            crew.start(port)
+            outcome = _supervise(crew, events, memory_kills)
+            # Before a restart the survivors' work is lost anyway; else they may end in their own way.
+            if not isinstance(outcome, Failed) or spec.max_restarts == 0:
+                _stop(crew, events, outcome)
+        except LaunchError as error:
+            outcome = Failed(error, Ending(rank=crew.num_started, what="could not be started"))
+        finally:
+            crew.close()
+    if outcome is None:
+        return OutputBroken() if crew.is_output_broken else crew.interrupted
+    return outcome
+
+
+def _supervise(crew: Crew, events: Events, memory_kills: int) -> Outcome:
+    """Wait until all workers ended well, or there is a reason to stop the rest."""
+    watchman = Watchman(crew)
+    while crew.running:
+        event = next_event(events, time.monotonic() + _LOOK_S)
+        if event is None:
+            watchman.look()
+            if watchman.unkillable is not None:
+                return _unkillable(crew, watchman.unkillable)
+            continue
+        crew.note(event)
+        if isinstance(event, Signalled):
+            return _stop_between_steps(crew, events, event)
+        if isinstance(event, OutputBroken):
+            return event
+        if isinstance(event, WorkerExit) and event.code != 0 and not crew.has_stopped(event):
+            return _find_failure(crew, events, memory_kills)
+    return _stopped(crew)
+
+
+def _stopped(crew: Crew) -> Stopped | None:
+    """Judge workers that have all ended well."""
+    steps = [crew.last_reading(end.rank).done for end in crew.exits.values() if crew.has_stopped(end)]
+    return Stopped(max(steps)) if steps else None
+
+
+def _stop_between_steps(crew: Crew, events: Events, signalled: Signalled) -> Outcome:
+    """Let a run that can do so stop after the step in progress; `signalled` where it cannot, or not in time."""
+    if any(reading.state != STEPPING for reading in crew.readings().values()):
+        return signalled
+    crew.ask_stop()
+    deadline = time.monotonic() + crew.spec.stop_grace_s
+    while crew.running and (event := next_event(events, deadline)):
+        crew.note(event)
+        # A closing terminal sends SIGHUP twice: that is no sign of impatience.
+        if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
+            return Signalled(event.signum, is_final=True)
+    are_well = all(end.code == 0 or crew.has_stopped(end) for end in crew.exits.values())
+    return Signalled(signalled.signum, is_final=True) if crew.running or not are_well else _stopped(crew)
+
+
+def _find_failure(crew: Crew, events: Events, memory_kills: int) -> Outcome:
+    """Return the root cause; give it time to show when so far every failure blames a peer."""
+    deadline = time.monotonic() + _ROOT_WAIT_S
+    root = crew.root()
+    while root is not None and root.is_secondary and crew.running:
+        event = next_event(events, deadline)
+        if event is None:
+            break
+        if isinstance(event, Signalled):
+            return event
+        crew.note(event)
+        root = crew.root()
+    assert root is not None
+    ended = [end.rank for end in crew.exits.values() if end.code == 0]
+    known = describe_kill(crew.killed.get(root.rank, ""), count_kills() - memory_kills)
+    message = describe(root, crew.spec.workers, ended, crew.running, known)
+    return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), _ending(crew, root, message))
+
+
+def _ending(crew: Crew, root: Failure, message: str) -> Ending:
+    told = [crew.last_reading(rank) for rank in range(crew.spec.workers)]
+    last, report = told[root.rank], root.report
+    return Ending(
+        rank=-1 if root.is_secondary else root.rank,
+        what=message.partition("\n")[0].rstrip(".") + ".",
+        step=last.step,
+        done=max(reading.done for reading in told),
+        saved=max(reading.saved for reading in told),
+        replica=last.replica,
+        samples=last.samples if last.replica >= 0 else (),
+        error=report.type_name if report is not None and not report.is_secondary else "",
+        is_final=report is not None and report.is_final,
+    )
+
+
+def _unkillable(crew: Crew, rank: int) -> Failed:
+    text = (
+        f"rank {rank} of {crew.spec.workers} does not end, although it was killed {crew.killed[rank]} "
+        "Hint: it ends when the kernel lets go of it; a restart of the machine may be needed."
+    )
+    return Failed(WorkerFailed(text, rank=rank, exit_code=137), Ending(rank=rank, what=text, is_unkillable=True))
+
+
+def _stop(crew: Crew, events: Events, outcome: Outcome) -> None:
+    """Ask the running workers to end, and wait for it at most the grace period."""
+    interrupted = isinstance(outcome, Signalled) and outcome.signum == signal.SIGINT
+    if isinstance(outcome, Signalled) and outcome.is_final:
+        return
+    crew.signal(signal.SIGINT if interrupted else signal.SIGTERM)
+    deadline = time.monotonic() + crew.spec.grace_s
+    while crew.running and (event := next_event(events, deadline)):
+        crew.note(event)
+        if isinstance(event, Signalled):
+            if event.signum == signal.SIGINT:
+                return  # the user is out of patience: `close` kills
+            # A closing terminal sends SIGHUP twice: that is no reason to shorten the grace.
+            crew.signal(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[str]:
+    directory = tempfile.mkdtemp(prefix="unisono-")  # mode 0700
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Hold a port that rank 0 can bind and nobody else is given: bound, reusable, not listening."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]

@@ -1,0 +1,174 @@
+"""What a worker tells its launcher while it runs: one small shared page for each worker.
+
+In: a file of one page in the launch's private directory, named in ``UNISONO_BEACON``. The worker writes signs of
+life, its step and what it is doing; the launcher writes one word: stop. Plain stores into mapped memory, so that
+telling costs no system call, and the last words of a killed worker can still be read. Must not import torch.
+"""
+
+import mmap
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+BEACON_VARIABLE = "UNISONO_BEACON"
+BEAT_S = 0.25
+
+QUIET, JOINED, STEPPING, STOPPED = range(4)
+"""States: no run in this worker; a run has joined; it can be stopped between steps; it has been."""
+
+_BYTES = 4096
+# Worker: beats, pid, step in progress, steps done, step saved, ticks; state, replica, number of samples; phase.
+_HEAD = struct.Struct("<QqqqqQIiI16s")
+_BEATS, _PID, _STEP, _DONE, _SAVED, _TICKS = range(0, 48, 8)
+_STATE, _REPLICA, _NUM_SAMPLES, _PHASE = range(48, 64, 4)
+_STOP = 80  # launcher
+_SAMPLES = 96
+_MOST_SAMPLES = (_BYTES - _SAMPLES) // 8
+_LONG, _ULONG, _INT, _UINT = struct.Struct("<q"), struct.Struct("<Q"), struct.Struct("<i"), struct.Struct("<I")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What one worker has told so far.
+
+    Attributes:
+        beats: Signs of life of a thread that needs the interpreter's lock.
+        pid: Process id; 0 while no run has joined.
+        step: The step (1-based) in progress or about to begin; 0 before the first.
+        done: The last step whose update is finished, 0 for none; counted from the run's start.
+        saved: The step of the newest checkpoint, 0 for none.
+        ticks: Grows with every phase.
+        state: QUIET, JOINED, STEPPING or STOPPED.
+        replica: The replica being computed, -1 for none.
+        phase: What it is doing: ``data``, ``compute``, ``reduce``, ...
+        samples: Indices of the replica's micro-batch, cut after 500.
+    """
+
+    beats: int = 0
+    pid: int = 0
+    step: int = 0
+    done: int = 0
+    saved: int = 0
+    ticks: int = 0
+    state: int = QUIET
+    replica: int = -1
+    phase: str = ""
+    samples: tuple[int, ...] = ()
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a run lives in this worker, so that silence means something."""
+        return self.state in (JOINED, STEPPING)
+
+
+@final
+class Beacon:
+    """One worker's page, from either side.
+
+    Args:
+        path: The file, as made by `create`; None for memory of our own that nobody reads.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        if path is None:
+            self._page = mmap.mmap(-1, _BYTES)
+            return
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self._page = mmap.mmap(descriptor, _BYTES)
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def create(cls, path: Path) -> "Beacon":
+        """Make the file; written out in full, so that no later store can find the disk full."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(bytes(_BYTES))
+        beacon = cls(path)
+        _INT.pack_into(beacon._page, _REPLICA, -1)
+        return beacon
+
+    def read(self) -> Reading:
+        """Return what the worker has told so far."""
+        beats, pid, step, done, saved, ticks, state, replica, count, phase = _HEAD.unpack_from(self._page, 0)
+        return Reading(
+            beats=beats, pid=pid, step=step, done=done, saved=saved, ticks=ticks, state=state, replica=replica,
+            phase=phase.rstrip(b"\0").decode(errors="replace"),
+            samples=struct.unpack_from(f"<{min(count, _MOST_SAMPLES)}q", self._page, _SAMPLES),
+        )  # fmt: skip
+
+    def ask_stop(self) -> None:
+        """Ask the worker to stop after the step in progress."""
+        _UINT.pack_into(self._page, _STOP, 1)
+
+    @property
+    def is_stop_asked(self) -> bool:
+        """Whether the launcher wants the run to stop."""
+        return self._page[_STOP] != 0
+
+    def join(self, pid: int) -> None:
+        """Say that a run lives in this worker, and begin to show signs of life."""
+        _LONG.pack_into(self._page, _PID, pid)
+        self.set_state(JOINED)
+
+    def set_state(self, state: int) -> None:
+        """Say what the launcher may expect."""
+        _UINT.pack_into(self._page, _STATE, state)
+
+    def leave(self) -> None:
+        """Say that no run lives in this worker any more."""
+        if self.read().state != STOPPED:
+            self.set_state(QUIET)
+
+    def beat(self) -> None:
+        """Show a sign of life."""
+        _ULONG.pack_into(self._page, _BEATS, _ULONG.unpack_from(self._page, _BEATS)[0] + 1)
+
+    def note(self, phase: bytes) -> None:
+        """Say what the worker is doing now, in at most 16 bytes."""
+        self._page[_PHASE : _PHASE + 16] = phase.ljust(16, b"\0")
+        _ULONG.pack_into(self._page, _TICKS, _ULONG.unpack_from(self._page, _TICKS)[0] + 1)
+
+    def begin(self, step: int) -> None:
+        """Say which step is in progress or about to begin."""
+        _LONG.pack_into(self._page, _STEP, step)
+
+    def done(self, step: int) -> None:
+        """Say which step is finished."""
+        _LONG.pack_into(self._page, _DONE, step)
+        _INT.pack_into(self._page, _REPLICA, -1)
+
+    def saved(self, step: int) -> None:
+        """Say which step has been committed."""
+        _LONG.pack_into(self._page, _SAVED, step)
+
+    def take_up(self, replica: int, samples: bytes) -> None:
+        """Say which replica is computed, on which samples (little-endian int64)."""
+        samples = samples[: 8 * _MOST_SAMPLES]
+        _UINT.pack_into(self._page, _NUM_SAMPLES, 0)
+        self._page[_SAMPLES : _SAMPLES + len(samples)] = samples
+        _INT.pack_into(self._page, _REPLICA, replica)
+        _UINT.pack_into(self._page, _NUM_SAMPLES, len(samples) // 8)
+
+
+@final
+class Pulse:
+    """A thread that beats until `stop`: it needs the interpreter's lock, so that a deadlock on it shows as silence."""
+
+    def __init__(self, beacon: Beacon) -> None:
+        self._stopped = threading.Event()
+        self._beacon = beacon
+        threading.Thread(target=self._run, name="unisono-pulse", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread; safe to call twice."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        self._beacon.beat()
+        while not self._stopped.wait(BEAT_S):
+            self._beacon.beat()

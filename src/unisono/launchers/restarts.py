@@ -1,0 +1,140 @@
+"""When to start the workers again: a pure rule over how the attempts before have ended.
+
+In: the `Ending` of each attempt, in order. Out: `Again` with the slots to use, or `GiveUp` with the reason. Knows no
+process and no clock, so that every case can be tried at once.
+"""
+
+from dataclasses import dataclass, field
+from typing import final
+
+_SLOT_FAILURES = 2
+_NUM_SHOWN = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How one attempt ended.
+
+    Attributes:
+        rank: The rank that failed first; -1 where all only blame each other.
+        what: A few words on how.
+        step: The step (1-based) in progress in that worker; 0 before the first.
+        done: The last step that any worker has finished, 0 for none.
+        saved: The step of the newest checkpoint, 0 for none.
+        replica: The replica that the worker was computing, -1 when unknown.
+        samples: Its samples' indices, as far as they are known.
+        error: Type of the exception that ended it; empty for a death without one.
+        is_final: Whether the same program on the same data must fail again, as with a wrong setting.
+        is_unkillable: Whether a worker could not be ended, so that a second one beside it would be unsafe.
+    """
+
+    rank: int
+    what: str
+    step: int = 0
+    done: int = 0
+    saved: int = 0
+    replica: int = -1
+    samples: tuple[int, ...] = ()
+    error: str = ""
+    is_final: bool = False
+    is_unkillable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Start the workers again.
+
+    Attributes:
+        slots: Slots to use, ascending; a slot is a local rank of the first attempt.
+        dropped: The slot that is not used any more, if one has just been given up.
+    """
+
+    slots: tuple[int, ...]
+    dropped: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Start nothing any more; `reason` is empty when restarts were not asked for."""
+
+    reason: str
+
+
+@final
+@dataclass(slots=True)
+class Restarts:
+    """The rule with its memory.
+
+    An attempt makes progress when it finishes a step, or commits a checkpoint, that no attempt before has. A restart
+    after progress is free; `max_restarts` counts those in a row without. Among these, a slot that fails twice running
+    is given up while others are left: the run goes on with fewer workers. An exception that comes twice at the same
+    step is the program's own.
+
+    Args:
+        max_restarts: Restarts in a row without progress; 0 never restarts.
+        workers: Slots at first.
+    """
+
+    max_restarts: int
+    workers: int
+    slots: tuple[int, ...] = ()
+    num_restarts: int = 0
+    num_without_progress: int = 0
+    _best: tuple[int, int] = (0, 0)
+    _last: Ending | None = None
+    _failing: list[int | None] = field(default_factory=list)  # slots that failed last, without progress
+
+    def __post_init__(self) -> None:
+        self.slots = self.slots or tuple(range(self.workers))
+
+    def judge(self, ending: Ending) -> Again | GiveUp:
+        """Take one attempt's ending into account and say what to do."""
+        if self.max_restarts == 0:
+            return GiveUp("")
+        if ending.is_unkillable:
+            return GiveUp("No restart: a worker cannot be killed and might write beside its successor.")
+        if ending.is_final:
+            return GiveUp("No restart: the same program would fail again.")
+        last, self._last = self._last, ending
+        best = (max(self._best[0], ending.done), max(self._best[1], ending.saved))
+        if best != self._best:
+            self._best, self.num_without_progress = best, 0
+            self._failing.clear()
+        else:
+            self.num_without_progress += 1
+            self._failing.append(self.slots[ending.rank] if ending.rank >= 0 else None)
+            if last is not None and ending.error and (last.error, last.step) == (ending.error, ending.step):
+                return GiveUp(f"No restart: {ending.error} has come twice {_place(ending)}.")
+        if self.num_without_progress > self.max_restarts:
+            return GiveUp(
+                f"{self.max_restarts} restarts in a row made no progress (--max-restarts); the last attempt ended "
+                f"{_place(ending)}{_samples(ending)}. Hint: the run resumes from its last checkpoint once the cause is "
+                "removed."
+            )
+        self.num_restarts += 1
+        dropped = self._drop(ending)
+        return Again(self.slots, dropped)
+
+    def _drop(self, ending: Ending) -> int | None:
+        """Give up the slot that has failed too often, if it is the slot's fault for all we know; returns it."""
+        if len(self.slots) == 1 or ending.error or ending.rank < 0:
+            return None
+        slot = self.slots[ending.rank]
+        if self._failing[-_SLOT_FAILURES:] != [slot] * _SLOT_FAILURES:
+            return None
+        self._failing.clear()
+        self.slots = tuple(other for other in self.slots if other != slot)
+        return slot
+
+
+def _place(ending: Ending) -> str:
+    if ending.step == 0:
+        return "before the first step"
+    return f"in step {ending.step}" + (f", replica {ending.replica}" if ending.replica >= 0 else "")
+
+
+def _samples(ending: Ending) -> str:
+    if not ending.samples:
+        return ""
+    shown = ", ".join(map(str, ending.samples[:_NUM_SHOWN]))
+    return f" (samples {shown}{', ...' if len(ending.samples) > _NUM_SHOWN else ''})"

@@ -1,0 +1,105 @@
+"""Where the workers are, in plain words: stack dumps read and summed up.
+
+In: what faulthandler has written on `STACK_SIGNAL` (it does so without the interpreter's lock, so a deadlocked worker
+answers too). Out: lines for a person. Starts nothing, sends nothing.
+
+Source: https://docs.python.org/3/library/faulthandler.html (format of the dump)
+"""
+
+import re
+import signal
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.launchers.beacon import Reading
+
+# A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2 for themselves.
+STACK_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 4) + 4
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_MOST_FRAMES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is neither ours nor a library's."""
+        return not self.file.startswith((_PACKAGE + "/", *_LIBRARIES, "<"))
+
+    def is_in(self, room: str) -> bool:
+        """Whether it belongs to a room of ours."""
+        return self.file.startswith(f"{_PACKAGE}/{room}/")
+
+
+def stack_file(directory: str | Path, rank: int) -> Path:
+    """Return where a worker's dumps go."""
+    return Path(directory) / f"stack-{rank}.txt"
+
+
+def main_thread(dump: str) -> list[Frame]:
+    """Return the frames of the main thread in the last dump of a text, innermost first; empty when there is none."""
+    threads: list[list[Frame]] = []
+    for line in dump.splitlines():
+        if _THREAD.match(line):
+            threads.append([])
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1].append(Frame(*found.groups()))
+    return threads[-1] if threads else []  # the oldest thread is listed last
+
+
+def waits_for_others(frames: Iterable[Frame]) -> str:
+    """Return the collective in which a stack waits, empty for none: our outermost function that moves bytes."""
+    name = ""
+    for frame in frames:
+        if frame.is_in("collectives"):
+            name = frame.function
+        elif re.search(r"/torch/distributed/distributed_c10d\.py$", frame.file) and not frame.function.startswith("_"):
+            name = name or f"torch.distributed.{frame.function}"
+    return name
+
+
+def describe_place(rank: int, reading: Reading, frames: list[Frame]) -> str:
+    """Return one line: where a rank is, and whether it waits for the others."""
+    doing = f", doing {reading.phase}" if reading.phase else ""
+    place = next((frame for frame in frames if frame.is_users), frames[0] if frames else None)
+    where = f" at {place}" if place else ""
+    if collective := waits_for_others(frames):
+        return f"rank {rank}: waits for the other ranks in {collective}, step {reading.step}{doing}{where}"
+    if not frames:
+        return f"rank {rank}: step {reading.step}{doing}; it has not shown its stack"
+    return f"rank {rank}: step {reading.step}{doing},{where}"
+
+
+def describe_hang(seconds: float, readings: dict[int, Reading], stacks: dict[int, list[Frame]]) -> str:
+    """Return the report on a run in which nothing moves.
+
+    Args:
+        seconds: Since the last sign of progress.
+        readings: By rank, of the running workers.
+        stacks: By rank, of the main threads, innermost frame first.
+    """
+    waiting = {rank: waits_for_others(stacks[rank]) for rank in readings}
+    late = [rank for rank in readings if not waiting[rank]]
+    lines = [f"nothing has moved for {seconds:.0f} s; the workers are left alone."]
+    lines += [f"  {describe_place(rank, readings[rank], stacks[rank])}" for rank in readings]
+    if late and len(late) < len(readings):
+        lines.append(f"  The others wait for rank {', '.join(map(str, late))}.")
+    for rank in late or list(readings)[:1]:
+        shown = stacks[rank][:_MOST_FRAMES]
+        if shown:
+            lines += [f"  stack of rank {rank}, innermost call first:", *(f"    {frame}" for frame in shown)]
+    return "\n".join(lines)

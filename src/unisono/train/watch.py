@@ -1,0 +1,139 @@
+"""A run's side of supervision: it tells its launcher what it does, and hears that it should stop.
+
+In: the steps of a run. Out: notes on the worker's `Beacon`, a `Pulse`, and whether someone wants the run to stop:
+the launcher, or whoever sent SIGTERM or SIGINT to this process. Costs no system call per step.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from types import FrameType
+from typing import Any, TypeVar, final
+
+from unisono.data.sampler import Indices
+from unisono.launchers.beacon import JOINED, STEPPING, STOPPED, Beacon, Pulse
+from unisono.placement import cut
+from unisono.strategies.base import Micro
+from unisono.world import World
+
+T = TypeVar("T")
+
+
+@final
+class Watch:
+    """What one rank tells and hears.
+
+    Args:
+        world: The world that the run has joined; names the beacon, if a launcher of ours looks at one.
+        is_process: Whether the rank is this whole process, not a thread of it.
+    """
+
+    def __init__(self, world: World, *, is_process: bool) -> None:
+        self._world = world
+        self._is_process = is_process
+        self._signalled = False
+        self._beacon = Beacon(world.beacon if is_process else None)
+        self._pulse = Pulse(self._beacon) if is_process and world.beacon else None
+        self._beacon.join(os.getpid())
+
+    @property
+    def is_stop_asked(self) -> bool:
+        """Whether this rank has been asked to stop the run; the ranks have yet to agree."""
+        return self._signalled or self._beacon.is_stop_asked
+
+    def note(self, phase: bytes) -> None:
+        """Say what this rank is doing now."""
+        self._beacon.note(phase)
+
+    def opened(self, step: int) -> None:
+        """Say that `step` is done and saved, or 0 where nothing is."""
+        self._beacon.saved(step)
+        self._beacon.done(step)
+
+    def begin(self, step: int) -> None:
+        """Say that a step is about to begin."""
+        self._beacon.begin(step)
+        self._beacon.note(b"between steps")
+
+    def follow(self, micros: Iterator[Micro], indices: Indices, replicas: int) -> Iterator[Micro]:
+        """Pass on a step's micro-batches, telling which replica is computed on which samples."""
+        parts = cut(len(indices), replicas)
+        self._beacon.note(b"data")
+        for micro in micros:
+            part = parts[micro.replica]
+            self._beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
+            self._beacon.note(b"compute")
+            yield micro
+            self._beacon.note(b"data")
+        self._beacon.note(b"reduce")
+
+    def done(self, step: int) -> None:
+        """Say that a step's update is finished."""
+        self._beacon.done(step)
+        self._beacon.note(b"record")
+
+    def saved(self, step: int) -> None:
+        """Say that a checkpoint has been committed."""
+        self._beacon.saved(step)
+
+    def stopped(self, step: int) -> None:
+        """Say that the run ends because it was asked to, with everything saved."""
+        self._beacon.set_state(STOPPED)
+        if self._world.is_leader:
+            sys.stderr.write(f"unisono: stopped after step {step}, and saved.\n")
+
+    def over(self, steps: Generator[T], *, can_save: bool) -> Generator[T]:
+        """Pass on `steps`; meanwhile the first SIGTERM or SIGINT asks to stop, and a second acts as always.
+
+        Without a place to save, and where the program has handlers of its own, signals act as always.
+        """
+        if not can_save:
+            yield from steps
+            return
+        previous = self._take_signals() if self._is_process else {}
+        self._beacon.set_state(STEPPING)
+        try:
+            yield from steps
+        finally:
+            if self._beacon.read().state == STEPPING:
+                self._beacon.set_state(JOINED)
+            for signum, handler in previous.items():
+                if signal.getsignal(signum) == self._hear:
+                    signal.signal(signum, handler)
+
+    def around(self, predict: Callable[[Any], T]) -> Callable[[Any], T]:
+        """Return `predict`, telling that it is called."""
+
+        def watched(micro: Any) -> T:
+            self._beacon.note(b"evaluate")
+            return predict(micro)
+
+        return watched
+
+    def close(self) -> None:
+        """Leave the launcher's eye; safe to call twice."""
+        if self._pulse is not None:
+            self._pulse.stop()
+        self._beacon.leave()
+
+    def _take_signals(self) -> dict[int, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+        taken: dict[int, Any] = {signum: was for signum, was in usual.items() if signal.getsignal(signum) == was}
+        for signum in taken:
+            signal.signal(signum, self._hear)
+        self._process, self._taken = os.getpid(), taken
+        return taken
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        for number, handler in self._taken.items():
+            signal.signal(number, handler)
+        if os.getpid() != self._process:  # a data loading process, forked from here
+            signal.raise_signal(signum)
+            return
+        self._signalled = True
+        if self._world.is_leader:
+            os.write(2, b"unisono: stopping after the step in progress; once more stops at once.\n")
