@@ -13,6 +13,7 @@ PUBLIC = [
     "Accuracy",
     "ArrayDataset",
     "CheckpointError",
+    "CheckpointPolicy",
     "ConfigError",
     "DataError",
     "DataPartitioner",
@@ -35,6 +36,7 @@ PUBLIC = [
     "World",
     "WorldError",
     "launch",
+    "load_weights",
     "run_ranks",
 ]
 

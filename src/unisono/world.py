@@ -32,6 +32,7 @@ class World:
             ``env://`` when torchrun already keeps the store.
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
+        last_step: Step after which the launcher wants a run to stop (``checkpoint rehearse`` does so), else None.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
     """
 
@@ -45,6 +46,7 @@ class World:
     run_dir: str | None = None
     replicas: int | None = None
     threads: int | None = None
+    last_step: int | None = None
 
     def __post_init__(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
@@ -106,6 +108,7 @@ class World:
             world,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
+            last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,
             threads=int(threads) if threads.isdecimal() and int(threads) else None,
         )
 

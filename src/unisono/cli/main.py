@@ -10,6 +10,7 @@ VERBS = {
     "run": "Start a script on several processes of this machine.",
     "train": "Train a ready-made recipe.",
     "verify": "Prove that the number of workers does not change a bit.",
+    "checkpoint": "List, verify, rehearse, export or prune what a run has saved.",
     "bench": "Measure collectives on this machine, or explain how one works.",
 }
 
