@@ -14,6 +14,7 @@ PUBLIC = [
     "Accuracy",
     "ArrayDataset",
     "CheckpointError",
+    "CheckpointPolicy",
     "ConfigError",
     "ConfusionMatrix",
     "DataError",
@@ -44,6 +45,7 @@ PUBLIC = [
     "World",
     "WorldError",
     "launch",
+    "load_weights",
     "run_ranks",
 ]
 

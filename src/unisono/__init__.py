@@ -8,6 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unisono.checkpoint.interchange import load_weights as load_weights
+    from unisono.checkpoint.policy import CheckpointPolicy as CheckpointPolicy
     from unisono.collectives.loopback import run_ranks as run_ranks
     from unisono.data.loader import ArrayDataset as ArrayDataset
     from unisono.data.partition import DataPartitioner as DataPartitioner
@@ -49,6 +51,7 @@ _HOMES = {
     "Accuracy": "metrics.exact",
     "ArrayDataset": "data.loader",
     "CheckpointError": "errors",
+    "CheckpointPolicy": "checkpoint.policy",
     "ConfigError": "errors",
     "ConfusionMatrix": "metrics.labels",
     "DataError": "errors",
@@ -79,6 +82,7 @@ _HOMES = {
     "World": "world",
     "WorldError": "errors",
     "launch": "launchers.api",
+    "load_weights": "checkpoint.interchange",
     "run_ranks": "collectives.loopback",
 }
 

@@ -33,6 +33,7 @@ class World:
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
         beacon: File in which our launcher wants to read what this process does, else None.
+        last_step: Step after which the launcher wants a run to stop (``checkpoint rehearse`` does so), else None.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
     """
 
@@ -47,6 +48,7 @@ class World:
     replicas: int | None = None
     threads: int | None = None
     beacon: str | None = None
+    last_step: int | None = None
 
     def __post_init__(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
@@ -110,6 +112,7 @@ class World:
             beacon=environ.get("UNISONO_BEACON") if world.launcher == "unisono" else None,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
+            last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,
             threads=int(threads) if threads.isdecimal() and int(threads) else None,
         )
 

@@ -268,7 +268,8 @@ class Run:
         return steps
 
     def _steps(self, parts: Parts, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
-        per_epoch, last = len(loader), min(epochs * len(loader), max_steps or sys.maxsize)
+        limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
+        per_epoch, last = len(loader), min(epochs * len(loader), *limits)
         self._watch.note(b"open")
         self._open(parts, loader)
         self._watch.opened(self._stepped)

@@ -1,0 +1,187 @@
+"""Weights in and out of the formats that others use: a ``state_dict`` in a ``.pt`` file, or one ``.safetensors``.
+
+Nothing that is read here can run code: ``torch.load`` is always called with ``weights_only=True``, and there is no way
+around it.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from unisono.checkpoint.files import read_whole, replace_synced, sync_directory
+from unisono.checkpoint.format import State, tied_names
+from unisono.checkpoint.store import list_steps, newest_valid, read
+from unisono.checkpoint.values import few, from_json, printable
+from unisono.errors import CheckpointError, ConfigError
+
+SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel and DDP; torch.compile; common wrappers
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_MOST_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """What `load_weights` has found.
+
+    Attributes:
+        missing: Names of the model that the file does not hold; their tensors are unchanged.
+        unexpected: Names in the file that the model does not have.
+        prefix: What was cut off the file's names, such as ``module.``; mostly empty.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    prefix: str
+
+
+def state_dict_of(state: State) -> dict[str, Any]:
+    """Return a checkpoint's model as ``model.state_dict()`` had it: tied tensors under all of their names."""
+    tensors: dict[str, Any] = dict(state.tensors["model"])
+    tensors |= {name: tensors[first] for name, first in state.values.get("tied", {}).items()}
+    extra = from_json(state.values["model_extra"], state.tensors.get("objects", {}))
+    return dict(sorted((tensors | extra).items()))
+
+
+def export_weights(state: State, path: Path) -> list[str]:
+    """Write a checkpoint's model as a plain ``state_dict``; returns the names that the format could not hold.
+
+    Args:
+        state: From `store.read`.
+        path: Ends in ``.pt``, ``.pth``, ``.bin`` or ``.safetensors``; replaced when it is there. A ``.safetensors``
+            file holds tied tensors once for each name, and no extra state.
+
+    Raises:
+        ConfigError: Another suffix, or the directory is missing.
+        CheckpointError: Writing failed; a file that was there is untouched.
+    """
+    _check_suffix(path)
+    if not path.parent.is_dir():
+        raise ConfigError(f"expected an existing directory for {path}, there is no {path.parent}.")
+    content, left_out = state_dict_of(state), list[str]()
+    if path.suffix == ".safetensors":
+        left_out = [name for name, value in content.items() if not isinstance(value, Tensor)]
+        data = save({name: value.clone() for name, value in content.items() if isinstance(value, Tensor)})
+    else:
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        data = buffer.getvalue()
+    try:
+        replace_synced(path, data)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise CheckpointError(f"could not write {path}: {error.strerror or error}.") from error
+    return left_out
+
+
+def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> Loaded:
+    """Put pretrained weights into a model: all of them checked first, then all of them swapped in.
+
+    Build the optimizer and call `Run.prepare` afterwards: the weights are then part of the score.
+
+    Args:
+        model: Gets the values in its own dtype and place.
+        path: A ``state_dict`` (``.pt``, ``.pth``, ``.bin``, ``.safetensors``), one step's directory of a checkpoint, or
+            a run directory (its newest valid checkpoint). Prefixes that wrappers leave (``module.``) are understood.
+        strict: Whether missing or unexpected names are an error; shapes always have to fit.
+
+    Returns:
+        The names that are missing or unexpected.
+
+    Raises:
+        CheckpointError: The file cannot be read, is not a plain ``state_dict``, or does not fit; the model is as it
+            was. No code of the file runs.
+        ConfigError: It is of an unknown kind.
+    """
+    source = Path(path)
+    found = _tensors_in(source)
+    live = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    prefix = _prefix(found, live)
+    found = {name.removeprefix(prefix): value for name, value in found.items()}
+    tied = tied_names(model)
+    missing = tuple(name for name in live if name not in found and tied.get(name) not in found)
+    unexpected = tuple(name for name in found if name not in live)
+    shapes = [
+        f"{name}: {tuple(found[name].shape)} -> {tuple(live[name].shape)}"
+        for name in live
+        if name in found and found[name].shape != live[name].shape
+    ]
+    if shapes or (strict and (missing or unexpected)):
+        raise CheckpointError(
+            f"{printable(str(source))} does not fit {type(model).__name__}: missing {few(missing)}, "
+            f"unexpected {few(unexpected)}, other shapes {few(shapes)}."
+            + ("" if shapes else " Hint: strict=False takes what fits and returns the names.")
+        )
+    with torch.no_grad():
+        for name, tensor in live.items():
+            if name in found:
+                tensor.copy_(found[name])
+    return Loaded(missing=missing, unexpected=unexpected, prefix=prefix)
+
+
+def _prefix(found: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> str:
+    """Return what all names of a file begin with, wrappers around wrappers included, unless the model's do too."""
+    prefix = ""
+    while more := next((p for p in _PREFIXES if found and all(name.startswith(prefix + p) for name in found)), ""):
+        if any(name.startswith(more) for name in live):
+            break
+        prefix += more
+    return prefix
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file or directory, by name."""
+    if path.is_dir():
+        return {
+            name: value for name, value in state_dict_of(_read_directory(path)).items() if isinstance(value, Tensor)
+        }
+    _check_suffix(path)
+    shown = printable(str(path))
+    content: Any
+    try:
+        data = read_whole(path, _MOST_BYTES)
+        if path.suffix == ".safetensors":
+            content = load(data)
+        else:
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {shown}: {error.strerror or error}.") from error
+    except Exception as error:  # whatever a stranger's file brings about; nothing has been changed
+        if type(error).__name__ == "UnpicklingError":
+            raise CheckpointError(
+                f"{shown} holds more than tensors and plain values, and was not loaded: it could run code. "
+                "Hint: where you trust it, let its author's program save model.state_dict() alone."
+            ) from error
+        raise CheckpointError(
+            f"{shown} is not a {path.suffix} file of weights: {type(error).__name__}: {printable(str(error))[:200]}"
+        ) from error
+    for wrapper in _WRAPPERS:
+        inner = content.get(wrapper) if isinstance(content, Mapping) else None
+        if isinstance(inner, Mapping) and any(isinstance(value, Tensor) for value in inner.values()):
+            content = inner
+            break
+    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
+        raise CheckpointError(f"{shown} holds {type(content).__name__}, expected a state_dict.")
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _read_directory(path: Path) -> State:
+    if (path / "manifest.json").exists():
+        return read(path)[1]
+    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if not list_steps(directory):
+        raise CheckpointError(f"{printable(str(path))} holds no checkpoint.")
+    newest, _ = newest_valid(directory)
+    assert newest is not None
+    return read(newest)[1]
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {path.name!r}.")
