@@ -18,7 +18,7 @@ from unisono.launchers.beacon import Reading
 # A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2 for themselves.
 STACK_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 4) + 4
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_STANDARD = sysconfig.get_path("stdlib") + "/"
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _MOST_FRAMES = 12
@@ -38,7 +38,8 @@ class Frame:
     @property
     def is_users(self) -> bool:
         """Whether it is neither ours nor a library's."""
-        return not self.file.startswith((_PACKAGE + "/", *_LIBRARIES, "<"))
+        is_library = "/site-packages/" in self.file or "/dist-packages/" in self.file
+        return not is_library and not self.file.startswith((_PACKAGE + "/", _STANDARD, "<"))
 
     def is_in(self, room: str) -> bool:
         """Whether it belongs to a room of ours."""
@@ -56,7 +57,7 @@ def main_thread(dump: str) -> list[Frame]:
     for line in dump.splitlines():
         if _THREAD.match(line):
             threads.append([])
-        elif threads and (found := _FRAME.match(line)):
+        elif threads and (found := _FRAME.match(line)) and not found[1].startswith("<frozen importlib"):
             threads[-1].append(Frame(*found.groups()))
     return threads[-1] if threads else []  # the oldest thread is listed last
 

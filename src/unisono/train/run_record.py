@@ -27,6 +27,7 @@ from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.leader import leader_says
+from unisono.train.run_lock import RunLock
 
 
 @final
@@ -43,7 +44,7 @@ class RunRecord:
         fencing_token: Number of this launch among those of the directory; every checkpoint repeats it.
 
     Raises:
-        ConfigError: The directory cannot be created or written; said before training starts.
+        ConfigError: The directory cannot be created or written, or another run uses it; said before training starts.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RunRecord:
         self._ledger: Ledger | None = None
         self._detail: Ledger | None = None
         self._keeps_detail = detail
+        self._lock: RunLock | None = None
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self.fencing_token = 0
         self.path = path
@@ -239,6 +241,8 @@ class RunRecord:
             for file in (self._ledger, self._detail):
                 if file is not None:
                     file.close()
+            if self._lock is not None:
+                self._lock.release()
 
     def _leader_says(self, act: Callable[[], Any]) -> Any:
         return leader_says(self._transport, act)
@@ -251,6 +255,10 @@ class RunRecord:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe.touch()
             probe.unlink()
+            self._lock = RunLock(self.path)
+            self.fencing_token = self._lock.token
+            if self._checkpoints is not None:
+                self._checkpoints.guard = self._lock.check
         except OSError as error:
             raise ConfigError(
                 f"expected a directory that can be written, got {self.path} from --out (out=): {error.strerror}."

@@ -1,0 +1,239 @@
+"""``unisono chaos``: disturb a run on purpose, and compare its bits with those of an undisturbed one."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from unisono.cli.outcome import FAILED, perform
+
+if TYPE_CHECKING:
+    from unisono.chaos.player import Blow
+
+KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
+_RECIPE_OPTIONS = ("epochs", "batch_size", "model", "limit", "data", "checkpoint_every")
+
+
+@click.command(short_help="Kill a run's processes again and again, and prove that its result stays the same.")
+@click.argument("target", metavar="RECIPE|SCRIPT")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@click.option(
+    "-n", "--workers", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Processes."
+)
+@click.option("--kills", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="Faults in all.")
+@click.option("--seed", type=int, default=0, metavar="S", show_default=True, help="Repeats the schedule of faults.")
+@click.option(
+    "--fault",
+    "kinds",
+    type=click.Choice(KINDS),
+    multiple=True,
+    help="Kind of fault; may be given several times.  [default: all]",
+)
+@click.option("--replicas", type=int, metavar="V", help="Logical workers.  [default: the recipe's; for a script, N]")
+@click.option("--epochs", type=int, metavar="E", help="Recipes: passes over the data.")
+@click.option("--batch-size", type=int, metavar="B", help="Recipes: samples per optimizer step.")
+@click.option("--model", metavar="NAME", help="Recipes: one of its models.")
+@click.option("--limit", type=int, metavar="K", help="Recipes: use at most K samples.")
+@click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
+@click.option(
+    "--checkpoint-every", type=int, metavar="STEPS", help="Recipes.  [default: a quarter of the steps between faults]"
+)
+@click.option("--out", type=click.Path(), metavar="DIR", help="Keep both run directories and the log here.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
+)
+def chaos(
+    target: str,
+    args: tuple[str, ...],
+    workers: int,
+    kills: int,
+    seed: int,
+    kinds: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
+
+    Faults come at steps that the seed decides: kill one worker, kill all, kill the launcher and start the command
+    again, stop and continue a worker, change the number of workers. One counts only when it has landed in the midst of
+    the run. A script's own ARGS stand after ``--``; it has to train through unisono.Run. Its run directory is
+    replaced.
+
+    Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
+    settings.
+    """
+    sys.exit(perform("chaos", lambda: _chaos(target, args, workers, kills, seed, kinds or KINDS, out, as_json, given)))
+
+
+def _chaos(
+    target: str,
+    args: tuple[str, ...],
+    workers: int,
+    kills: int,
+    seed: int,
+    kinds: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+    given: dict[str, Any],
+) -> int:
+    from unisono.chaos.schedule import plan_faults
+    from unisono.errors import ConfigError
+
+    place: Any
+    if out is None:
+        place = tempfile.TemporaryDirectory(prefix="unisono-chaos-")
+        scratch = Path(place.name)
+    else:
+        scratch = Path(out)
+        if scratch.exists():
+            raise ConfigError(f"expected a new directory for --out, got {out}, which exists.")
+        scratch.mkdir(mode=0o700, parents=True)
+        place = None
+    try:
+        click.echo(f"{target} on {workers} workers, undisturbed ...", err=True)
+        reference = _undisturbed(target, args, workers, given, scratch / "reference")
+        steps = reference["steps"]
+        faults = plan_faults(seed, kills, steps=steps, workers=workers, kinds=kinds)
+        if given["checkpoint_every"] is None and not _is_script(target):
+            given = {**given, "checkpoint_every": max(1, steps // (4 * kills))}
+        click.echo(f"{steps} steps, {kills} faults, seed {seed}:", err=True)
+        began = time.monotonic()
+        blows, code = _disturbed(target, args, workers, given, scratch, faults)
+        seconds = round(time.monotonic() - began, 1)
+        return _judge(reference, scratch, blows, code, {"seed": seed, "seconds": seconds}, as_json)
+    finally:
+        if place is not None:
+            place.cleanup()
+
+
+def _undisturbed(target: str, args: tuple[str, ...], workers: int, given: dict[str, Any], out: Path) -> dict[str, Any]:
+    import subprocess
+
+    from unisono.errors import ConfigError
+
+    done = subprocess.run(
+        _command(target, args, workers, given, out), env=_environment(target, given, workers, out),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise ConfigError(f"the undisturbed run failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    return _result(out)
+
+
+def _disturbed(
+    target: str, args: tuple[str, ...], workers: int, given: dict[str, Any], scratch: Path, faults: list[Any]
+) -> tuple[list["Blow"], int]:
+    from unisono.chaos.player import Player
+
+    out = scratch / "disturbed"
+    player = Player(
+        lambda count: _command(target, args, count, given, out),
+        _environment(target, given, workers, out), scratch, workers,
+    )  # fmt: skip
+    blows = []
+    try:
+        player.start()
+        for fault in faults:
+            blow = player.strike(fault)
+            blows.append(blow)
+            click.echo(_line(blow, len(faults)), err=True)
+            if not blow.has_landed and blow.step == 0:
+                break
+        return blows, player.finish()
+    finally:
+        player.close()
+
+
+def _line(blow: "Blow", count: int) -> str:
+    fault = blow.fault
+    where = {
+        "kill-worker": f"rank {fault.rank}",
+        "stop": f"rank {fault.rank} for {fault.hold_s:.1f} s",
+        "resize": f"to {fault.workers} workers",
+    }.get(fault.kind, "")
+    if not blow.step:
+        return f"[{fault.number:>3}/{count}] {fault.kind:<13} planned for step {fault.step}: the run had ended before"
+    back = "" if blow.recovery_s is None else f"  next step after {blow.recovery_s:.1f} s"
+    missed = "" if blow.has_landed else "  DID NOT LAND"
+    return f"[{fault.number:>3}/{count}] {fault.kind:<13} step {blow.step:>5}, {blow.phase:<14} {where}{back}{missed}"
+
+
+def _judge(
+    reference: dict[str, Any], scratch: Path, blows: list["Blow"], code: int, about: dict[str, Any], as_json: bool
+) -> int:
+    from statistics import median
+
+    from unisono.observe.compare import first_difference
+
+    result = _result(scratch / "disturbed") if code == 0 else {"fingerprint": None, "steps": 0}
+    parted = first_difference(scratch / "reference" / "ledger.jsonl", scratch / "disturbed" / "ledger.jsonl")
+    landed = sum(blow.has_landed for blow in blows)
+    equal = result["fingerprint"] == reference["fingerprint"] and parted is None and code == 0
+    times = [blow.recovery_s for blow in blows if blow.recovery_s is not None]
+    if as_json:
+        click.echo(
+            json.dumps({
+                "equal": equal, **about, "landed": landed, "exit_code": code,
+                "reference": reference["fingerprint"], "disturbed": result["fingerprint"],
+                "parted_at_step": parted and parted[0], "faults": [asdict(blow) for blow in blows],
+            })
+        )  # fmt: skip
+    else:
+        click.echo(f"undisturbed  {reference['fingerprint']}")
+        click.echo(f"disturbed    {result['fingerprint']}")
+        spread = f"; next step after {median(times):.1f} s (median), {max(times):.1f} s (longest)" if times else ""
+        click.echo(f"{landed} of {len(blows)} faults landed in {about['seconds']} s{spread}")
+    if code:
+        click.echo(f"the disturbed run ended with exit code {code}.", err=True)
+    if parted:
+        click.echo(f"the ledgers part at step {parted[0]} in: {', '.join(parted[1])}.", err=True)
+    click.echo("equal" if equal else "DIFFERENT", err=True)
+    return 0 if equal and landed == len(blows) else FAILED
+
+
+def _is_script(target: str) -> bool:
+    return target.endswith(".py") or "/" in target
+
+
+def _command(target: str, args: tuple[str, ...], workers: int, given: dict[str, Any], out: Path) -> list[str]:
+    from unisono.errors import ConfigError
+
+    start = [sys.executable, "-m", "unisono"]
+    settings = {name: given[name] for name in _RECIPE_OPTIONS if given[name] is not None}
+    if _is_script(target):
+        if settings:
+            raise ConfigError(f"--{next(iter(settings)).replace('_', '-')} is for recipes; {target} sets it itself.")
+        return [*start, "run", "-n", str(workers), "--max-restarts", "3", target, *args]
+    if args:
+        raise ConfigError(f"recipe {target!r} takes no arguments, got {' '.join(args)}. See unisono chaos --help.")
+    if given["replicas"] is not None:
+        settings["replicas"] = given["replicas"]
+    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return [*start, "train", target, "-n", str(workers), "--out", str(out), *options]
+
+
+def _environment(target: str, given: dict[str, Any], workers: int, out: Path) -> dict[str, str]:
+    if not _is_script(target):
+        return dict(os.environ)
+    replicas = str(given["replicas"] or workers)
+    return {**os.environ, "UNISONO_RUN_DIR": str(out), "UNISONO_REPLICAS": replicas}
+
+
+def _result(out: Path) -> dict[str, Any]:
+    from unisono.errors import ConfigError
+
+    try:
+        result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            "the script ended without a result. "
+            "Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
+        ) from None
+    return result
