@@ -16,6 +16,7 @@ BUILTINS = {
     "WorkerFailed": RuntimeError,
     "PeerLost": ConnectionError,
     "RankDivergence": RuntimeError,
+    "PlaceError": RuntimeError,
     "StepError": RuntimeError,
     "NonFiniteError": ArithmeticError,
     "DataError": ValueError,

@@ -18,6 +18,7 @@ PUBLIC = [
     "ConfusionMatrix",
     "DataError",
     "DataPartitioner",
+    "Distributed",
     "DistributedSampler",
     "EnvironmentDrift",
     "ExactSampler",
@@ -26,9 +27,11 @@ PUBLIC = [
     "Mean",
     "Metric",
     "NonFiniteError",
+    "NotHere",
     "Partition",
     "PeerLost",
     "Perplexity",
+    "PlaceError",
     "Precision",
     "RankDivergence",
     "Recall",
@@ -44,6 +47,8 @@ PUBLIC = [
     "World",
     "WorldError",
     "launch",
+    "leader_only",
+    "on_rank",
     "run_ranks",
 ]
 

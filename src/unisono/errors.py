@@ -11,6 +11,7 @@ Each leaf also inherits the builtin it specialises, so ``except ValueError`` kee
     ├── WorkerFailed (RuntimeError)         a started process failed; carries rank and exit code
     ├── PeerLost (ConnectionError)          another rank went away inside a collective
     ├── RankDivergence (RuntimeError)       ranks disagree where they must be equal
+    ├── PlaceError (RuntimeError)           code runs on the wrong ranks: a collective where only one of them is
     ├── StepError (RuntimeError)            a training step cannot be computed as asked
     ├── NonFiniteError (ArithmeticError)    NaN or infinity in a loss or gradient
     ├── DataError (ValueError)              data is missing, malformed or not what was pinned
@@ -65,6 +66,10 @@ class PeerLost(UnisonoError, ConnectionError):
 
 class RankDivergence(UnisonoError, RuntimeError):
     """Ranks disagree about something that must be equal on all of them."""
+
+
+class PlaceError(UnisonoError, RuntimeError):
+    """Code is on the wrong ranks: a collective where only one rank runs, or a component that cannot run here."""
 
 
 class StepError(UnisonoError, RuntimeError):
