@@ -17,6 +17,7 @@ BUILTINS = {
     "PeerLost": ConnectionError,
     "LeaderFailed": RuntimeError,
     "RankDivergence": RuntimeError,
+    "PlaceError": RuntimeError,
     "StepError": RuntimeError,
     "NonFiniteError": ArithmeticError,
     "DataError": ValueError,

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from unisono.checkpoint.interchange import load_weights as load_weights
     from unisono.checkpoint.policy import CheckpointPolicy as CheckpointPolicy
     from unisono.collectives.loopback import run_ranks as run_ranks
+    from unisono.collectives.places import Distributed as Distributed
+    from unisono.collectives.places import NotHere as NotHere
+    from unisono.collectives.places import leader_only as leader_only
+    from unisono.collectives.places import on_rank as on_rank
     from unisono.data.loader import ArrayDataset as ArrayDataset
     from unisono.data.partition import DataPartitioner as DataPartitioner
     from unisono.data.partition import Partition as Partition
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from unisono.errors import LaunchError as LaunchError
     from unisono.errors import NonFiniteError as NonFiniteError
     from unisono.errors import PeerLost as PeerLost
+    from unisono.errors import PlaceError as PlaceError
     from unisono.errors import RankDivergence as RankDivergence
     from unisono.errors import ScoreMismatch as ScoreMismatch
     from unisono.errors import StepError as StepError
@@ -56,6 +61,7 @@ _HOMES = {
     "ConfusionMatrix": "metrics.labels",
     "DataError": "errors",
     "DataPartitioner": "data.partition",
+    "Distributed": "collectives.places",
     "DistributedSampler": "data.sampler",
     "EnvironmentDrift": "errors",
     "ExactSampler": "data.sampler",
@@ -64,9 +70,11 @@ _HOMES = {
     "Mean": "metrics.exact",
     "Metric": "metrics.exact",
     "NonFiniteError": "errors",
+    "NotHere": "collectives.places",
     "Partition": "data.partition",
     "PeerLost": "errors",
     "Perplexity": "metrics.rates",
+    "PlaceError": "errors",
     "Precision": "metrics.labels",
     "RankDivergence": "errors",
     "Recall": "metrics.labels",
@@ -82,7 +90,9 @@ _HOMES = {
     "World": "world",
     "WorldError": "errors",
     "launch": "launchers.api",
+    "leader_only": "collectives.places",
     "load_weights": "checkpoint.interchange",
+    "on_rank": "collectives.places",
     "run_ranks": "collectives.loopback",
 }
 

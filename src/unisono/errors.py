@@ -12,6 +12,7 @@ Each leaf also inherits the builtin it specialises, so ``except ValueError`` kee
     ├── PeerLost (ConnectionError)          another rank went away inside a collective
     ├── LeaderFailed (RuntimeError)         rank 0 has stopped the run, for the reason it gives
     ├── RankDivergence (RuntimeError)       ranks disagree where they must be equal
+    ├── PlaceError (RuntimeError)           code runs on the wrong ranks: a collective where only one of them is
     ├── StepError (RuntimeError)            a training step cannot be computed as asked
     ├── NonFiniteError (ArithmeticError)    NaN or infinity in a loss or gradient
     ├── DataError (ValueError)              data is missing, malformed or not what was pinned
@@ -72,6 +73,10 @@ class LeaderFailed(UnisonoError, RuntimeError):
 
 class RankDivergence(UnisonoError, RuntimeError):
     """Ranks disagree about something that must be equal on all of them."""
+
+
+class PlaceError(UnisonoError, RuntimeError):
+    """Code is on the wrong ranks: a collective where only one rank runs, or a component that cannot run here."""
 
 
 class StepError(UnisonoError, RuntimeError):

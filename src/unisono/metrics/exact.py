@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from unisono.collectives.places import Distributed
 from unisono.errors import ConfigError
 
 _SHIFT = 1074  # every float64 is a whole multiple of 2**-1074
@@ -48,7 +49,7 @@ class ExactSum:
         return self.units / (1 << _SHIFT)  # whole-number division rounds once, correctly
 
 
-class Metric(ABC):
+class Metric(Distributed, ABC):
     """Sums over samples, and one number (or several by name) made from them.
 
     Attributes:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.policy import CheckpointPolicy
+from unisono.collectives.places import GuardedTransport, check_places, enter_world
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
@@ -126,11 +127,13 @@ class Run:
         check_world(replicas or world.replicas or world.world_size, world.world_size)
         self._watch = Watch(world, is_process=isinstance(transport, str))
         self._watch.note(b"join")
-        self.transport = (
+        joined = (
             connect(world, device=self.device.type, share_memory=transport == "auto")
             if isinstance(transport, str)
             else transport
         )
+        self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
+        enter_world(world)
         chosen = world.run_dir or out
         directory = None if chosen is None else Path(chosen)
         self._record = RunRecord(directory, self.transport, checkpoints, detail=detail)
@@ -382,6 +385,7 @@ class Run:
             inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
         """
         check_whole(batch_size=batch_size)
+        check_places(metrics, self.world, everywhere=True)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         values = evaluate(
             self._prepared().model, fetcher, self._watch.around(predict), metrics,
@@ -413,6 +417,7 @@ class Run:
         self._watch.close()
         self.transport.close()
         self._record.close()
+        enter_world(None)
 
     def __enter__(self) -> Self:
         return self
