@@ -11,7 +11,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from unisono.collectives.shared_memory import SharedBoard, is_supported
+from unisono.collectives.shared_block import is_supported
+from unisono.collectives.shared_memory import SharedBoard
 from unisono.collectives.transport import Transport
 from unisono.errors import RankDivergence
 
