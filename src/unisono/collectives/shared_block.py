@@ -22,7 +22,7 @@ SEMAPHORE_BYTES = 64
 """Room for a semaphore: ``sem_t`` takes 32; a cache line of its own."""
 
 _NUM_TRIES = 30
-_YIELD_S = 150e-6  # to be woken from sleep takes 50-100 µs on a virtual machine: a peer that is nearly there is awaited
+_YIELD_S = 60e-6  # to be woken from sleep takes 50-100 µs on a virtual machine: a peer that is nearly there is awaited
 _SLICE_S = 0.02
 
 # PyDLL keeps the interpreter's lock: for calls that return at once. CDLL gives it up: for calls that sleep.
@@ -141,9 +141,9 @@ class SharedBlock:
         """Return the ranks whose processes a signal or a debugger has stopped (states T and t of proc(5))."""
         return [rank for rank, pid in enumerate(self._pids) if _state(pid) in ("T", "t")]
 
-    def names(self, ranks: Sequence[int]) -> str:
-        """Return ranks in words: ``rank 1 (process 77)``, ``ranks 1 (process 77) and 2 (process 78)``."""
-        *most, last = (f"{rank} (process {self._pids[rank]})" if self._pids else str(rank) for rank in ranks)
+    def names(self, ranks: Sequence[int], first: int = 0) -> str:
+        """Return ranks in words, counted from `first`: ``ranks 1 (process 77) and 2 (process 78)``."""
+        *most, last = (f"{first + r} (process {self._pids[r]})" if self._pids else str(first + r) for r in ranks)
         return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
     def close(self) -> None:

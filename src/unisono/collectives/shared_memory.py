@@ -15,7 +15,10 @@ from unisono.collectives.shared_block import SEMAPHORE_BYTES, SharedBlock, make_
 from unisono.collectives.tuning import Plan, default_plan
 from unisono.errors import PeerLost
 
-_NOTE_BYTES = 192
+NOTE_BYTES = 180
+"""Longest note of a meeting."""
+
+_NOTE_ROOM = 192
 _HEAD = struct.Struct("<IIHB")  # meetings begun, meetings finished, length of the text that follows, has given up
 _GIVEN_UP = struct.Struct("<B")
 
@@ -33,6 +36,13 @@ class SharedBoard:
         world_size: Number of ranks.
         slot_bytes: Size of each slot and result area; a multiple of 64.
         timeout_s: Longest wait for a rank that lives.
+
+    Attributes:
+        first_rank: What rank 0 of the board is called in messages, where the board joins some ranks of a world.
+        num_ranks: Number of ranks of that world.
+        num_barriers: Meetings that this rank has begun.
+        plan: How reductions are cut.
+        kept: What reductions of one shape would compute again and again.
     """
 
     def __init__(self, block: SharedBlock, rank: int, world_size: int, slot_bytes: int, timeout_s: float) -> None:
@@ -46,6 +56,9 @@ class SharedBoard:
         self._slots = [[areas[parity, rank, 0] for rank in range(world_size)] for parity in range(2)]
         self._results = [[areas[parity, rank, 1] for rank in range(world_size)] for parity in range(2)]
         self._typed: dict[tuple[torch.dtype, bool], list[list[Tensor]]] = {}
+        self._offsets = [[self._note_offset(r, parity) for r in range(world_size)] for parity in range(2)]
+        self.first_rank, self.num_ranks = 0, world_size
+        self.kept: dict[object, object] = {}
         self.num_barriers = 0
         self.plan: Plan = default_plan(world_size)
 
@@ -95,7 +108,7 @@ class SharedBoard:
         Log2(ranks) rounds of one semaphore each (dissemination barrier: Hensgen, Finkel and Manber, 1988).
 
         Args:
-            note: What this rank is doing, at most 180 bytes.
+            note: What this rank is doing, at most `NOTE_BYTES`.
 
         Returns:
             The notes of all ranks.
@@ -105,18 +118,30 @@ class SharedBoard:
         """
         parity = self.num_barriers % 2
         self.num_barriers += 1
-        start = self._note_offset(self.rank, parity)
-        self._memory[start : start + _HEAD.size + len(note)] = _HEAD.pack(self.num_barriers, 0, len(note), 0) + note
+        memory, offsets = self._memory, self._offsets[parity]
+        start, size = offsets[self.rank], _HEAD.size + len(note)
+        told = _HEAD.pack(self.num_barriers, 0, len(note), 0) + note
+        memory[start : start + size] = told
         for number in range(self._rounds):
             row = self._block.base + number * self.world_size * SEMAPHORE_BYTES
             post(row + (self.rank + (1 << number)) % self.world_size * SEMAPHORE_BYTES)
             take(row + self.rank * SEMAPHORE_BYTES, self._look)
         struct.pack_into("<I", self._memory, start + 4, self.num_barriers)
+        if all(memory[offset + 8 : offset + size] == told[8:] for offset in offsets):
+            return [note] * self.world_size
         return [self._note(rank, parity)[2] for rank in range(self.world_size)]
 
     def close(self) -> None:
         """Stop watching; the memory goes with the last tensor that looks at it."""
         self._block.close()
+
+    @property
+    def title(self) -> str:
+        """Return who speaks, for messages."""
+        return f"[rank {self.first_rank + self.rank}/{self.num_ranks}]"
+
+    def _names(self, ranks: list[int]) -> str:
+        return self._block.names(ranks, self.first_rank)
 
     def _look(self, waited_s: float) -> None:
         """Give up the meeting when a rank is lost: say who, here and to the ranks that wait for this one."""
@@ -130,20 +155,18 @@ class SharedBoard:
         late = f"come within {self.timeout_s:g} s"
         hint = "Hint: look for the first failure in its log."
         if not first and stopped:
-            what = f"{self._block.names(stopped)}, stopped by a signal or a debugger, {_have(stopped)} not {late}"
+            what = f"{self._names(stopped)}, stopped by a signal or a debugger, {_have(stopped)} not {late}"
             hint = f"Hint: kill -CONT lets a process go on; find out who stopped it (timeout_s is {self.timeout_s:g})."
         elif dead:
-            what = f"{self._block.names(first or dead)} {_have(first or dead)} died"
+            what = f"{self._names(first or dead)} {_have(first or dead)} died"
         elif behind := self._behind():
-            what = f"{self._block.names(behind)} {_have(behind)} not {late}"
+            what = f"{self._names(behind)} {_have(behind)} not {late}"
         else:
             what, hint = f"the ranks have not all {late}", "Hint: look at what each of them does, as with py-spy."
         start = self._note_offset(self.rank, (self.num_barriers - 1) % 2)
         _GIVEN_UP.pack_into(self._memory, start + _HEAD.size - 1, 1)
         doing = self._note(self.rank, (self.num_barriers - 1) % 2)[2].decode(errors="replace")
-        raise PeerLost(
-            f"[rank {self.rank}/{self.world_size}] {what} (waiting in {doing}, meeting {self.num_barriers}). {hint}"
-        )
+        raise PeerLost(f"{self.title} {what} (waiting in {doing}, meeting {self.num_barriers}). {hint}")
 
     def _behind(self) -> list[int]:
         """Return the ranks that have begun the fewest meetings, if fewer than this one."""
@@ -159,7 +182,7 @@ class SharedBoard:
         return any(self._memory[self._note_offset(rank, parity) + _HEAD.size - 1] for parity in range(2))
 
     def _note_offset(self, rank: int, parity: int) -> int:
-        return self._rounds * self.world_size * SEMAPHORE_BYTES + (2 * rank + parity) * _NOTE_BYTES
+        return self._rounds * self.world_size * SEMAPHORE_BYTES + (2 * rank + parity) * _NOTE_ROOM
 
     def _note(self, rank: int, parity: int) -> tuple[int, int, bytes]:
         start = self._note_offset(rank, parity)
@@ -173,7 +196,7 @@ def _have(ranks: list[int]) -> str:
 
 def _head_bytes(world_size: int) -> int:
     rounds = (world_size - 1).bit_length()
-    used = rounds * world_size * SEMAPHORE_BYTES + 2 * world_size * _NOTE_BYTES
+    used = rounds * world_size * SEMAPHORE_BYTES + 2 * world_size * _NOTE_ROOM
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
