@@ -22,7 +22,7 @@ SEMAPHORE_BYTES = 64
 """Room for a semaphore: ``sem_t`` takes 32; a cache line of its own."""
 
 _NUM_TRIES = 30
-_YIELD_S = 60e-6  # to be woken from sleep takes 50-100 µs on a virtual machine: a peer that is nearly there is awaited
+_YIELD_S = 40e-6  # waking from sleep costs as much, and more on a virtual machine
 _SLICE_S = 0.02
 
 # PyDLL keeps the interpreter's lock: for calls that return at once. CDLL gives it up: for calls that sleep.
