@@ -32,6 +32,11 @@ def play(transport: None) -> dict[str, Any]:
     seen["messages"] = send_messages()
     seen["refused"] = {name: error_of(call) for name, call in REFUSED.items()}
     seen["mismatch"] = error_of(lambda: dist.all_reduce(torch.ones(3 + (world.rank == 0))))
+    three, is_first = torch.ones(3), world.rank == 0
+    seen["other_call"] = error_of(lambda: dist.broadcast(three, 0) if is_first else dist.all_reduce(three))
+    seen["other_list"] = error_of(lambda: dist.all_gather(blank(shm, 3) if is_first else blank(shm, 2), three[:2]))
+    later = [dist.all_reduce(three, async_op=True) if is_first else dist.barrier(async_op=True)]
+    seen["other_later"] = error_of(later[0].wait)
     seen["ddp"] = {name: train(shm, **options) for name, options in VARIANTS.items()}
     seen["ddp_gloo"] = (
         {name: train(gloo, **options) for name, options in VARIANTS.items()} if world.world_size == 2 else {}

@@ -1,7 +1,7 @@
-"""Kills or stops one of four ranks in the middle of an all-reduce, again and again; a program, run by the tests.
+"""Kills or stops some of four ranks in the middle of an all-reduce, again and again; a program, run by the tests.
 
-In: the number of repetitions, SIGKILL or SIGSTOP, the ranks' timeout. Out: a line of JSON for each repetition. The
-ranks are forked, so that torch is imported once.
+In: the number of repetitions, SIGKILL or SIGSTOP, the ranks' timeout, how many ranks to hit. Out: a line of JSON for
+each repetition. The ranks are forked, so that torch is imported once.
 """
 
 import json
@@ -23,11 +23,8 @@ from unisono.errors import PeerLost
 WORLD_SIZE = 4
 
 
-def be_rank(rank: int, folder: str, timeout_s: float, said: int, told: int, *, stops: bool) -> None:
-    """Reduce until a rank is lost; say what was seen, and stay until all have said it.
-
-    A rank that `stops` does so between two operations: within a meeting, all ranks would have begun the same one.
-    """
+def be_rank(rank: int, folder: str, timeout_s: float, said: int, told: int) -> None:
+    """Reduce until a rank is lost; say what was seen, and stay until all have said it."""
     torch.set_num_threads(1)
     board, _ = share_memory(FileStore(f"{folder}/store", WORLD_SIZE), rank, WORLD_SIZE, timeout_s, 16 << 10)
     group = Collectives(board)
@@ -36,18 +33,15 @@ def be_rank(rank: int, folder: str, timeout_s: float, said: int, told: int, *, s
     try:
         while True:
             group.all_reduce(value, "MAX")
-            if stops:
-                os.write(said, b"%f\n" % time.monotonic())
-                os.kill(os.getpid(), signal.SIGSTOP)
     except PeerLost as error:
         report = {"rank": rank, "at": time.monotonic(), "error": str(error), "meetings": board.num_barriers}
     os.write(said, json.dumps(report).encode() + b"\n")
     os.read(told, 1)  # until the others' end of the pipe is closed
 
 
-def repeat(signum: int, timeout_s: float, draw: random.Random) -> dict[str, object]:
-    """Start four ranks, hit one at a random moment, and collect what the others say."""
-    victim = draw.randrange(WORLD_SIZE)
+def repeat(signum: int, timeout_s: float, num_hit: int, draw: random.Random) -> dict[str, object]:
+    """Start four ranks, hit some at a random moment, and collect what the others say."""
+    victims = sorted(draw.sample(range(WORLD_SIZE), num_hit))
     with tempfile.TemporaryDirectory() as folder:
         told, release = os.pipe()
         pids, ears = [], []
@@ -58,7 +52,7 @@ def repeat(signum: int, timeout_s: float, draw: random.Random) -> dict[str, obje
                 os.close(release)
                 code = 1
                 try:
-                    be_rank(rank, folder, timeout_s, said, told, stops=signum == signal.SIGSTOP and rank == victim)
+                    be_rank(rank, folder, timeout_s, said, told)
                     code = 0
                 finally:
                     os._exit(code)
@@ -68,27 +62,29 @@ def repeat(signum: int, timeout_s: float, draw: random.Random) -> dict[str, obje
         for ear in ears:
             assert ear.readline() == "ready\n"
         time.sleep(draw.uniform(0, 0.03))
-        hit = float(ears[victim].readline()) if signum == signal.SIGSTOP else time.monotonic()
-        os.kill(pids[victim], signum)
-        reports = [json.loads(ear.readline()) for rank, ear in enumerate(ears) if rank != victim]
+        hit = time.monotonic()
+        for victim in victims:
+            os.kill(pids[victim], signum)
+        reports = [json.loads(ear.readline()) for rank, ear in enumerate(ears) if rank not in victims]
         os.close(release)
         os.close(told)
-        os.kill(pids[victim], signal.SIGKILL)
+        for victim in victims:
+            os.kill(pids[victim], signal.SIGKILL)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         for ear in ears:
             ear.close()
     for report in reports:
         report["after_s"] = report.pop("at") - hit
-    return {"victim": victim, "pid": pids[victim], "reports": reports, "codes": codes}
+    return {"victims": victims, "pids": pids, "reports": reports, "codes": codes}
 
 
 def main() -> None:
     """Repeat, and look at what is left."""
-    repetitions, signum, timeout_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    repetitions, signum, timeout_s, num_hit = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     before = set(Path("/dev/shm").iterdir())
     draw = random.Random(repetitions)
     for _ in range(repetitions):
-        print(json.dumps(repeat(signum, timeout_s, draw)))
+        print(json.dumps(repeat(signum, timeout_s, num_hit, draw)), flush=True)
     left = [path.name for path in set(Path("/dev/shm").iterdir()) - before if "unisono" in path.name]
     held = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink() and "memfd" in str(link.readlink())]
     print(json.dumps({"left": left, "held": len(held)}))

@@ -124,6 +124,13 @@ def test_mismatch_is_an_error_on_every_rank(world_size):
     for rank, seen in enumerate(launched(world_size)):
         assert seen["mismatch"].startswith(f"RankDivergence: [rank {rank}/{world_size}]")
         assert "rank 0: all_reduce SUM of (4,) float32; rank 1: all_reduce SUM of (3,) float32" in seen["mismatch"]
+        for name in ("other_call", "other_list", "other_later"):
+            assert seen[name].startswith(("RankDivergence: ", "ConfigError: ")), seen[name]
+        assert (
+            "rank 0: broadcast of (3,) float32 from rank 0; rank 1: all_reduce SUM of (3,) float3" in seen["other_call"]
+        )
+        assert "rank 0: all_reduce SUM of (3,) float32; rank 1: barrier" in seen["other_later"]
+        assert "(3,) float32" in seen["other_list"]
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -29,8 +29,8 @@ def test_all_gather(world_size):
         return everyone.tolist(), transport.bytes_sent
 
     expected = [float(rank) for rank in range(world_size) for _ in range(3)]
-    # 12 bytes and the barrier's one, to each other rank.
-    assert run_ranks(program, world_size) == [(expected, 13 * (world_size - 1))] * world_size
+    # 12 bytes to each other rank; a barrier carries none.
+    assert run_ranks(program, world_size) == [(expected, 12 * (world_size - 1))] * world_size
 
 
 def test_all_to_all_with_unequal_parts():

@@ -16,10 +16,14 @@ from unisono.cli.outcome import perform
 if TYPE_CHECKING:
     from unisono.collectives.schedules import Schedule
 
+COLLECTIVES = (
+    "all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter", "gather", "all_gather", "all_to_all", "send_recv",
+    "tree_all_reduce", "barrier",
+)  # fmt: skip
 SIZES = "4KB,64KB,1MB,16MB"
 MOST_BYTES = 1 << 30
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-_REFERENCES = ("torch", "gloo")
+_REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in its place
 
 
 @click.group()
@@ -33,6 +37,9 @@ def bench() -> None:
 @bench.command(short_help="Time collectives over message sizes, or explain one.")
 @click.option("-r", "--ranks", metavar="N,N,...", help="Numbers of processes.  [default: 2]")
 @click.option("-s", "--sizes", metavar="SIZE,...", help=f"Sizes of the buffer, in powers of 1024.  [default: {SIZES}]")
+@click.option(
+    "-c", "--collectives", "only", metavar="NAME,...", help="Which ones, all_reduce,barrier say.  [default: all]"
+)
 @click.option("--repeat", type=click.IntRange(min=1), metavar="K", help="Repetitions of each.  [default: 15]")
 @click.option("--explain", metavar="NAME", help="Measure nothing; show the moves of a schedule: ring, tree, ...")
 @click.option("-n", "--explain-ranks", type=click.IntRange(min=1), metavar="N", help="Ranks to explain.  [default: 4]")
@@ -41,16 +48,17 @@ def bench() -> None:
 def collectives(
     ranks: str | None,
     sizes: str | None,
+    only: str | None,
     repeat: int | None,
     explain: str | None,
     explain_ranks: int | None,
     png: str | None,
     as_json: bool,
 ) -> None:
-    """Time collectives over shared memory and gloo, beside torch.distributed and a plain copy of memory.
+    """Time collectives over shared memory and gloo, beside a plain copy of memory.
 
-    What is compared is measured in one run, turn by turn. Every result is checked; ours must have the bits of
-    the canonical tree.
+    All functions of torch.distributed, and tree_all_reduce, the sum of the exact step. What is compared is measured
+    in one run, turn by turn, and every result is checked. The plan by which this host's reductions are cut is shown.
 
     --explain shows how a collective works instead: ring, naive-ring, tree, owner-computes, halving-doubling, or
     the patterns scatter, gather, reduce, all-reduce, broadcast, all-gather.
@@ -64,15 +72,16 @@ def collectives(
 
         _check_picture(png)
         if explain is not None:
-            if ranks or sizes or repeat:
+            if ranks or sizes or only or repeat:
                 raise ConfigError(
-                    "--explain measures nothing: expected no --ranks, --sizes or --repeat. Hint: use -n N."
+                    "--explain measures nothing: expected no --ranks, --sizes, --collectives or --repeat. "
+                    "Hint: use -n N."
                 )
             _explain(explain, explain_ranks or 4, png, as_json)
             return
         if explain_ranks is not None:
             raise ConfigError("-n is for --explain. Hint: to measure, give the numbers of processes with --ranks 2,4.")
-        _measure(parse_ranks(ranks or "2"), parse_sizes(sizes or SIZES), repeat or 15, png, as_json)
+        _measure(parse_ranks(ranks or "2"), parse_sizes(sizes or SIZES), parse_names(only), repeat or 15, png, as_json)
 
     sys.exit(perform("bench", act))
 
@@ -116,29 +125,63 @@ def parse_ranks(text: str) -> list[int]:
     return list(found)
 
 
-def _measure(ranks: list[int], sizes: list[int], repeat: int, png: str | None, as_json: bool) -> None:
+def parse_names(text: str | None) -> list[str]:
+    """Return names of collectives such as ``all_reduce,barrier``, each once; none means all.
+
+    Raises:
+        ConfigError: A name that is not known.
+    """
+    import difflib
+
+    from unisono.errors import ConfigError
+
+    found = dict.fromkeys(part.strip() for part in text.split(",")) if text is not None else {}
+    for name in found:
+        if name not in COLLECTIVES:
+            near = difflib.get_close_matches(name, COLLECTIVES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"expected --collectives of {', '.join(COLLECTIVES)}; got {name!r}.{hint}")
+    return list(found)
+
+
+def _measure(ranks: list[int], sizes: list[int], only: list[str], repeat: int, png: str | None, as_json: bool) -> None:
     from importlib import metadata
 
     from unisono.launchers.spec import usable_cores
 
     cores = usable_cores()
     rows: list[dict[str, Any]] = []
+    plans: dict[int, dict[str, int] | None] = {}
     for count in ranks:
         busy = f" on {cores} cores, which must take turns" if count > cores else ""
         click.echo(f"measuring {count} ranks{busy} ...", err=True)
-        rows += _launch(count, sizes, repeat)
+        told = _launch(count, sizes, only, repeat)
+        rows += told["rows"]
+        plans[count] = told["plan"]
     if png is not None:
         from unisono.report.timing_picture import draw_timings
 
         draw_timings(rows, png)
     if as_json:
-        click.echo(json.dumps({"cores": cores, "torch": metadata.version("torch"), "repeat": repeat, "rows": rows}))
+        version = metadata.version("torch")
+        click.echo(json.dumps({"cores": cores, "torch": version, "repeat": repeat, "plans": plans, "rows": rows}))
         return
-    for line in table(rows):
+    for line in [*table(rows), *(describe_plan(count, plan) for count, plan in plans.items())]:
         click.echo(line)
 
 
-def _launch(ranks: int, sizes: list[int], repeat: int) -> list[dict[str, Any]]:
+def describe_plan(ranks: int, plan: dict[str, int] | None) -> str:
+    """Return in words how this host cuts reductions between so many ranks."""
+    from unisono.report.timing_picture import spell_bytes
+
+    if plan is None:
+        return f"plan for {ranks} ranks: no shared memory here, everything over gloo"
+    whole, piece = plan["whole_bytes"], spell_bytes(plan["piece_bytes"])
+    until = "always" if whole > MOST_BYTES else f"up to {spell_bytes(whole)}" if whole else "never"
+    return f"plan for {ranks} ranks: every rank adds everything {until}, else its share; pieces of {piece}"
+
+
+def _launch(ranks: int, sizes: list[int], only: list[str], repeat: int) -> dict[str, Any]:
     from unisono.collectives.measure import measure
     from unisono.launchers.api import describe_function
     from unisono.launchers.local import run_local
@@ -146,22 +189,21 @@ def _launch(ranks: int, sizes: list[int], repeat: int) -> list[dict[str, Any]]:
 
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as scratch:
         out = Path(scratch) / "rows.json"
-        target = describe_function(measure, (sizes, repeat, str(out)))
+        target = describe_function(measure, (sizes, repeat, only, str(out)))
         run_local(LaunchSpec(target=target, workers=ranks, threads=1, output="stderr"))
-        rows: list[dict[str, Any]] = json.loads(out.read_text())
-        return rows
+        told: dict[str, Any] = json.loads(out.read_text())
+        return told
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the rows as lines of at most 80 columns, grouped by ranks, collective and size.
 
-    The last column says how many times faster a row is than torch.distributed's own collective where that was measured,
-    else than ours over gloo.
+    The last column says how many times faster a row is than torch.distributed's collective over gloo.
     """
     from unisono.report.timing_picture import spell_bytes, spell_seconds
 
     lines = [
-        f"{'ranks':>5}  {'collective':<10} {'buffer':>8}  {'over':<6} {'median':>8}  {'quartiles':>19}  "
+        f"{'ranks':>5}  {'collective':<15} {'buffer':>7}  {'over':<6} {'median':>8}  {'quartiles':>19}  "
         f"{'MB/s':>6}  {'ratio':>6}"
     ]
     groups: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
@@ -170,16 +212,17 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     order = list(dict.fromkeys(row["collective"] for row in rows))
     for ranks, collective, size in sorted(groups, key=lambda key: (key[0], order.index(key[1]), key[2])):
         found = {row["transport"]: row for row in groups[ranks, collective, size]}
-        base = next((found[name] for name in _REFERENCES if name in found), None)
+        base = groups.get((ranks, _REFERENCE.get(collective, collective), size), [])
+        base_s = next((row["median_s"] for row in base if row["transport"] == "gloo"), None)
         for transport, row in found.items():
             quartiles = f"{spell_seconds(row['q1_s']):>8} - {spell_seconds(row['q3_s']):>8}"
             rate = "" if row["bytes_per_s"] is None else _short(row["bytes_per_s"] / 1e6)
-            ratio = "" if base is None else _short(base["median_s"] / row["median_s"]) + "x"
+            ratio = "" if base_s is None else _short(base_s / row["median_s"]) + "x"
             buffer = spell_bytes(size) if size else ""
-            line = f"{ranks:>5}  {collective:<10} {buffer:>8}  {transport:<6} {spell_seconds(row['median_s']):>8}  "
+            line = f"{ranks:>5}  {collective:<15} {buffer:>7}  {transport:<6} {spell_seconds(row['median_s']):>8}  "
             lines.append(f"{line}{quartiles}  {rate:>6}  {ratio:>6}".rstrip())
     lines.append("")
-    lines.append("ratio: times faster than torch.distributed over gloo (row torch; else row gloo)")
+    lines.append("ratio: times faster than torch.distributed over gloo (for tree_all_reduce: its all_reduce)")
     return lines
 
 

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from unisono.collectives.autotune import settle_plan
 from unisono.collectives.operations import Collectives, as_bytes, describe, flat_of, store_into
 from unisono.collectives.rendezvous import share_memory
-from unisono.collectives.shm import SLOT_BYTES
+from unisono.collectives.shm import SLOT_BYTES, ShmTransport
 from unisono.collectives.work import Job, Lane, ShmWork, is_in_backward
 from unisono.errors import ConfigError
+from unisono.world import default_cache
 
 NAME = "shm"
 # torch's stub lists several ways to call each method; torch.distributed and DDP use the one with options.
@@ -53,6 +55,8 @@ class ShmProcessGroup(dist.ProcessGroup):
     ) -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]  # the one way for Python's subclasses
         self._board, self._mailbox = share_memory(store, rank, world_size, timeout_s, slot_bytes)
+        if world_size > 1:
+            settle_plan(ShmTransport(self._board, None), default_cache())
         self._operations = Collectives(self._board)
         self._lane = Lane("shm-collectives")
         self._mail_lanes: dict[tuple[str, int], Lane] = {}

@@ -7,33 +7,20 @@ A wait notices when the other process ends. The memory is anonymous and is gone 
 """
 
 import collections
-import ctypes
 import mmap
-import os
-import select
 import struct
-import time
 from typing import final
 
 import torch
 from torch import Tensor
 
+from unisono.collectives.shared_block import SEMAPHORE_BYTES, SharedBlock, make_semaphore, post, take, value_of
 from unisono.errors import PeerLost, RankDivergence
 
 NUM_PIECES = 4
-_SEMAPHORE_BYTES = 64  # sem_t takes 32; a cache line of its own
 _HEAD_BYTES = 128
 _HEAD = struct.Struct("<QqIB")  # bytes of the message, tag, bytes in this piece, length of the text that follows
 _TEXT_BYTES = _HEAD_BYTES - _HEAD.size
-_NUM_TRIES = 50
-_SLICE_S = 0.02
-
-# PyDLL keeps the interpreter's lock: for calls that return at once. CDLL gives it up: for calls that sleep.
-_quick, _slow = ctypes.PyDLL(None), ctypes.CDLL(None)
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 @final
@@ -45,38 +32,28 @@ class Mailbox:
     threads at the same time; one direction by one thread.
 
     Args:
-        descriptor: The memory's file descriptor; closed here.
+        block: The memory; closed with the mailbox.
         rank: This rank.
         world_size: Number of ranks.
         piece_bytes: Size of a piece; a multiple of 64.
         timeout_s: Longest wait for a rank that lives.
     """
 
-    def __init__(self, descriptor: int, rank: int, world_size: int, piece_bytes: int, timeout_s: float) -> None:
+    def __init__(self, block: SharedBlock, rank: int, world_size: int, piece_bytes: int, timeout_s: float) -> None:
         self.rank, self.world_size, self.piece_bytes, self.timeout_s = rank, world_size, piece_bytes, timeout_s
-        self._memory = mmap.mmap(descriptor, _total_bytes(world_size, piece_bytes))
-        os.close(descriptor)
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._block, self._memory = block, block.memory
+        self._bytes = torch.frombuffer(block.memory, dtype=torch.uint8)
         self._counts = collections.Counter[tuple[int, int]]()
         self._aside: dict[tuple[int, int], collections.deque[tuple[str, Tensor]]] = {}
-        self._pids: list[int] = []
-        self._peers: list[int] = []
-        self._offered = -1
 
     @classmethod
     def create(cls, world_size: int, piece_bytes: int, timeout_s: float) -> tuple["Mailbox", str]:
         """Make the memory; returns rank 0's mailbox and the address for the other ranks."""
-        descriptor = os.memfd_create("unisono-mail", os.MFD_CLOEXEC)
-        os.fchmod(descriptor, 0o600)
-        os.ftruncate(descriptor, _total_bytes(world_size, piece_bytes))
-        offered = os.dup(descriptor)
-        mailbox = cls(descriptor, 0, world_size, piece_bytes, timeout_s)
-        mailbox._offered = offered  # stays open until the others have attached
+        block, address = SharedBlock.create("unisono-mail", _total_bytes(world_size, piece_bytes))
         for pair in range(world_size * world_size):
-            _quick.sem_init(ctypes.c_void_p(mailbox._base + 2 * pair * _SEMAPHORE_BYTES), 1, NUM_PIECES)
-            _quick.sem_init(ctypes.c_void_p(mailbox._base + (2 * pair + 1) * _SEMAPHORE_BYTES), 1, 0)
-        return mailbox, f"/proc/{os.getpid()}/fd/{offered}"
+            make_semaphore(block.base + 2 * pair * SEMAPHORE_BYTES, NUM_PIECES)
+            make_semaphore(block.base + (2 * pair + 1) * SEMAPHORE_BYTES, 0)
+        return cls(block, 0, world_size, piece_bytes, timeout_s), address
 
     @classmethod
     def attach(cls, address: str, rank: int, world_size: int, piece_bytes: int, timeout_s: float) -> "Mailbox":
@@ -85,23 +62,20 @@ class Mailbox:
         Raises:
             OSError: It cannot be reached: another host, user or process namespace.
         """
-        return cls(os.open(address, os.O_RDWR | os.O_CLOEXEC), rank, world_size, piece_bytes, timeout_s)
+        block = SharedBlock.attach(address, _total_bytes(world_size, piece_bytes))
+        return cls(block, rank, world_size, piece_bytes, timeout_s)
 
     def watch(self, pids: list[int]) -> None:
         """Take the process ids of all ranks, to notice when one ends."""
-        if self._offered >= 0:
-            os.close(self._offered)
-            self._offered = -1
-        self._pids = pids
-        self._peers = [os.pidfd_open(pid) for pid in pids]
+        self._block.watch(pids)
 
     def can_send(self, target: int, num_bytes: int) -> bool:
         """Whether `send` of so many bytes would not have to wait."""
-        return _value(self._free(self.rank, target)) >= self._num_pieces(num_bytes)
+        return value_of(self._free(self.rank, target)) >= self._num_pieces(num_bytes)
 
     def can_receive(self, source: int, num_bytes: int) -> bool:
         """Whether a whole message of so many bytes lies there."""
-        return _value(self._full(source, self.rank)) >= self._num_pieces(num_bytes)
+        return value_of(self._full(source, self.rank)) >= self._num_pieces(num_bytes)
 
     def send(self, message: Tensor, target: int, tag: int, what: str) -> None:
         """Send bytes to a rank; returns when all of them lie in the ring.
@@ -123,7 +97,7 @@ class Mailbox:
                 _HEAD.pack(len(message), tag, len(piece), len(text)) + text.ljust(_TEXT_BYTES)
             )  # fmt: skip
             self._bytes[start + _HEAD_BYTES :][: len(piece)].copy_(piece)
-            _quick.sem_post(ctypes.c_void_p(self._full(self.rank, target)))
+            post(self._full(self.rank, target))
 
     def receive(self, message: Tensor, source: int, tag: int, what: str) -> None:
         """Receive the next message of a rank that carries `tag`; returns when all of it is there.
@@ -154,9 +128,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Stop watching; the memory goes with the last tensor that looks at it."""
-        for peer in self._peers:
-            os.close(peer)
-        self._peers = []
+        self._block.close()
 
     def _take(self, message: Tensor, source: int, tag: int, what: str, doing: str) -> tuple[str, int, Tensor]:
         """Take one whole message, into `message` if it is the wanted one; returns text, tag and content."""
@@ -171,7 +143,7 @@ class Mailbox:
                 content = message if is_wanted else torch.empty(size, dtype=torch.uint8)
             content[done : done + length].copy_(self._bytes[start + _HEAD_BYTES :][:length])
             done += length
-            _quick.sem_post(ctypes.c_void_p(self._free(source, self.rank)))
+            post(self._free(source, self.rank))
         return text, found_tag, content
 
     def _check(self, arrived: str, what: str, doing: str) -> None:
@@ -182,27 +154,19 @@ class Mailbox:
             )
 
     def _wait(self, semaphore: int, peer: int, doing: str) -> None:
-        address = ctypes.c_void_p(semaphore)
-        for number in range(_NUM_TRIES):
-            if _quick.sem_trywait(address) == 0:
+        def look(waited_s: float) -> None:
+            is_dead = peer in self._block.dead()
+            # It may have done its part and then ended well: looked at in this order.
+            if value_of(semaphore) or (not is_dead and waited_s < self.timeout_s):
                 return
-            if number > _NUM_TRIES // 2:
-                os.sched_yield()
-        start = time.monotonic()
-        while True:
-            end = min(time.monotonic() + _SLICE_S, start + self.timeout_s)
-            until = _Timespec(int(end), int(end % 1 * 1e9))
-            if _slow.sem_clockwait(address, time.CLOCK_MONOTONIC, ctypes.byref(until)) == 0:
-                return
-            is_dead = bool(self._peers and select.select([self._peers[peer]], [], [], 0)[0])
-            if _quick.sem_trywait(address) == 0:  # it may have done its part and ended well
-                return
-            who = f"[rank {self.rank}/{self.world_size}] rank {peer}"
-            hint = "Hint: look for the first failure in its log."
+            who = f"[rank {self.rank}/{self.world_size}] {self._block.names([peer])}"
+            where = f"(waiting in {doing}). Hint: look for the first failure in its log."
             if is_dead:
-                raise PeerLost(f"{who} (process {self._pids[peer]}) has died (waiting in {doing}). {hint}")
-            if time.monotonic() >= start + self.timeout_s:
-                raise PeerLost(f"{who} has not come within {self.timeout_s:g} s (waiting in {doing}). {hint}")
+                raise PeerLost(f"{who} has died {where}")
+            stopped = ", stopped by a signal or a debugger," if peer in self._block.stopped() else ""
+            raise PeerLost(f"{who}{stopped} has not come within {self.timeout_s:g} s {where}")
+
+        take(semaphore, look)
 
     def _num_pieces(self, num_bytes: int) -> int:
         return max(1, -(-num_bytes // self.piece_bytes))
@@ -211,10 +175,10 @@ class Mailbox:
         return source * self.world_size + target
 
     def _free(self, source: int, target: int) -> int:
-        return self._base + 2 * self._pair(source, target) * _SEMAPHORE_BYTES
+        return self._block.base + 2 * self._pair(source, target) * SEMAPHORE_BYTES
 
     def _full(self, source: int, target: int) -> int:
-        return self._free(source, target) + _SEMAPHORE_BYTES
+        return self._free(source, target) + SEMAPHORE_BYTES
 
     def _next(self, source: int, target: int) -> int:
         """Return where the next piece of a direction lies, and count it."""
@@ -228,14 +192,8 @@ def _cut(what: str) -> str:
     return what.encode()[:_TEXT_BYTES].decode(errors="replace")
 
 
-def _value(semaphore: int) -> int:
-    value = ctypes.c_int()
-    _quick.sem_getvalue(ctypes.c_void_p(semaphore), ctypes.byref(value))
-    return value.value
-
-
 def _rings_start(world_size: int) -> int:
-    used = 2 * world_size * world_size * _SEMAPHORE_BYTES
+    used = 2 * world_size * world_size * SEMAPHORE_BYTES
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 

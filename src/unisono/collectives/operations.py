@@ -20,13 +20,13 @@ from typing import NoReturn, final
 import torch
 from torch import Tensor
 
+from unisono.collectives.board_reduce import reduce_on_board
 from unisono.collectives.reductions import REDUCTIONS, combine_values, is_defined
 from unisono.collectives.shared_memory import SharedBoard
 from unisono.collectives.shm import meet
 from unisono.errors import ConfigError, RankDivergence
 
-_SMALL_BYTES = 32 << 10
-_ALIGNMENT, _ALIGNED_ELEMENTS = 64, 16
+_ALIGNMENT = 64
 _NOTE_CHARS = 100
 
 
@@ -47,6 +47,7 @@ class Collectives:
         self.board = board
         self.rank = board.rank
         self.world_size = board.world_size
+        self._leaves = tuple(((rank, rank + 1),) for rank in range(board.world_size))
 
     def barrier(self) -> None:
         """Return on no rank before all have called."""
@@ -176,46 +177,9 @@ class Collectives:
         self._check_op(note, op, tensor.dtype)
         flat = flat_of(tensor)
         is_receiver = root is None or root == self.rank
-        # Where every receiver combines everything: more work (not between two), one meeting and one copy less.
-        if self.world_size <= 2 or flat.nbytes <= min(_SMALL_BYTES, self.board.slot_bytes):
-            for piece in flat.split(self.board.slot_bytes // flat.element_size()):
-                dtype, count = piece.dtype, piece.numel()
-                self._own_slot().view(dtype)[:count].copy_(piece)
-                parity = self._meet(note)
-                if is_receiver:
-                    values = [self.board.slot(rank, parity).view(dtype)[:count] for rank in range(self.world_size)]
-                    values[self.rank] = piece  # the same, and in this core's cache
-                    combine_values(values, op, piece)
-        else:
-            self._reduce_in_pieces(note, flat, op, is_receiver=is_receiver)
+        reduce_on_board(self.board, [flat], self._leaves, self.world_size, flat if is_receiver else None, note, op)
         if is_receiver:
             store_into(flat, tensor)
-
-    def _reduce_in_pieces(self, note: str, flat: Tensor, op: str, *, is_receiver: bool) -> None:
-        """Each rank combines its share of every piece and leaves it in its result area for the others.
-
-        While piece t is combined, piece t - 1 is copied out and piece t + 1 is laid down.
-        """
-        board, dtype, ranks = self.board, flat.dtype, range(self.world_size)
-        most = _rounded(board.slot_bytes // flat.element_size() // self.world_size)
-        pieces = flat.split(most * self.world_size)
-        shares = [_share(len(piece), self.world_size, most) for piece in pieces]
-        self._own_slot().view(dtype)[: len(pieces[0])].copy_(pieces[0])
-        parity = self._meet(note)
-        for number, piece in enumerate([*pieces, None]):
-            if number and is_receiver:
-                done, share = pieces[number - 1], shares[number - 1]
-                for rank, target in enumerate(done.split(share)):
-                    target.copy_(board.result(rank, parity).view(dtype)[: len(target)])
-            if piece is None:
-                return
-            start, stop = (min(len(piece), (self.rank + offset) * shares[number]) for offset in (0, 1))
-            values = [board.slot(rank, parity).view(dtype)[start:stop] for rank in ranks]
-            combine_values(values, op, board.result(self.rank, 1 - parity).view(dtype)[: stop - start])
-            if number + 1 < len(pieces):
-                following = pieces[number + 1]
-                self._own_slot().view(dtype)[: len(following)].copy_(following)
-            parity = self._meet(note)
 
     def _reduce_parts(self, note: str, out: Tensor, parts: Sequence[Tensor], op: str) -> None:
         """Lay down all parts piece by piece; combine the own one."""
@@ -289,6 +253,8 @@ class Collectives:
 def describe(tensors: Sequence[Tensor]) -> str:
     """Return shapes and dtypes in a few words: equal words for equal shapes and dtypes (a long list has a checksum)."""
     words = [f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}" for tensor in tensors]
+    if len(words) == 1:
+        return words[0]
     same = len(set(words)) == 1
     text = words[0] + (f" x {len(words)}" if len(words) > 1 else "") if same else ", ".join(words)
     return text if len(text) <= _NOTE_CHARS else f"{text[:80]}... #{zlib.crc32(text.encode()):08x}"
@@ -301,6 +267,12 @@ def as_bytes(flat: Tensor) -> Tensor:
 
 def flat_of(tensor: Tensor) -> Tensor:
     """Return the elements as a contiguous one-dimensional tensor: over the same memory where that can be."""
+    if (
+        tensor.dim() == 1
+        and tensor.stride(0) == 1
+        and not (tensor.requires_grad or tensor.is_complex() or tensor.is_neg())
+    ):
+        return tensor
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return whole.as_strided((whole.numel(),), (1,))  # view(-1) would keep a single element's odd stride
 
@@ -318,12 +290,3 @@ def _chunks(flat: Tensor, count: int) -> tuple[Tensor, ...]:
 def _starts(length: int, room: int) -> range:
     """Return where the pieces begin; an empty buffer has one piece too, since the ranks meet at least once."""
     return range(0, max(1, length), room)
-
-
-def _rounded(elements: int) -> int:
-    return elements if elements < _ALIGNED_ELEMENTS else elements // _ALIGNED_ELEMENTS * _ALIGNED_ELEMENTS
-
-
-def _share(length: int, world_size: int, most: int) -> int:
-    """Return how many elements of a piece each rank combines: equal shares, aligned, the last ones shorter."""
-    return min(most, -(-length // world_size // _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from unisono.collectives.across_hosts import name_of_this_host, over_hosts
 from unisono.collectives.autotune import settle_plan
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm import over_shared_memory
@@ -25,6 +26,7 @@ from unisono.errors import PeerLost, WorldError
 from unisono.world import World, default_cache
 
 _connections = itertools.count()
+_stores: dict[tuple[str, int, int], Store] = {}  # by meeting place; see `store_of`
 
 
 @final
@@ -68,14 +70,23 @@ class ProcessGroupTransport(Transport):
             ) from error
 
 
-def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0, share_memory: bool = True) -> Transport:
+def connect(
+    world: World,
+    *,
+    device: str = "cpu",
+    timeout_s: float = 300.0,
+    share_memory: bool = True,
+    host: str | None = None,
+) -> Transport:
     """Join the ranks of `world` and return this rank's transport; all ranks call it, and it blocks until they have.
 
     Args:
         world: Who this process is.
         device: ``cpu`` (gloo) or ``cuda`` (nccl for CUDA tensors, gloo for control messages).
         timeout_s: Longest wait for another rank in one collective.
-        share_memory: Go through shared memory where all ranks are CPU processes of this host.
+        share_memory: Go through shared memory between CPU processes of one host: alone where all ranks are on it, else
+            inside each host (`HostsTransport`).
+        host: Name of this rank's host; None finds it out. Ranks with one name must be able to share memory.
 
     Raises:
         WorldError: The process group that the program has already made has another size or rank.
@@ -88,14 +99,14 @@ def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0, shar
                 f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. "
                 "Hint: initialise it from the environment."
             )
-        return _fastest(world, ProcessGroupTransport(owns_group=False), device, timeout_s, share_memory)
+        return _fastest(world, ProcessGroupTransport(owns_group=False), device, timeout_s, share_memory, host)
     if world.world_size == 1:
         return LoopbackTransport()
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
         # Keys of its own: a second group of this process must not meet at what the first has left in the store.
-        store = PrefixStore(f"unisono/{next(_connections)}", _store(world, timeout))
+        store = PrefixStore(f"unisono/{next(_connections)}", store_of(world, timeout))
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     except WorldError:
         raise
@@ -104,28 +115,44 @@ def connect(world: World, *, device: str = "cpu", timeout_s: float = 300.0, shar
             f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} "
             f"within {timeout_s:g} s: {error}"
         ) from error
-    return _fastest(world, ProcessGroupTransport(owns_group=True), device, timeout_s, share_memory)
+    return _fastest(world, ProcessGroupTransport(owns_group=True), device, timeout_s, share_memory, host)
 
 
-def _fastest(world: World, group: Transport, device: str, timeout_s: float, share_memory: bool) -> Transport:
-    if not share_memory or device != "cpu" or not world.is_single_host or world.world_size == 1:
+def _fastest(
+    world: World, group: Transport, device: str, timeout_s: float, share_memory: bool, host: str | None
+) -> Transport:
+    if not share_memory or device != "cpu" or world.world_size == 1:
         return group
+    if host is not None or not world.is_single_host:
+        names = group.all_gather_json(host or name_of_this_host())
+        if len(set(names)) > 1:
+            return over_hosts(group, names, timeout_s=timeout_s)
     transport = over_shared_memory(group, timeout_s=timeout_s)
     if transport.board is not None:
         settle_plan(transport, default_cache())
     return transport
 
 
-def _store(world: World, timeout: timedelta) -> Store:
+def store_of(world: World, timeout: timedelta) -> Store:
+    """Return the store at which the ranks of a world meet: one for each meeting place in this process.
+
+    The last process to drop a FileStore removes its file, and the server of a TCPStore ends with rank 0's: a process
+    that closed and came back at once would meet at what another one, still closing, is about to take away.
+    """
     if world.rendezvous == "env://":
         store: Store = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))[0]
         return store
-    where = urlparse(world.rendezvous)
-    if where.scheme == "file":
-        return FileStore(where.path, world.world_size)
-    if where.scheme == "tcp" and where.hostname and where.port:
-        return TCPStore(where.hostname, where.port, world.world_size, world.is_leader, timeout)
-    raise WorldError(f"expected a rendezvous file://PATH or tcp://HOST:PORT, got {world.rendezvous!r}.")
+    key = (world.rendezvous, world.rank, world.world_size)
+    if key not in _stores:
+        where = urlparse(world.rendezvous)
+        if where.scheme == "file":
+            _stores[key] = FileStore(where.path, world.world_size)
+        elif where.scheme == "tcp" and where.hostname and where.port:
+            _stores[key] = TCPStore(where.hostname, where.port, world.world_size, world.is_leader, timeout)
+        else:
+            raise WorldError(f"expected a rendezvous file://PATH or tcp://HOST:PORT, got {world.rendezvous!r}.")
+    _stores[key].set_timeout(timeout)
+    return _stores[key]
 
 
 def device_of(world: World, asked: str | None = None) -> torch.device:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unisono.collectives.shared_memory import SharedBoard
-from unisono.collectives.shm import meet
+from unisono.collectives.across_hosts import HostsTransport
+from unisono.collectives.board_reduce import reduce_on_board
 from unisono.collectives.transport import Transport
-from unisono.collectives.tree import Node, combine, nodes
-from unisono.errors import ConfigError
+from unisono.collectives.tree import Node, combine, owned_nodes
 
 ALIGNMENT = 16
 """Elements to which slices and segments of flat buffers are rounded up: 64 bytes of float32."""
@@ -51,10 +50,15 @@ def tree_all_reduce(
         if total.data_ptr() != out.data_ptr():
             out.copy_(total)
         return
-    owned = [nodes(hosted.start, hosted.stop, leaves) for hosted in placement]
+    owned = owned_nodes(tuple(placement), leaves)
+    note = f"tree_all_reduce of {len(out)} x {str(out.dtype)[6:]}, {leaves} leaves"
     if transport.board is not None and out.device.type == "cpu":
         mine = [partial for _, partial in partials]
-        transport.bytes_sent += _reduce_on_board(mine, owned, leaves, out, transport.board)
+        transport.bytes_sent += reduce_on_board(transport.board, mine, owned, leaves, out, transport.told(note))
+        return
+    transport.agree(note)
+    if isinstance(transport, HostsTransport) and out.device.type == "cpu":
+        transport.reduce(partials, placement, leaves, out)
         return
     chunk = out.numel() // world_size
     recv_splits = [len(found) * chunk for found in owned]
@@ -63,68 +67,6 @@ def tree_all_reduce(
     transport.all_to_all(sent, [len(partials) * chunk] * world_size, recv, recv_splits)
     arrived = dict(zip((node for found in owned for node in found), recv.split(chunk), strict=True))
     transport.all_gather(combine(arrived, leaves, torch.add), out)
-
-
-def _reduce_on_board(
-    partials: Sequence[Tensor], owned: Sequence[Sequence[Node]], leaves: int, out: Tensor, board: SharedBoard
-) -> int:
-    """The same exchange through shared memory, in pieces that fit a slot; returns the bytes the others have read.
-
-    What is written before meeting number b lies in the areas of parity b % 2 and is read between meetings b and b + 1:
-    so one meeting per piece is enough. While piece t is added up, piece t + 1 is laid down. Up to the size the board's
-    plan names, everyone adds up everything; above it each rank adds its share, and the others copy it one meeting on.
-    """
-    world_size, item = board.world_size, out.element_size()
-    most = max(len(found) for found in owned)
-    unit = ALIGNMENT * world_size
-    room = min(board.slot_bytes, max(board.plan.piece_bytes, most * item * unit))
-    length = room // (most * item) // unit * unit
-    if not length:
-        raise ConfigError(f"expected slots of at least {most * item * unit} bytes, got {board.slot_bytes}.")
-    pieces = [range(start, min(start + length, out.numel())) for start in range(0, out.numel(), length)]
-    note = f"tree_all_reduce of {out.numel()} x {out.dtype}, {leaves} leaves"
-    everything = [(rank, index, node) for rank, found in enumerate(owned) for index, node in enumerate(found)]
-    is_shared_out = out.nbytes > board.plan.whole_bytes
-
-    def lay_down(piece: range) -> None:
-        slot = board.slot(board.rank, board.num_barriers % 2).view(out.dtype)
-        for index, partial in enumerate(partials):
-            slot[index * len(piece) : (index + 1) * len(piece)].copy_(partial[piece.start : piece.stop])
-
-    def add_up(piece: range, part: range, target: Tensor, parity: int) -> None:
-        arrived = {
-            node: board.slot(rank, parity).view(out.dtype)[index * len(piece) :][part.start : part.stop]
-            for rank, index, node in everything
-        }
-        total = combine(arrived, leaves, torch.add, lambda left, right: torch.add(left, right, out=target))
-        if total is not target:
-            target.copy_(total)
-
-    def copy_out(piece: range, parity: int) -> None:
-        for rank, target in enumerate(out[piece.start : piece.stop].split(len(piece) // world_size)):
-            target.copy_(board.result(rank, parity).view(out.dtype)[: len(target)])
-
-    for number, piece in enumerate(pieces):
-        if number == 0:
-            lay_down(piece)
-            meet(board, note)
-        parity = (board.num_barriers - 1) % 2
-        if is_shared_out:
-            if number:
-                copy_out(pieces[number - 1], parity)
-            share = len(piece) // world_size
-            own = range(board.rank * share, (board.rank + 1) * share)
-            add_up(piece, own, board.result(board.rank, 1 - parity).view(out.dtype)[:share], parity)
-        else:
-            add_up(piece, range(len(piece)), out[piece.start : piece.stop], parity)
-        if number + 1 < len(pieces):
-            lay_down(pieces[number + 1])
-            meet(board, note)
-    if is_shared_out:
-        meet(board, note)
-        copy_out(pieces[-1], (board.num_barriers - 1) % 2)
-        return (len(partials) + 1) * (out.nbytes - out.nbytes // world_size)
-    return len(partials) * out.nbytes * (world_size - 1)
 
 
 def _by_destination(partials: Sequence[tuple[Node, Tensor]], world_size: int, like: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from unisono.collectives.mailbox import Mailbox
-from unisono.collectives.shared_memory import SharedBoard, is_supported
+from unisono.collectives.shared_block import is_supported
+from unisono.collectives.shared_memory import SharedBoard
 from unisono.errors import PeerLost, WorldError
 
 _PIECE_BYTES = 64 << 10

@@ -6,13 +6,15 @@ the same clear error instead of a hang.
 """
 
 import os
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from unisono.collectives.shared_memory import SharedBoard, is_supported
-from unisono.collectives.transport import Transport
+from unisono.collectives.shared_block import is_supported
+from unisono.collectives.shared_memory import NOTE_BYTES, SharedBoard
+from unisono.collectives.transport import Transport, divergence
 from unisono.errors import RankDivergence
 
 SLOT_BYTES = 1 << 20
@@ -25,16 +27,16 @@ class ShmTransport(Transport):
 
     Args:
         board: Attached by all ranks.
-        below: The transport that the ranks met over; closed with this one.
+        below: The transport that the ranks met over; closed with this one. None where they met in another way.
     """
 
     board: SharedBoard
 
-    def __init__(self, board: SharedBoard, below: Transport) -> None:
+    def __init__(self, board: SharedBoard, below: Transport | None) -> None:
         self.board = board
         self._below = below
-        self.rank = below.rank
-        self.world_size = below.world_size
+        self.rank = board.rank
+        self.world_size = board.world_size
         self.bytes_sent = 0
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
@@ -93,10 +95,11 @@ class ShmTransport(Transport):
     def close(self) -> None:
         """Leave the board and the transport below."""
         self.board.close()
-        self._below.close()
+        if self._below is not None:
+            self._below.close()
 
     def _meet(self, note: str) -> None:
-        meet(self.board, note)
+        meet(self.board, self.told(note))
 
 
 def meet(board: SharedBoard, note: str) -> None:
@@ -106,13 +109,10 @@ def meet(board: SharedBoard, note: str) -> None:
         PeerLost: A rank has died or has not come in time.
         RankDivergence: Ranks are doing different things; raised on all of them.
     """
-    notes = board.barrier(note.encode())
+    notes = board.barrier(note.encode()[:NOTE_BYTES])
     if any(other != notes[0] for other in notes):
-        listed = "; ".join(f"rank {rank}: {other.decode(errors='replace')}" for rank, other in enumerate(notes))
-        raise RankDivergence(
-            f"[rank {board.rank}/{board.world_size}] the ranks are doing different things in meeting "
-            f"{board.num_barriers}: {listed}. Hint: collectives must be called by all ranks, in one order."
-        )
+        told = [other.decode(errors="replace") for other in notes]
+        raise divergence(board.title, board.first_rank, told, f"in meeting {board.num_barriers}")
 
 
 def over_shared_memory(below: Transport, *, timeout_s: float, slot_bytes: int = SLOT_BYTES) -> Transport:
@@ -125,23 +125,40 @@ def over_shared_memory(below: Transport, *, timeout_s: float, slot_bytes: int = 
         timeout_s: Longest wait for a rank that lives.
         slot_bytes: Bytes per meeting and rank; a multiple of 64.
     """
+    board = share_board(below, (range(below.world_size),), timeout_s=timeout_s, slot_bytes=slot_bytes)
+    return below if board is None else ShmTransport(board, below)
+
+
+def share_board(below: Transport, hosts: Sequence[range], *, timeout_s: float, slot_bytes: int) -> SharedBoard | None:
+    """Return the board of this rank's host; None, on all ranks, where some of them cannot share one.
+
+    All ranks call it.
+
+    Args:
+        below: Joins all ranks.
+        hosts: The ranks of each host.
+        timeout_s: Longest wait for a rank that lives.
+        slot_bytes: Bytes per meeting and rank; a multiple of 64.
+    """
+    ranks = next(ranks for ranks in hosts if below.rank in ranks)
     board: SharedBoard | None = None
     address = ""
-    if below.rank == 0 and is_supported():
-        board, address = SharedBoard.create(below.world_size, slot_bytes, timeout_s)
-    address = below.all_gather_json(address)[0]
-    if below.rank != 0 and address and is_supported():
+    if below.rank == ranks.start and is_supported():
+        board, address = SharedBoard.create(len(ranks), slot_bytes, timeout_s)
+    address = below.all_gather_json(address)[ranks.start]
+    if below.rank != ranks.start and address and is_supported():
         try:
-            board = SharedBoard.attach(address, below.rank, below.world_size, slot_bytes, timeout_s)
+            board = SharedBoard.attach(address, below.rank - ranks.start, len(ranks), slot_bytes, timeout_s)
         except OSError:
             board = None  # another host or process namespace: said below, to all ranks
     pids = below.all_gather_json(os.getpid() if board is not None else 0)
     if board is None or not all(pids):
         if board is not None:
             board.close()
-        return below
-    board.watch(pids)
-    return ShmTransport(board, below)
+        return None
+    board.first_rank, board.num_ranks = ranks.start, below.world_size
+    board.watch([pids[rank] for rank in ranks])
+    return board
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -6,13 +6,19 @@ call it, in the same order, and it blocks until this rank's part is done. Implem
 """
 
 import json
+import struct
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unisono.collectives.shared_memory import SharedBoard
+from unisono.errors import RankDivergence
+
+_TEXT_BYTES = 240
+_HEADER = struct.Struct(f"<qH{_TEXT_BYTES}s")
 
 
 class Transport(ABC):
@@ -22,12 +28,14 @@ class Transport(ABC):
         rank: Index of this process.
         world_size: Number of ranks.
         bytes_sent: Payload bytes this rank has handed to *other* ranks so far.
+        step: The step that is under way, for messages; None outside of steps.
         board: Shared memory that all ranks see, where there is some; reductions go through it directly.
     """
 
     rank: int
     world_size: int
     bytes_sent: int
+    step: int | None = None
     board: SharedBoard | None = None
 
     @abstractmethod
@@ -58,20 +66,67 @@ class Transport(ABC):
 
     def barrier(self) -> None:
         """Return on no rank before all ranks have called."""
-        self.all_gather(torch.zeros(1, dtype=torch.uint8), torch.empty(self.world_size, dtype=torch.uint8))
+        self.agree("barrier")
+
+    def agree(self, what: str, number: int = 0) -> list[int]:
+        """Make sure that all ranks are about to do the same, before sizes that differ do harm; collective.
+
+        A message of fixed size: process groups answer unequal sizes by ending the process, or by waiting for ever.
+
+        Args:
+            what: Operation, shapes and dtype in words; the first 240 bytes count.
+            number: Something to tell the others.
+
+        Returns:
+            Every rank's number.
+
+        Raises:
+            RankDivergence: The ranks have said different things; raised on all of them.
+            PeerLost: A rank went away or did not answer in time.
+        """
+        text = self.told(what).encode()[:_TEXT_BYTES]
+        mine = torch.frombuffer(bytearray(_HEADER.pack(number, len(text), text)), dtype=torch.uint8)
+        everyone = torch.empty(self.world_size * len(mine), dtype=torch.uint8)
+        counted = self.bytes_sent
+        self.all_gather(mine, everyone)
+        self.bytes_sent = counted  # no payload
+        rows = [_HEADER.unpack(row.numpy().tobytes()) for row in everyone.split(len(mine))]
+        told = [row[2][: row[1]].decode(errors="replace") for row in rows]
+        if any(other != told[0] for other in told):
+            raise divergence(f"[rank {self.rank}/{self.world_size}]", 0, told, "now")
+        return [row[0] for row in rows]
 
     def all_gather_json(self, value: Any) -> list[Any]:
         """Return every rank's JSON-able value, in rank order (small control messages; no pickle)."""
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = torch.empty(self.world_size, dtype=torch.int64)
-        self.all_gather(torch.tensor([len(data)]), sizes)
-        longest = int(sizes.max())
+        sizes = self.agree("all_gather_json", len(data))
+        longest = max(sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = data
         everything = torch.empty(self.world_size * longest, dtype=torch.uint8)
         self.all_gather(padded, everything)
         rows = everything.view(self.world_size, longest)
-        return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+        return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes, strict=True)]
+
+    def told(self, what: str) -> str:
+        """Return in words what this rank is about to do, with the step where it is known."""
+        return what if self.step is None else f"step {self.step}: {what}"
 
     def close(self) -> None:  # noqa: B027 - most transports own nothing
         """Release what this transport opened; safe to call twice."""
+
+
+def divergence(who: str, first_rank: int, told: Sequence[str], where: str) -> RankDivergence:
+    """Return the error for ranks that do different things.
+
+    Args:
+        who: This rank, in brackets.
+        first_rank: The rank that has told the first of `told`.
+        told: What each rank is doing.
+        where: When they met.
+    """
+    listed = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(told, start=first_rank))
+    return RankDivergence(
+        f"{who} the ranks are doing different things {where}: {listed}. "
+        "Hint: collectives must be called by all ranks, in one order."
+    )

@@ -9,6 +9,7 @@ the tree of the remaining leaves: so a short batch is simply a tree with fewer l
 The order of summation is Merkle trees' (RFC 6962, section 2.1). Values are opaque: anything that `add` understands.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -57,6 +58,12 @@ def nodes(start: int, stop: int, leaves: int) -> list[Node]:
     return found
 
 
+@functools.lru_cache(maxsize=256)
+def owned_nodes(placement: tuple[range, ...], leaves: int) -> tuple[tuple[Node, ...], ...]:
+    """Return, for each rank, the subtrees that the leaves it hosts add up to."""
+    return tuple(tuple(nodes(hosted.start, hosted.stop, leaves)) for hosted in placement)
+
+
 def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T], T]) -> list[tuple[Node, T]]:
     """Add consecutive leaves as far as the tree allows, holding few values at a time (a binary counter).
 
@@ -80,15 +87,20 @@ def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T
 
 
 def combine(
-    partials: Mapping[Node, T], leaves: int, add: Callable[[T, T], T], last: Callable[[T, T], T] | None = None
+    partials: Mapping[Node, T],
+    leaves: int,
+    add: Callable[[T, T], T],
+    last: Callable[[T, T], T] | None = None,
+    root: Node | None = None,
 ) -> T:
-    """Return the sum of the whole tree from the sums of subtrees that cover it.
+    """Return the sum of the whole tree, or of one subtree, from the sums of subtrees that cover it.
 
     Args:
         partials: Sums of disjoint complete subtrees that together hold every leaf.
         leaves: Leaves of the whole tree, at least 1.
         add: Returns left + right.
         last: Does the root's addition in its place, for instance into memory that waits for the result.
+        root: The subtree; None means the whole tree.
 
     Raises:
         KeyError: A leaf is in no partial.
@@ -100,7 +112,8 @@ def combine(
         if node[1] - node[0] == 1:
             raise KeyError(f"leaf {node[0]} of {leaves} is in no partial: {sorted(partials)}")
         middle = split(node)
-        addition = last if last is not None and node == (0, leaves) else add
+        addition = last if last is not None and node == top else add
         return addition(value((node[0], middle)), value((middle, node[1])))
 
-    return value((0, leaves))
+    top = (0, leaves) if root is None else root
+    return value(top)

@@ -47,9 +47,7 @@ def draw_timings(rows: Sequence[Row], path: str | Path) -> None:
     low, high = min(row["q1_s"] for row in rows) / 1.5, max(row["q3_s"] for row in rows) * 1.5
     figure = blank(height)
     figure.text(0.025, 1 - 34 / height, "Collectives: time over message size", size=17, weight="bold", **_TEXT)
-    explained = (
-        "Lines: median. Shaded: middle half of the repetitions. torch: torch.distributed's own collective over gloo."
-    )
+    explained = "Lines: median. Shaded: middle half of the repetitions. tree_all_reduce: the sum of the exact step."
     figure.text(0.025, 1 - 92 / height, explained, size=11.5, color=INK, **_TEXT)
     handles: dict[str, Any] = {}
     for number, (ranks, collective) in enumerate(panels):

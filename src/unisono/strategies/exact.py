@@ -61,6 +61,7 @@ class Exact(Strategy):
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`."""
+        self._transport.step = step
         self._plan()
         sizes = [len(part) for part in cut(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)

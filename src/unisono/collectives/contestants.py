@@ -1,0 +1,277 @@
+"""What is measured against what under ``unisono bench collectives``: each collective over each transport.
+
+A contestant is one way to do one collective with one buffer: what to prepare, what to time, and how to tell that the
+result is right. All use small whole numbers, whose sums are exact in any order; but our own tree sum is held to the
+bits of the canonical tree.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.transport import Transport
+from unisono.collectives.tree import combine
+from unisono.placement import place_evenly
+
+MOST_CALLS = 50
+_LARGEST_EXACT = 1 << 24  # whole numbers up to here are exact in float32
+_PERIOD = 16  # the test data repeats itself after so many elements; divides every slice
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contestant:
+    """One way to do one collective with one buffer.
+
+    Attributes:
+        collective: Its name.
+        transport: What carries the bytes.
+        num_bytes: The whole buffer: what is reduced, broadcast, cut into parts, or put together from parts.
+        prepare: Spoils the output, and fills the input where the call overwrites it.
+        call: What is timed.
+        is_right: Whether the output is right after so many calls.
+        most_calls: Calls after which a check is still possible.
+    """
+
+    collective: str
+    transport: str
+    num_bytes: int
+    prepare: Callable[[], object]
+    call: Callable[[], object]
+    is_right: Callable[[int], bool]
+    most_calls: int = MOST_CALLS
+
+
+def rounds(
+    groups: Mapping[str, dist.ProcessGroup], transports: Mapping[str, Transport], sizes: Sequence[int],
+    only: Sequence[str] = (),
+) -> Iterator[list[Contestant]]:  # fmt: skip
+    """Yield what is measured turn by turn: one collective with one buffer over everything there is.
+
+    Args:
+        groups: By the names of their backends, for the functions of torch.distributed.
+        transports: By their names, for our tree sum.
+        sizes: Bytes of the buffers; rounded up to a multiple of 64 bytes for each rank.
+        only: Names of collectives; none means all.
+    """
+    world_size = next(iter(transports.values())).world_size
+    for length in dict.fromkeys(padded_length(-(-size // 4), world_size) for size in sizes):
+        for name, make in BUFFERED.items():
+            if not only or name in only:
+                found = [make(group, length) for group in groups.values()]
+                yield [_named(name, over, 4 * length, one) for over, one in zip(groups, found, strict=True)]
+        if not only or "tree_all_reduce" in only:
+            yield [tree_sum(name, transport, length) for name, transport in transports.items()]
+        yield [memcpy(length)]
+    if not only or "barrier" in only:
+        yield [
+            _named("barrier", name, 0, _Parts(_nothing, _barrier_of(group), lambda _: True))
+            for name, group in groups.items()
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class _Parts:
+    prepare: Callable[[], object]
+    call: Callable[[], object]
+    is_right: Callable[[int], bool]
+    most_calls: int = MOST_CALLS
+
+
+def _named(collective: str, transport: str, num_bytes: int, parts: _Parts) -> Contestant:
+    return Contestant(
+        collective=collective, transport=transport, num_bytes=num_bytes, prepare=parts.prepare, call=parts.call,
+        is_right=parts.is_right, most_calls=parts.most_calls,
+    )  # fmt: skip
+
+
+def _all_reduce(group: dist.ProcessGroup, length: int) -> _Parts:
+    """In place, so that each further call adds equal buffers."""
+    size, out, period = group.size(), torch.empty(length), _whole(group.rank())
+    total = _total(size)
+    most = 1
+    while int(total.max()) * size**most < _LARGEST_EXACT:
+        most += 1
+    return _Parts(
+        lambda: out.view(-1, _PERIOD).copy_(period),
+        lambda: dist.all_reduce(out, group=group),
+        lambda calls: _repeats(out, total * size ** (calls - 1)),
+        most,
+    )
+
+
+def _reduce(group: dist.ProcessGroup, length: int) -> _Parts:
+    """In place on rank 0; the others' buffers are gloo's to spoil, so a repetition is one call."""
+    out, period = torch.empty(length), _whole(group.rank())
+    return _Parts(
+        lambda: out.view(-1, _PERIOD).copy_(period),
+        lambda: dist.reduce(out, 0, group=group),
+        lambda _: group.rank() != 0 or _repeats(out, _total(group.size())),
+        most_calls=1,
+    )
+
+
+def _reduce_scatter(group: dist.ProcessGroup, length: int) -> _Parts:
+    scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    source, out = _whole(group.rank()).repeat(length // _PERIOD), torch.empty(length // group.size())
+    return _Parts(
+        lambda: out.fill_(torch.nan),
+        lambda: scatter(out, source, group=group),
+        lambda _: _repeats(out, _total(group.size())),
+    )
+
+
+def _broadcast(group: dist.ProcessGroup, length: int) -> _Parts:
+    out = torch.empty(length)
+    return _Parts(
+        lambda: out.fill_(1.0 if group.rank() == 0 else torch.nan),
+        lambda: dist.broadcast(out, 0, group=group),
+        lambda _: bool((out == 1).all()),
+    )
+
+
+def _scatter(group: dist.ProcessGroup, length: int) -> _Parts:
+    rank, size = group.rank(), group.size()
+    out = torch.empty(length // size)
+    parts = [torch.full_like(out, 1.0 + other) for other in range(size)] if rank == 0 else None
+    return _Parts(
+        lambda: out.fill_(torch.nan),
+        lambda: dist.scatter(out, parts, 0, group=group),
+        lambda _: bool((out == 1.0 + rank).all()),
+    )
+
+
+def _gather(group: dist.ProcessGroup, length: int) -> _Parts:
+    rank, size = group.rank(), group.size()
+    part = torch.full((length // size,), 1.0 + rank)
+    outs = [torch.empty_like(part) for _ in range(size)] if rank == 0 else []
+    return _Parts(
+        lambda: [out.fill_(torch.nan) for out in outs],
+        lambda: dist.gather(part, outs or None, 0, group=group),
+        lambda _: all(bool((out == 1.0 + other).all()) for other, out in enumerate(outs)),
+    )
+
+
+def _all_gather(group: dist.ProcessGroup, length: int) -> _Parts:
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    part, out = torch.full((length // group.size(),), 1.0 + group.rank()), torch.empty(length)
+    return _Parts(
+        lambda: out.fill_(torch.nan),
+        lambda: gather(out, part, group=group),
+        lambda _: all(bool((got == 1.0 + rank).all()) for rank, got in enumerate(out.split(len(part)))),
+    )
+
+
+def _all_to_all(group: dist.ProcessGroup, length: int) -> _Parts:
+    rank, size = group.rank(), group.size()
+    part = length // size
+    send = torch.cat([torch.full((part,), 100.0 * rank + target) for target in range(size)])
+    out = torch.empty(length)
+    return _Parts(
+        lambda: out.fill_(torch.nan),
+        lambda: dist.all_to_all_single(out, send, group=group),
+        lambda _: all(bool((got == 100.0 * source + rank).all()) for source, got in enumerate(out.split(part))),
+    )
+
+
+def _send_recv(group: dist.ProcessGroup, length: int) -> _Parts:
+    """Rank 0 sends to rank 1 and gets the buffer back; the others wait."""
+    rank, source, out = group.rank(), torch.ones(length), torch.empty(length)
+
+    def call() -> None:
+        if rank == 0:
+            dist.send(source, 1, group=group)
+            dist.recv(out, 1, group=group)
+        elif rank == 1:
+            dist.recv(out, 0, group=group)
+            dist.send(out, 0, group=group)
+
+    return _Parts(lambda: out.fill_(torch.nan), call, lambda _: rank > 1 or bool((out == 1).all()))
+
+
+BUFFERED: Mapping[str, Callable[[dist.ProcessGroup, int], _Parts]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "scatter": _scatter,
+    "gather": _gather,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "send_recv": _send_recv,
+}
+"""torch.distributed's collectives of a buffer, by name."""
+
+COLLECTIVES = (*BUFFERED, "tree_all_reduce", "barrier")
+"""Everything that can be measured."""
+
+
+def tree_sum(name: str, transport: Transport, length: int) -> Contestant:
+    """Return our all-reduce as the exact step uses it, in place; only the tree's bits are right."""
+    size = transport.world_size
+    period, expected = _rough(transport.rank), {}
+    leaves = {(rank, rank + 1): _rough(rank) for rank in range(size)}
+    for calls in range(1, MOST_CALLS // 2 + 1):  # each further call adds equal buffers
+        total = combine(leaves, size, torch.add)
+        expected[calls] = total
+        leaves = dict.fromkeys(leaves, total)
+    out = torch.empty(length)
+    partials = [((transport.rank, transport.rank + 1), out)]
+    placement = place_evenly(size, size)
+    return Contestant(
+        collective="tree_all_reduce",
+        transport=name,
+        num_bytes=4 * length,
+        prepare=lambda: out.view(-1, _PERIOD).copy_(period),
+        call=lambda: tree_all_reduce(partials, placement, size, out, transport),
+        is_right=lambda calls: calls == 0 or _repeats(out, expected[calls]),
+        most_calls=MOST_CALLS // 2,
+    )
+
+
+def memcpy(length: int) -> Contestant:
+    """Return a plain copy of a buffer in memory: the limit, since each rank must at least write its result."""
+    source, target = torch.ones(length), torch.empty(length)
+    return Contestant(
+        collective="memcpy",
+        transport="memory",
+        num_bytes=4 * length,
+        prepare=lambda: target.fill_(torch.nan),
+        call=lambda: target.copy_(source),
+        is_right=lambda calls: bool((target == 1.0).all()),
+    )
+
+
+def _barrier_of(group: dist.ProcessGroup) -> Callable[[], object]:
+    return lambda: dist.barrier(group=group)
+
+
+def _whole(rank: int) -> Tensor:
+    """Return whole numbers from 1 to 16, other ones on each rank."""
+    return (torch.arange(_PERIOD) + rank).remainder(_PERIOD).add(1).float()
+
+
+def _total(world_size: int) -> Tensor:
+    return sum((_whole(rank) for rank in range(world_size)), torch.zeros(_PERIOD))
+
+
+def _rough(rank: int) -> Tensor:
+    """Return numbers of very different size, so that each order of addition rounds in its own way."""
+    generator = torch.Generator().manual_seed(rank)
+    values = torch.randn(_PERIOD, generator=generator, dtype=torch.float64)
+    return (values * 2.0 ** torch.randint(-6, 7, (_PERIOD,), generator=generator)).float()
+
+
+def _repeats(tensor: Tensor, period: Tensor) -> bool:
+    """Whether a tensor repeats a period, bit for bit."""
+    return bool((tensor.view(-1, _PERIOD).view(torch.int32) == period.view(torch.int32)).all())
+
+
+def _nothing() -> None:
+    """Nothing to prepare."""

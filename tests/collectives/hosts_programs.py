@@ -1,0 +1,104 @@
+"""What every rank does in the tests of ranks on several hosts: the hosts are names given to `connect`."""
+
+import warnings
+from typing import Any
+
+import torch
+
+from collectives.rank_programs import CASES, error_of, reduce_once
+from reference import bits, pairwise_sum, random_leaves
+from unisono.collectives.across_hosts import HostsTransport, name_of_this_host
+from unisono.collectives.hosts import slices_across
+from unisono.collectives.process_group import connect
+from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.transport import Transport
+from unisono.collectives.tree import accumulate
+from unisono.placement import place_evenly
+from unisono.world import World
+
+LAYOUTS = {3: ["aab", "abb"], 4: ["aabb", "aaab", "abbc"], 5: ["aaabb", "abbbb", "aabcc"]}
+LENGTH = 5003
+
+
+def compare(transport: Transport, flat: Transport) -> tuple[list[str], bool]:
+    """Reduce every case over both; return what differs, and whether another order would have been seen."""
+    wrong, serial_differs, size = [], False, transport.world_size
+    for replicas, leaves in CASES:
+        if size > replicas or leaves < 1:
+            continue
+        uneven = [*range(size), replicas]
+        placements = [place_evenly(replicas, size), [range(uneven[r], uneven[r + 1]) for r in range(size)]]
+        for placement in placements:
+            dtype = (torch.float32, torch.bfloat16, torch.float64)[(replicas + leaves) % 3]
+            got, expected, _ = reduce_once(transport, placement, leaves, dtype, in_place=replicas % 2 == 0)
+            over_messages, _, _ = reduce_once(flat, placement, leaves, dtype, in_place=False)
+            if got != expected or got != over_messages:
+                wrong.append(f"{placement} {leaves} {dtype}")
+            got, serial, _ = reduce_once(transport, placement, leaves, torch.float32, in_place=False, serial=True)
+            serial_differs |= got != serial
+    return wrong, serial_differs
+
+
+def reduce_large(transport: Transport, host_of_rank: list[int]) -> dict[str, Any]:
+    """Reduce a buffer of many pieces; return whether it is right, and the bytes that crossed to other hosts."""
+    size, replicas = transport.world_size, 8
+    length, placement = padded_length(LENGTH, size), place_evenly(replicas, size)
+    values = random_leaves(replicas, [length], torch.float32, seed=1)
+    mine = [values[leaf].clone() for leaf in placement[transport.rank]]
+    partials = accumulate(placement[transport.rank].start, iter(mine), replicas, torch.add)
+    out, before = torch.empty(length), transport.bytes_across
+    transport.reduce(partials, placement, replicas, out)
+    expected = slices_across(transport.hosts, placement, replicas)[transport.rank] * out.nbytes // size
+    # Rank by rank: each partial to each owner on another host, and the own slice to each rank there.
+    abroad = sum(other != host_of_rank[transport.rank] for other in host_of_rank)
+    flat = (len(partials) + 1) * abroad * out.nbytes // size
+    return {
+        "right": bits(out) == bits(pairwise_sum(values, torch.add)),
+        "crossed": transport.bytes_across - before, "expected": expected, "flat": flat,
+    }  # fmt: skip
+
+
+def play(transport: None) -> dict[str, Any]:
+    """Everything a launch of one world size is used for; the last rank leaves at the end without a word."""
+    world = World.current()
+    flat = connect(world, share_memory=False, timeout_s=30)
+    seen: dict[str, Any] = {"layouts": {}}
+    for names in LAYOUTS[world.world_size]:
+        joined = connect(world, host=names[world.rank], timeout_s=30)
+        found: dict[str, Any] = {"class": type(joined).__name__}
+        seen["layouts"][names] = found
+        if isinstance(joined, HostsTransport):
+            found["wrong"], found["serial_differs"] = compare(joined, flat)
+            found |= reduce_large(joined, [ord(name) for name in names])
+    seen["alike"] = type(connect(world, host="a", timeout_s=30)).__name__
+    seen["own"] = name_of_this_host() == name_of_this_host() != "a"
+    if world.world_size != 4:
+        return seen
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen["in turn"] = type(connect(world, host="abab"[world.rank], timeout_s=30)).__name__
+    seen["warned"] = [str(warning.message) for warning in caught]
+    return seen | disagree(connect(world, host="aabb"[world.rank], timeout_s=30))
+
+
+def disagree(joined: Transport) -> dict[str, Any]:
+    """Let rank 1 do something else than the others; then let the last rank go away."""
+    rank, size = joined.rank, joined.world_size
+    placement = place_evenly(size, size)
+
+    def reduce(length: int) -> None:
+        value = torch.ones(padded_length(length, size))
+        tree_all_reduce([((rank, rank + 1), value)], placement, size, value, joined)
+
+    joined.step = 7
+    seen = {
+        "other_size": error_of(lambda: reduce(100 if rank == 1 else 300)),
+        "other_call": error_of(lambda: joined.barrier() if rank == 1 else reduce(100)),
+    }
+    joined.step = 8 + (rank == 1)
+    seen["other_step"] = error_of(lambda: reduce(100))
+    joined.step = 9
+    reduce(100)
+    if rank < size - 1:
+        seen["lost"] = error_of(lambda: [reduce(100) for _ in range(1000)])
+    return seen
