@@ -11,19 +11,13 @@ from PIL import Image
 
 from cli.test_train import environment
 from ranks import run_threads
-from unisono.cli.bench import parse_ranks, parse_sizes, table
+from unisono.cli.bench import COLLECTIVES, describe_plan, parse_names, parse_ranks, parse_sizes, table
 from unisono.cli.main import unisono
-from unisono.collectives import measure
+from unisono.collectives import contestants, measure
 from unisono.collectives.schedules import SCHEDULES, Move, Schedule, plan
 from unisono.errors import ConfigError, RankDivergence
 
-OVER = {
-    "all_reduce": {"shm", "gloo", "torch"},
-    "all_gather": {"shm", "gloo"},
-    "all_to_all": {"shm", "gloo"},
-    "memcpy": {"memory"},
-    "barrier": {"shm", "gloo", "torch"},
-}
+OVER = {**{name: {"shm", "gloo"} for name in COLLECTIVES}, "memcpy": {"memory"}}
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +46,9 @@ def test_json_is_one_object_with_a_row_for_each_case(measured):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     told = json.loads(done.stdout)
-    assert set(told) == {"cores", "torch", "repeat", "rows"}
+    assert set(told) == {"cores", "torch", "repeat", "plans", "rows"}
+    assert set(told["plans"]) == {"2", "3"}
+    assert all(plan["piece_bytes"] >= 4096 for plan in told["plans"].values())
     assert told["repeat"] == 3
     sizes = {2: (128, 4096, 100096), 3: (192, 4224, 100032)}  # rounded up to 64 bytes a rank
     found = [(row["ranks"], row["collective"], row["bytes"], row["transport"]) for row in told["rows"]]
@@ -73,7 +69,7 @@ def test_json_is_one_object_with_a_row_for_each_case(measured):
 
 
 def test_the_picture_is_drawn(measured):
-    """--png gives a picture of two worlds with three panels each, and standard error tells what is going on."""
+    """--png gives a picture of two worlds with a panel for each collective; standard error tells what is going on."""
     done, picture = measured
     with Image.open(picture) as image:
         assert image.format == "PNG"
@@ -88,9 +84,10 @@ def test_the_table_fits_80_columns(measured):
     lines = table(rows)
     assert max(map(len, lines)) <= 80
     assert len([line for line in lines if line[:5].strip().isdigit()]) == len(rows)
-    torch_lines = [line for line in lines if "  torch " in line]
-    assert torch_lines
-    assert all(line.endswith(" 1.00x") for line in torch_lines)
+    gloo = [line for line in lines if "  gloo " in line and "tree_all_reduce" not in line]
+    assert gloo
+    assert all(line.endswith(" 1.00x") for line in gloo)
+    assert sum("tree_all_reduce" in line and line.endswith("x") for line in lines) >= 12
     assert not any(line != line.rstrip() for line in lines)
 
 
@@ -98,7 +95,7 @@ def test_a_wrong_result_is_not_measured():
     """A collective that gives another result is an error, not a fast row."""
 
     def program(transport):
-        wrong = measure._Contestant(
+        wrong = contestants.Contestant(
             collective="all_reduce", transport="made", num_bytes=4, prepare=lambda: None, call=lambda: None,
             is_right=lambda calls: transport.rank == 0,
         )  # fmt: skip
@@ -112,45 +109,73 @@ def test_our_all_reduce_is_held_to_the_bits_of_the_tree():
     """The check of our own all-reduce sees the last bit, and another order of addition."""
 
     def program(transport):
-        one = measure._tree_all_reduce("loopback", transport, 64)
+        one = contestants.tree_sum("loopback", transport, 64)
         one.prepare()
         before = one.is_right(1)
         one.call()
-        return [before, one.is_right(1)]
+        after = [one.is_right(1), one.is_right(2)]
+        one.call()
+        return [before, *after, one.is_right(2)]
 
-    assert run_threads(program, 4) == [[False, True]] * 4
-    periods = [measure._rough(rank) for rank in range(4)]
+    assert run_threads(program, 4) == [[False, True, False, True]] * 4
+    periods = [contestants._rough(rank) for rank in range(4)]
     serial = ((periods[0] + periods[1]) + periods[2]) + periods[3]
     canonical = (periods[0] + periods[1]) + (periods[2] + periods[3])
-    assert measure._repeats(canonical.repeat(4), canonical)
-    assert not measure._repeats(serial.repeat(4), canonical)
+    assert contestants._repeats(canonical.repeat(4), canonical)
+    assert not contestants._repeats(serial.repeat(4), canonical)
 
 
-def test_the_gathers_are_checked():
-    """The checks of all_gather, all_to_all and memcpy refuse a spoilt output and accept the right one."""
+class OneRank:
+    """Enough of a process group to make contestants."""
 
-    def program(transport):
-        seen = []
-        for make in (measure._all_gather, measure._all_to_all):
-            one = make("loopback", transport, 96)
-            one.prepare()
-            seen.append(one.is_right(1))
-            one.call()
-            seen.append(one.is_right(1))
-        copy = measure._memcpy(96)
-        copy.prepare()
-        seen.append(copy.is_right(1))
-        copy.call()
-        return [*seen, copy.is_right(1)]
+    def __init__(self, rank):
+        self.rank, self.size = (lambda: rank), (lambda: 2)
 
-    assert run_threads(program, 3) == [[False, True] * 3] * 3
+
+@pytest.mark.parametrize("name", contestants.BUFFERED)
+def test_spoilt_results_are_noticed(name):
+    """Each contestant's check refuses what `prepare` leaves: only the call can make it right."""
+    for rank in range(2):
+        one = contestants.BUFFERED[name](OneRank(rank), 64)
+        one.prepare()
+        is_receiver = rank == 0 or name not in ("reduce", "gather")
+        is_source = rank == 0 and name == "broadcast"
+        assert one.is_right(1) == (is_source or not is_receiver)
+
+
+def test_a_plain_copy_is_checked():
+    """The limit is measured with a copy that took place."""
+    copy = contestants.memcpy(96)
+    copy.prepare()
+    assert not copy.is_right(1)
+    copy.call()
+    assert copy.is_right(1)
+
+
+def test_the_names_are_those_that_can_be_measured():
+    """The command line knows them without torch."""
+    assert COLLECTIVES == contestants.COLLECTIVES
+    assert parse_names("barrier, all_reduce,barrier") == ["barrier", "all_reduce"]
+    assert parse_names(None) == []
+    with pytest.raises(ConfigError, match=r"got 'all_redcue'\. Did you mean 'all_reduce'"):
+        parse_names("all_redcue")
+
+
+def test_the_plan_in_words():
+    """How reductions are cut on this host."""
+    plan = {"whole_bytes": 32 << 10, "piece_bytes": 2 << 20}
+    said = describe_plan(4, plan)
+    assert said == "plan for 4 ranks: each rank adds everything up to 32 KB, above it its share; pieces of 2 MB"
+    assert "every rank adds everything; " in describe_plan(2, {**plan, "whole_bytes": 1 << 40})
+    assert "each rank adds its share; " in describe_plan(2, {**plan, "whole_bytes": 0})
+    assert "over gloo" in describe_plan(2, None)
 
 
 def test_measuring_alone_is_refused(tmp_path):
     """One rank, no sizes or no repetitions are wrong settings."""
     for sizes, repeat in (([4096], 1), ([], 1), ([4096], 0)):
         with pytest.raises(ConfigError, match="at least 2 ranks"):
-            measure.measure(sizes, repeat, str(tmp_path / "rows.json"))
+            measure.measure(sizes, repeat, [], str(tmp_path / "rows.json"))
     assert not list(tmp_path.iterdir())
 
 
@@ -223,6 +248,7 @@ def test_explained_as_a_picture(tmp_path):
         (["--png", "no/such/directory/x.png"], "Hint: make its directory"),
         (["--png", "timings.jpg"], "expected --png FILE.png"),
         (["--size", "4KB"], "--sizes"),
+        (["--collectives", "all_redcue"], "Did you mean 'all_reduce'?"),
     ],
 )
 def test_wrong_usage_is_code_2_and_starts_nothing(arguments, message, tmp_path, monkeypatch):

@@ -177,8 +177,12 @@ def describe_plan(ranks: int, plan: dict[str, int] | None) -> str:
     if plan is None:
         return f"plan for {ranks} ranks: no shared memory here, everything over gloo"
     whole, piece = plan["whole_bytes"], spell_bytes(plan["piece_bytes"])
-    until = "always" if whole > MOST_BYTES else f"up to {spell_bytes(whole)}" if whole else "never"
-    return f"plan for {ranks} ranks: every rank adds everything {until}, else its share; pieces of {piece}"
+    if whole > MOST_BYTES:
+        who = "every rank adds everything"
+    else:
+        who = f"everything up to {spell_bytes(whole)}, above it its share" if whole else "its share"
+        who = f"each rank adds {who}"
+    return f"plan for {ranks} ranks: {who}; pieces of {piece}"
 
 
 def _launch(ranks: int, sizes: list[int], only: list[str], repeat: int) -> dict[str, Any]:
@@ -222,7 +226,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             line = f"{ranks:>5}  {collective:<15} {buffer:>7}  {transport:<6} {spell_seconds(row['median_s']):>8}  "
             lines.append(f"{line}{quartiles}  {rate:>6}  {ratio:>6}".rstrip())
     lines.append("")
-    lines.append("ratio: times faster than torch.distributed over gloo (for tree_all_reduce: its all_reduce)")
+    lines.append("ratio: times faster than over gloo (tree_all_reduce: than gloo's all_reduce)")
     return lines
 
 

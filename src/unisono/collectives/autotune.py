@@ -14,7 +14,7 @@ from unisono.collectives.transport import Transport
 from unisono.collectives.tuning import Plan, Timing
 from unisono.placement import place_evenly
 
-SIZES = (16 << 10, 128 << 10, 1 << 20, 4 << 20)
+SIZES = (16 << 10, 128 << 10, 1 << 20, 16 << 20)
 _REPEAT = 4
 
 
@@ -42,7 +42,7 @@ def settle_plan(transport: Transport, cache: Path) -> Plan:
 
 
 def measure_plan(transport: Transport) -> Plan:
-    """Return the plan that rank 0's timings recommend, on all ranks; takes some hundredths of a second."""
+    """Return the plan that rank 0's timings recommend, on all ranks; takes some tenths of a second."""
     best = tuning.choose(list(timings(transport)))
     return Plan(**transport.all_gather_json(dataclasses.asdict(best))[0])
 
@@ -57,7 +57,7 @@ def timings(transport: Transport) -> Iterator[Timing]:
     for num_bytes in SIZES:
         buffer = torch.zeros(padded_length(num_bytes // 4, transport.world_size))
         for whole_bytes in (0, buffer.nbytes):
-            for piece_bytes in (board.slot_bytes, board.slot_bytes // 4):
+            for piece_bytes in (board.slot_bytes, board.slot_bytes // 2, board.slot_bytes // 4):
                 board.plan = Plan(whole_bytes=whole_bytes, piece_bytes=piece_bytes)
                 seconds = []
                 for _ in range(_REPEAT):

@@ -171,7 +171,8 @@ class ShmProcessGroup(dist.ProcessGroup):
             store_into(flat, tensors[0])
 
         work = ShmWork(f"recv from rank {source}", tensors)
-        has_come = lane.is_idle and self._mailbox.can_receive(source, flat.nbytes)
+        # To hand a small message to a thread and back costs more than to wait for it for a moment.
+        has_come = lane.is_idle and self._mailbox.can_receive_soon(source, flat.nbytes)
         return lane.do(receive, work, in_background=not has_come)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> ShmWork:

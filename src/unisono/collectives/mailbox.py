@@ -8,7 +8,9 @@ A wait notices when the other process ends. The memory is anonymous and is gone 
 
 import collections
 import mmap
+import os
 import struct
+import time
 from typing import final
 
 import torch
@@ -18,6 +20,7 @@ from unisono.collectives.shared_block import SEMAPHORE_BYTES, SharedBlock, make_
 from unisono.errors import PeerLost, RankDivergence
 
 NUM_PIECES = 4
+_SOON_S = 1e-4
 _HEAD_BYTES = 128
 _HEAD = struct.Struct("<QqIB")  # bytes of the message, tag, bytes in this piece, length of the text that follows
 _TEXT_BYTES = _HEAD_BYTES - _HEAD.size
@@ -76,6 +79,13 @@ class Mailbox:
     def can_receive(self, source: int, num_bytes: int) -> bool:
         """Whether a whole message of so many bytes lies there."""
         return value_of(self._full(source, self.rank)) >= self._num_pieces(num_bytes)
+
+    def can_receive_soon(self, source: int, num_bytes: int) -> bool:
+        """Whether a whole message of so many bytes lies there, or comes within some 0.1 ms."""
+        until = time.monotonic() + _SOON_S
+        while not (has_come := self.can_receive(source, num_bytes)) and time.monotonic() < until:
+            os.sched_yield()
+        return has_come
 
     def send(self, message: Tensor, target: int, tag: int, what: str) -> None:
         """Send bytes to a rank; returns when all of them lie in the ring.

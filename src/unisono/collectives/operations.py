@@ -58,7 +58,7 @@ class Collectives:
         note = f"broadcast of {describe([tensor])} from rank {root}"
         self._check_root(note, root)
         flat = flat_of(tensor)
-        for piece in as_bytes(flat).split(self.board.slot_bytes):
+        for piece in as_bytes(flat).split(self._piece_bytes()):
             if self.rank == root:
                 self._own_slot()[: len(piece)].copy_(piece)
             parity = self._meet(note)
@@ -141,20 +141,26 @@ class Collectives:
                 self._refuse(note, f"dtypes differ: {describe(tensors)}")
         flats = [flat_of(out) for out in outs]
         sources, targets = [as_bytes(flat_of(part)) for part in parts], [as_bytes(flat) for flat in flats]
-        # The sizes first: every rank must know how many meetings the longest part of any pair takes.
+        # Each slot begins with the rank's sizes: all must know how many meetings the longest part of any pair takes.
+        head = -(-16 * self.world_size // _ALIGNMENT) * _ALIGNMENT
         sizes = torch.tensor([[len(source) for source in sources], [len(target) for target in targets]])
-        table = torch.empty(self.world_size, 2, self.world_size, dtype=torch.int64)
-        self._collect(note, sizes, list(table))
-        self._check_table(table[:, 0], table[:, 1].T)
-        room = self._room()
-        for start in range(0, int(table.max()), room):
+        room, start, longest = self._room(head), 0, 1
+        while start < longest:
+            own = self._own_slot()
+            own[: sizes.nbytes].view(torch.int64).copy_(sizes.view(-1))
             for rank, source in enumerate(sources):
                 piece = source[start : start + room]
-                self._own_slot()[rank * room :][: len(piece)].copy_(piece)
+                own[head + rank * room :][: len(piece)].copy_(piece)
             parity = self._meet(note)
-            for rank, target in enumerate(targets):
+            slots = [self.board.slot(rank, parity) for rank in range(self.world_size)]
+            if not start:
+                table = torch.stack([slot[: sizes.nbytes].view(torch.int64).view(2, -1) for slot in slots])
+                self._check_table(table[:, 0], table[:, 1].T)
+                longest = int(table.max())
+            for slot, target in zip(slots, targets, strict=True):
                 part = target[start : start + room]
-                part.copy_(self.board.slot(rank, parity)[self.rank * room :][: len(part)])
+                part.copy_(slot[head + self.rank * room :][: len(part)])
+            start += room
         for flat, out in zip(flats, outs, strict=True):
             store_into(flat, out)
 
@@ -162,7 +168,7 @@ class Collectives:
         """Lay the tensor down piece by piece; copy every rank's to its output, where there are outputs."""
         source, flats = as_bytes(flat_of(tensor)), [flat_of(out) for out in outs]
         targets = [as_bytes(flat) for flat in flats]
-        room = self.board.slot_bytes
+        room = self._piece_bytes()
         for start in _starts(max((len(target) for target in targets), default=len(source)), room):
             piece = source[start : start + room]
             self._own_slot()[: len(piece)].copy_(piece)
@@ -212,11 +218,16 @@ class Collectives:
         meet(self.board, note)
         return (self.board.num_barriers - 1) % 2
 
-    def _room(self) -> int:
-        """Return the bytes of a slot for each of the ranks."""
-        room = self.board.slot_bytes // self.world_size // _ALIGNMENT * _ALIGNMENT
-        if not room:
-            raise ConfigError(f"expected slots of at least {_ALIGNMENT * self.world_size} bytes.")
+    def _piece_bytes(self) -> int:
+        """Return the most bytes that a rank lays down for one meeting, as this host's plan says."""
+        return min(self.board.slot_bytes, max(self.board.plan.piece_bytes, _ALIGNMENT * self.world_size))
+
+    def _room(self, head: int = 0) -> int:
+        """Return the bytes of a piece for each of the ranks, behind a head."""
+        room = max(0, self._piece_bytes() - head) // self.world_size // _ALIGNMENT * _ALIGNMENT
+        room = room or (self.board.slot_bytes - head) // self.world_size // _ALIGNMENT * _ALIGNMENT
+        if room <= 0:
+            raise ConfigError(f"expected slots of at least {head + _ALIGNMENT * self.world_size} bytes.")
         return room
 
     def _check_root(self, note: str, root: int) -> None:

@@ -12,7 +12,7 @@ from unisono.collectives.shared_block import is_supported
 from unisono.collectives.shared_memory import SharedBoard
 from unisono.errors import PeerLost, WorldError
 
-_PIECE_BYTES = 64 << 10
+_PIECE_BYTES = 256 << 10
 
 
 def share_memory(

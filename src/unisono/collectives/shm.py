@@ -17,7 +17,7 @@ from unisono.collectives.shared_memory import NOTE_BYTES, SharedBoard
 from unisono.collectives.transport import Transport, divergence
 from unisono.errors import RankDivergence
 
-SLOT_BYTES = 1 << 20
+SLOT_BYTES = 4 << 20
 _ALIGNMENT = 64
 
 
@@ -44,8 +44,9 @@ class ShmTransport(Transport):
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         source, targets = _bytes_of(send), [_bytes_of(part) for part in recv.split(len(send))]
         note = f"all_gather of {len(send)} x {send.dtype}"
-        for start in range(0, max(1, len(source)), self.board.slot_bytes):
-            piece = source[start : start + self.board.slot_bytes]
+        room = min(self.board.slot_bytes, max(_ALIGNMENT, self.board.plan.piece_bytes))
+        for start in range(0, max(1, len(source)), room):
+            piece = source[start : start + room]
             parity = self.board.num_barriers % 2
             self.board.slot(self.rank, parity)[: len(piece)].copy_(piece)
             self._meet(note)

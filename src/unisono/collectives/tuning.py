@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Timing:
 
 def default_plan(world_size: int) -> Plan:
     """Return the plan for a host that has not been measured: between two ranks, adding everything costs no more."""
-    return Plan(whole_bytes=1 << 40 if world_size == 2 else 32 << 10, piece_bytes=1 << 20)
+    return Plan(whole_bytes=1 << 40 if world_size == 2 else 32 << 10, piece_bytes=2 << 20)
 
 
 def choose(timings: Iterable[Timing]) -> Plan:
