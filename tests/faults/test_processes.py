@@ -1,0 +1,267 @@
+"""Rows of the fault matrix that concern processes: death, silence, requests to stop. Numbers are the matrix's rows."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import job
+import pytest
+from evidence import finish, is_gone, kill, record
+
+SLOWED = "wait!@0:0"  # every step of rank 0 takes 50 ms longer, so that a fault finds the run going
+
+
+def test_rows_1_2_17_killed_workers(theatre, reference):
+    """Workers killed in the midst of a step, rank 0 too: replaced, the same bits, nothing left over."""
+    result = theatre.run("forward@5:1", "reduce@9:0")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("was killed by SIGKILL") == 2
+    assert "rank 1 of 2 was killed" in result.stderr
+    assert "rank 0 of 2 was killed" in result.stderr
+    assert "no out-of-memory kill" in result.stderr
+    assert theatre.result["resumed_from_step"] == 8
+    assert theatre.leftovers() == []
+    record(1, "SIGKILL in forward and reduce", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+def test_rows_8_46_stop_and_resume(theatre, reference):
+    """SIGTERM in the midst of a run: one agreed step, saved, code 75; it goes on with another number of workers."""
+    launcher = theatre.start(SLOWED)
+    theatre.wait_for_step(6)
+    launcher.terminate()
+    stopped = finish(launcher)
+    assert stopped.returncode == 75, stopped.stderr
+    assert re.search(r"stopped after step \d+, and saved", stopped.stderr)
+    assert theatre.result["finished"] is False
+    assert 6 <= theatre.result["steps"] < job.STEPS
+    before = theatre.result["steps"]
+    assert job.train(str(theatre.out), []) == theatre.result["fingerprint"]  # alone, in this process
+    assert theatre.result["resumed_from_step"] == before
+    record(46, "SIGTERM, then on one worker", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+def test_the_comparison_sees_what_restarts_change(theatre, reference):
+    """Control: a program with a random stream of its own, which no checkpoint knows, must be told apart."""
+    job.train(str(theatre.out), ["noise@0:0"])
+    assert theatre.is_equal_to(reference) != "equal"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "reduce", "update", "record", "save", "between"])
+def test_row_1_every_phase(theatre, reference, phase):
+    """A worker killed in any phase of a step, or while a checkpoint is committed, is replaced: the same bits."""
+    result = theatre.run(f"{phase}@8:0")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("was killed by SIGKILL") == 1
+    record(1, f"SIGKILL in {phase}", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_rows_3_5_everything_killed(theatre, reference):
+    """All workers killed at once, then launcher and workers: the same bits, and the same command resumes."""
+    launcher = theatre.start(SLOWED, options=("--max-restarts", "1"))
+    for reading in theatre.wait_for_step(6):
+        kill(reading.pid)
+    theatre.wait_for_step(9)
+    pids = [reading.pid for reading in theatre.readings()]
+    launcher.kill()
+    for pid in pids:
+        kill(pid)
+    assert all(is_gone(pid, 2.0) for pid in pids)
+    assert theatre.run().returncode == 0
+    assert theatre.leftovers() == []
+    record(3, "all workers, then launcher too", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_4_killed_launcher(theatre, reference):
+    """A killed launcher takes its workers and its private directory along; the same command at once goes on."""
+    launcher = theatre.start(SLOWED)
+    pids = [reading.pid for reading in theatre.wait_for_step(6)]
+    launcher.kill()
+    again = theatre.start()
+    assert all(is_gone(pid, 2.0) for pid in pids)
+    result = finish(again)
+    assert result.returncode == 0, result.stderr
+    assert theatre.result["resumed_from_step"] >= 4
+    assert theatre.leftovers() == []
+    record(4, "SIGKILL the launcher, relaunch", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_7_crash_loop(theatre):
+    """A worker that always dies at one step: the launch stops, and names step, replica and samples."""
+    result = theatre.run("forward!@6:0", workers=1, restarts=1)
+    assert result.returncode == 137
+    seen = re.search(r"in step 6, replica 0 \(samples [\d, ]+\)", result.stderr)
+    record(7, "always SIGKILL at step 6", expected="named", seen="named" if seen else result.stderr)
+
+
+@pytest.mark.slow
+def test_row_9_a_slot_for_good(theatre, reference):
+    """A slot that fails again and again is given up, and the run ends on the others: the same bits."""
+    result = theatre.run("between!@6:1")
+    assert result.returncode == 0, result.stderr
+    assert "Slot 1 keeps failing and is given up. Restart 3 with 1 worker " in result.stderr
+    assert theatre.result["world_size"] == 1
+    record(9, "rank 1 always dies", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_rows_10_11_stopped_worker(theatre, reference):
+    """A stopped worker is noticed and told to go on; no restart is needed."""
+    result = theatre.run("stop@6:1", options=("--heartbeat", "2"))
+    assert result.returncode == 0, result.stderr
+    assert "it has been stopped (state T); it is told to go on" in result.stderr
+    assert "rank 1 is back" in result.stderr
+    assert "Restart" not in result.stderr
+    record(11, "SIGSTOP", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_12_interpreter_deadlock(theatre, reference):
+    """A worker whose threads cannot get the interpreter's lock is noticed, shown and replaced."""
+    result = theatre.run("gil@6:1", options=("--heartbeat", "3"))
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"rank 1 has shown no sign of life for 3 s: .*interpreter's lock.*it is killed", result.stderr)
+    assert "job.py" in result.stderr
+    record(12, "deadlock on the interpreter's lock", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "words"), [("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("exit3", "code 3")])
+def test_row_13_native_faults(theatre, reference, fault, words):
+    """A fault in native code and a silent exit are named, and the worker is replaced."""
+    result = theatre.run(f"{fault}@6:1")
+    assert result.returncode == 0, result.stderr
+    assert words in result.stderr
+    assert fault == "exit3" or "Fatal Python error" in result.stderr
+    record(13, fault, expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_17_killed_while_loading(theatre, reference):
+    """A worker killed while it loads a checkpoint: loading has no effect, so it is simply done again."""
+    result = theatre.run("forward@6:0", "load@0:1")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("was killed by SIGKILL") == 2
+    record(17, "SIGKILL while loading", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_38_a_rank_that_does_not_come(theatre):
+    """A rank that hangs in the program's own code: after a while it is said in plain words who waits for whom."""
+    launcher = theatre.start("hang@6:1", options=("--hang-report", "2"))
+    theatre.wait_for_step(6)
+    time.sleep(5)  # the fault is that nothing happens
+    launcher.kill()
+    err = launcher.communicate()[1]
+    assert re.search(r"rank 0: waits for the other ranks in \w+, step 6", err)
+    assert re.search(r"rank 1: step 6, doing between steps, at \S+job\.py:\d+ in ", err)
+    assert "The others wait for rank 1." in err
+    record(38, "a rank hangs in user code", expected="named", seen="named")
+
+
+@pytest.mark.slow
+def test_row_38_a_rank_that_leaves(theatre):
+    """A worker that ends well but too early: no endless restarts, and the message points at it."""
+    result = theatre.run("leave!@6:1", restarts=1)
+    assert result.returncode == 1
+    assert "Ranks that had ended normally: 1" in result.stderr
+    assert "1 restarts in a row made no progress" in result.stderr
+    record(38, "a rank leaves early", expected="named", seen="named")
+
+
+@pytest.mark.slow
+def test_a_programs_own_error_is_not_repeated_for_ever(theatre):
+    """The same exception at the same step ends the launch after one more try, with its traceback."""
+    result = theatre.run("raise!@6:1")
+    assert result.returncode == 1
+    assert "ValueError: a bad sample" in result.stderr
+    assert "No restart: ValueError has come twice in step 6" in result.stderr
+    record(42, "an exception that comes again", expected="stopped", seen="stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["launcher", "worker"])
+def test_row_46_asked_to_stop(theatre, reference, target):
+    """SIGTERM to the launcher or to one worker alone: all ranks stop after one agreed step, with code 75."""
+    launcher = theatre.start(SLOWED)
+    pids = [reading.pid for reading in theatre.wait_for_step(6)]
+    kill(launcher.pid if target == "launcher" else pids[1], signal.SIGTERM)
+    stopped = finish(launcher)
+    assert stopped.returncode == 75, stopped.stderr
+    assert theatre.run().returncode == 0
+    record(46, f"SIGTERM to the {target}", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_46_too_little_grace(theatre, reference):
+    """A worker that cannot come to the end of its step in time is killed; the last checkpoint still holds."""
+    launcher = theatre.start("hang@6:1", options=("--stop-grace", "1"))
+    theatre.wait_for_step(6)
+    launcher.terminate()
+    assert finish(launcher).returncode == 143
+    assert theatre.run("hang@6:1").returncode == 0  # its mark is set: it comes no more
+    record(46, "SIGTERM, grace too short", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_47_ctrl_c_twice(theatre, reference):
+    """A second Ctrl-C stops at once, also a worker that never comes to the end of its step."""
+    launcher = theatre.start("hang@6:1")
+    pids = [reading.pid for reading in theatre.wait_for_step(6)]
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # a person's pause
+    assert launcher.poll() is None
+    start = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    assert finish(launcher).returncode == 130
+    assert time.monotonic() - start < 8
+    assert all(is_gone(pid, 1.0) for pid in pids)
+    assert theatre.run().returncode == 0
+    record(47, "Ctrl-C twice", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_50_slow_rank(theatre, reference):
+    """A rank that falls seconds behind changes nothing, and costs no restart."""
+    result = theatre.run("sleep@6:1")
+    assert result.returncode == 0
+    assert "Restart" not in result.stderr
+    record(50, "5 s behind", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_30_two_runs_one_directory(theatre, reference):
+    """A second launch refuses a directory in use, naming the holder, with code 2; the first is not disturbed."""
+    first = theatre.start(SLOWED, "sleep@6:0")
+    holder = theatre.wait_for_step(2)[0].pid
+    second = finish(theatre.start(workers=1))
+    assert second.returncode == 2, second.stderr
+    assert f"is in use by process {holder} on " in second.stderr
+    assert finish(first).returncode == 0
+    record(30, "two launches, one directory", expected="equal", seen=theatre.is_equal_to(reference))
+
+
+@pytest.mark.slow
+def test_row_55_loopback_listeners_only(theatre):
+    """While a run is going, no process of it listens anywhere but on the loopback interface."""
+    launcher = theatre.start(SLOWED)
+    pids = {launcher.pid, *(reading.pid for reading in theatre.wait_for_step(6))}
+    listing = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
+    own = [line.split() for line in listing.splitlines() if any(f"pid={pid}," in line for pid in pids)]
+    assert [fields[3] for fields in own if not fields[3].startswith(("127.", "[::1]"))] == []
+    control = subprocess.Popen(
+        [sys.executable, "-c", "import socket; s=socket.create_server(('', 0)); print(flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        control.stdout.readline()
+        listing = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
+        assert f"pid={control.pid}," in listing, "the listing would not have shown it"
+    finally:
+        control.communicate(b"\n")
+    record(55, "listeners", expected="loopback", seen="loopback")
