@@ -36,6 +36,7 @@ PUBLIC = [
     "WorldError",
     "launch",
     "run_ranks",
+    "strategy",
 ]
 
 # One fresh process for all questions; CPU seconds, because other jobs may run beside it.

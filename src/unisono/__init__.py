@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from unisono.metrics.exact import Accuracy as Accuracy
     from unisono.metrics.exact import Mean as Mean
     from unisono.metrics.exact import Metric as Metric
+    from unisono.strategies.options import strategy as strategy
     from unisono.train.run import Run as Run
     from unisono.train.trainer import Trainer as Trainer
     from unisono.world import World as World
@@ -62,6 +63,7 @@ _HOMES = {
     "WorldError": "errors",
     "launch": "launchers.api",
     "run_ranks": "collectives.loopback",
+    "strategy": "strategies.options",
 }
 
 __version__ = "0.1.0"

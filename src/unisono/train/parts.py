@@ -5,9 +5,9 @@ from typing import Any, final
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint import format as checkpoint_format
-from unisono.checkpoint.format import State
+from unisono.checkpoint.format import State, from_json
 from unisono.errors import ConfigError, StepError
+from unisono.strategies.base import Strategy
 from unisono.train import score as scores
 from unisono.train.checks import check_parts
 from unisono.train.loop import pin
@@ -24,6 +24,7 @@ class Parts:
         registered: More objects with ``state_dict``, by name; may still grow.
 
     Attributes:
+        strategy: Knows how the state is spread over the ranks; set once it is built.
         is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
 
     Raises:
@@ -35,6 +36,7 @@ class Parts:
         pin(optimizer)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
         self.model, self.optimizer, self.scheduler, self.registered = model, optimizer, scheduler, registered
+        self.strategy: Strategy
         self.is_changing = False
         self.description = {
             "model": scores.describe_model(model),
@@ -44,7 +46,7 @@ class Parts:
     def pack(self) -> State:
         """Return the state of all parts; the tensors are the live ones."""
         registered = {name: part.state_dict() for name, part in self.registered.items()}
-        return checkpoint_format.pack(self.model, self.optimizer, self.scheduler, {"registered": registered})
+        return self.strategy.pack(self.model, self.optimizer, self.scheduler, {"registered": registered})
 
     def unpack(self, state: State) -> None:
         """Put a state back into the live objects.
@@ -53,13 +55,13 @@ class Parts:
             CheckpointError: It is of another model or optimizer.
             ConfigError: It holds other registered parts.
         """
-        registered = checkpoint_format.from_json(state.values.get("registered", {}))
+        registered = from_json(state.values.get("registered", {}))
         if registered.keys() != self.registered.keys():
             raise ConfigError(
                 f"the checkpoint holds the registered parts {sorted(registered)}, this program registers "
                 f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
             )
-        checkpoint_format.unpack(state, self.model, self.optimizer, self.scheduler)
+        self.strategy.unpack(state, self.model, self.optimizer, self.scheduler)
         for name, part in self.registered.items():
             part.load_state_dict(registered[name])
 
