@@ -29,6 +29,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "allreduce": ("allreduce", {}),
     "allreduce-tree": ("allreduce", {"algorithm": "tree", "bucket_mb": 0.01}),
     "local-sgd": ("allreduce", {"sync_every": 3}),
+    "ps": ("ps", {}),
+    "ps-2": ("ps", {"servers": 2}),
 }
 """Name, options."""
 

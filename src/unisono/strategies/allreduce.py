@@ -66,7 +66,7 @@ class AllReduce(Precise):
         """See `Replicated.reduce`."""
         if self.options.sync_every > 1:
             return
-        grads = self._present_everywhere()
+        grads = self.fill_absent()
         for bucket in self._buckets(grads):
             self.all_reduce(bucket)
         if self._after != 1.0:
@@ -86,6 +86,10 @@ class AllReduce(Precise):
         if not self._is_averaged:
             self._average()
         super().settle()
+
+    def settle_for_reading(self) -> None:
+        """See `Replicated.settle_for_reading`."""
+        self.settle()
 
     def compare(self, heads: list[tuple[int, ...]]) -> None:
         """See `Replicated.compare`; the naive ring is warned of, not stopped."""
@@ -118,18 +122,6 @@ class AllReduce(Precise):
             play(plan(ALGORITHMS[self.options.algorithm], world_size), flat, self.transport)
         for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
             tensor.detach().copy_(piece.view(tensor.shape))
-
-    def _present_everywhere(self) -> list[Tensor]:
-        """Return the gradients that some rank has, in the model's order; where this rank has none, zeros."""
-        trainable = self.trainable()
-        mine = torch.tensor([parameter.grad is not None for parameter in trainable], dtype=torch.uint8)
-        everyone = torch.empty(len(mine) * self.transport.world_size, dtype=torch.uint8)
-        self.transport.all_gather(mine, everyone)
-        present = everyone.view(-1, len(mine)).amax(dim=0).tolist()
-        for parameter, is_present in zip(trainable, present, strict=True):
-            if is_present and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return [parameter.grad for parameter in trainable if parameter.grad is not None]
 
     def _buckets(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """Yield the tensors one by one, or in groups of one dtype up to the bucket's size."""

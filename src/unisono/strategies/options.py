@@ -192,8 +192,43 @@ class AllReduceOptions(PreciseOptions):
     sync_every: int = option(1, "Local SGD: update alone, average parameters every so many steps.", at_least=1)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PSOptions(StrategyOptions):
+    """The parameter server."""
+
+    name: ClassVar[str] = "ps"
+    summary: ClassVar[str] = "parameter server: workers push gradients, servers update, all pull"
+    engine: ClassVar[str] = "parameter_server:ParameterServer"
+
+    servers: int = option(1, "The first K processes serve and compute no gradients; each has some parameters.",
+                          at_least=1)  # fmt: skip
+
+    def default_replicas(self, world_size: int) -> int:
+        """See `StrategyOptions.default_replicas`: one a worker."""
+        return max(1, world_size - self.servers)
+
+    def check(self, world_size: int) -> None:
+        """See `StrategyOptions.check`."""
+        if world_size <= self.servers:
+            raise ConfigError(
+                f"strategy {self.name} needs a worker beside {_count(self.servers, 'server')}, got "
+                f"{_count(world_size, 'process', 'es')}. Hint: --workers {self.servers + 1} or more."
+            )
+
+    def place(self, replicas: int, world_size: int) -> list[range]:
+        """See `StrategyOptions.place`: servers compute nothing."""
+        self.check(world_size)
+        workers = world_size - self.servers
+        if replicas < workers:
+            raise ConfigError(
+                f"expected a replica for each of {workers} workers, got {replicas}. "
+                f"Hint: at most {replicas + self.servers} processes, or --replicas {workers}."
+            )
+        return [range(0)] * self.servers + place_evenly(replicas, workers)
+
+
 CATALOG: Mapping[str, type[StrategyOptions]] = {
-    kind.name: kind for kind in (ExactOptions, DDPOptions, AllReduceOptions)
+    kind.name: kind for kind in (ExactOptions, DDPOptions, AllReduceOptions, PSOptions)
 }
 """Every strategy by name."""
 
@@ -280,6 +315,10 @@ def _read(name: str, item: Any, value: Any) -> Any:
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"strategy {name}: expected {item.name} as {kinds}, got {value!r}.") from None
     return value
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _listed(shares: tuple[float, ...]) -> str:

@@ -33,6 +33,6 @@ class RankBuffers:
     def __init__(self, model: nn.Module, transport: Transport) -> None:
         self._model, self._transport = model, transport
 
-    def sync(self) -> None:
-        """Overwrite every rank's buffers with rank 0's; collective."""
-        broadcast_bytes([buffer for _, buffer in self._model.named_buffers()], self._transport)
+    def sync(self, root: int = 0) -> None:
+        """Overwrite every rank's buffers with those of the rank `root`; collective."""
+        broadcast_bytes([buffer for _, buffer in self._model.named_buffers()], self._transport, root)

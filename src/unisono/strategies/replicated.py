@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -43,6 +44,7 @@ class Replicated(Strategy):
         self.transport, self.placement = setting.transport, setting.placement
         self.plain_front = Front(model, self.forward)
         self._buffers = RankBuffers(model, setting.transport)
+        self.buffer_root = 0  # whose batch statistics are the run's
         self._parameters = dict(model.named_parameters())
         self.check_trainable()
 
@@ -99,9 +101,13 @@ class Replicated(Strategy):
 
     def settle(self) -> None:
         """See `Strategy.settle`."""
-        self._buffers.sync()
+        self._buffers.sync(self.buffer_root)
 
     # What subclasses change.
+
+    def settle_for_reading(self) -> None:
+        """Bring weights and buffers, but not optimizer states, to all ranks."""
+        self._buffers.sync(self.buffer_root)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Do what a call of the model does in training."""
@@ -113,7 +119,7 @@ class Replicated(Strategy):
 
     def begin(self, step: int, samples: list[int]) -> None:
         """Prepare a step of which each rank computes so many samples."""
-        self._buffers.sync()
+        self._buffers.sync(self.buffer_root)
 
     @contextlib.contextmanager
     def passing(self, *, is_last: bool) -> Iterator[None]:
@@ -139,6 +145,10 @@ class Replicated(Strategy):
         """Return the checksum of the whole gradient from every rank's head."""
         return heads[0][2]
 
+    def told(self, head: tuple[int, ...]) -> tuple[int, ...]:
+        """Return step, weights and gradient of a head, as far as they must be equal on all ranks."""
+        return head[:3]
+
     def compare(self, heads: list[tuple[int, ...]]) -> None:
         """Stop where ranks hold different weights or gradients.
 
@@ -147,7 +157,7 @@ class Replicated(Strategy):
         """
         if not self.keeps_equal:
             return
-        told = [head[:3] for head in heads]
+        told = [self.told(head) for head in heads]
         usual = max(told, key=told.count)
         for rank, head in enumerate(told):
             if head != usual:
@@ -158,6 +168,18 @@ class Replicated(Strategy):
                 )
 
     # Helpers.
+
+    def fill_absent(self) -> list[Tensor]:
+        """Give zeros to every parameter that has a gradient on another rank only; return all gradients; collective."""
+        trainable = self.trainable()
+        mine = torch.tensor([parameter.grad is not None for parameter in trainable], dtype=torch.uint8)
+        everyone = torch.empty(len(mine) * self.transport.world_size, dtype=torch.uint8)
+        self.transport.all_gather(mine, everyone)
+        present = everyone.view(-1, len(mine)).amax(dim=0).tolist()
+        for parameter, is_present in zip(trainable, present, strict=True):
+            if is_present and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in trainable if parameter.grad is not None]
 
     def trainable(self) -> list[nn.Parameter]:
         """Return the trainable parameters, in the model's order."""
@@ -182,7 +204,7 @@ class Replicated(Strategy):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        self.settle()
+        self.settle_for_reading()
         self.plain_front.call = self.model
         try:
             yield
