@@ -52,6 +52,7 @@ PUBLIC = [
     "load_weights",
     "on_rank",
     "run_ranks",
+    "strategy",
 ]
 
 # One fresh process for all questions; CPU seconds, because other jobs may run beside it.

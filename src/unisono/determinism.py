@@ -22,8 +22,9 @@ from unisono.world import numeric_variables
 
 NUMERIC = (
     "torch", "torch_build", "device", "device_name", "threads", "cpu_capability", "cpu_flags", "machine", "variables",
+    "world_size",
 )  # fmt: skip
-"""Entries that decide bits; the others are recorded for the reader."""
+"""Entries that decide bits (``world_size`` only where the strategy is not exact); the others inform the reader."""
 
 
 def set_generators(key: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from unisono.errors import ConfigError, DataError
 from unisono.recipes.catalog import RECIPES, Options, find
+from unisono.strategies.options import ExactOptions
 
 GOOD = {"recipe": "digits", "model": "cnn", "epochs": 1, "batch_size": 8, "replicas": 2}
 
@@ -78,6 +79,7 @@ def test_run_settings_are_what_a_run_takes():
         "allow_drift": False,
         "detail": False,
         "clip_norm": 0.1,
+        "strategy": ExactOptions(),
         "settings": {"recipe": "digits", "model": "cnn", "limit": 50},
     }
     assert options.data_path is None

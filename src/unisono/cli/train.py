@@ -11,6 +11,7 @@ import click
 
 from unisono.cli.outcome import INTERRUPTED, perform
 from unisono.cli.run import watch_settings
+from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
 
 if TYPE_CHECKING:
     from unisono.recipes.catalog import Options
@@ -27,7 +28,7 @@ class Job:
     workers: int
 
 
-@click.command(short_help="Train a ready-made recipe.")
+@click.command(short_help="Train a ready-made recipe.", epilog=catalog_text())
 @click.argument("recipe", metavar="RECIPE")
 @click.option(
     "-n",
@@ -37,7 +38,12 @@ class Job:
     show_default=True,
     help="Number of processes; at most the replicas. Does not change the result.",
 )
-@click.option("--replicas", type=int, metavar="V", help="Logical workers; part of the result.  [default: 8]")
+@click.option(
+    "--replicas",
+    type=int,
+    metavar="V",
+    help="Logical workers; part of the result.  [default: 8; of other strategies than exact, the workers]",
+)
 @click.option("--epochs", type=int, metavar="E", help="Passes over the data.  [default: the recipe's]")
 @click.option(
     "--batch-size", type=int, metavar="B", help="Samples per optimizer step, over all workers.  [default: the recipe's]"
@@ -77,13 +83,16 @@ class Job:
 )
 @click.option("--allow-drift", is_flag=True, help="Resume although software or CPU differ; recorded with the run.")
 @click.option("--detail", is_flag=True, help="Record what each step is made of, for unisono diff.")
+@strategy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
 def train(recipe: str, workers: str, as_json: bool, max_restarts: int, heartbeat: float | None, **given: Any) -> None:
     """Train RECIPE: digits, mnist or imdb.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
     printed at the end does not depend on -n. A worker that dies is replaced, and the run goes on from its last
-    checkpoint. Ctrl-C and SIGTERM stop after the step in progress and save; a second Ctrl-C stops at once.
+    checkpoint. Ctrl-C and SIGTERM stop after the step in progress and save; a second Ctrl-C stops at once. (That the
+    number of workers does not matter holds for --strategy exact; of the others it is part of the result, and
+    --allow-drift is needed to go on with another.)
 
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
@@ -131,25 +140,34 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
     from unisono.errors import ScoreMismatch
     from unisono.launchers.spec import resolve_workers
     from unisono.observe.compare import diff
-    from unisono.placement import check_world
     from unisono.recipes.catalog import Options, find
     from unisono.world import default_cache
 
     found = find(recipe)
+    given = dict(given)
+    strategy = take_strategy(given)
     chosen = {name: value for name, value in given.items() if value is not None}
+    chosen["strategy"] = strategy
     chosen["cache"] = str(default_cache())
     defaults = {"epochs": found.epochs, "batch_size": found.batch_size, "replicas": found.replicas}
     recorded = _recorded_score(given.get("out"))
+    if not strategy.is_exact:
+        count = resolve_workers(workers)
+        if workers == "auto":
+            count = min(count, strategy.most_ranks or count)
+        strategy.check(count)
+        defaults["replicas"] = strategy.default_replicas(count)
     if recorded is not None:  # fixed by the first launch
         defaults["replicas"] = recorded["replicas"]
     options = Options(**{"recipe": recipe, "model": found.models[0], **defaults, **chosen})
-    if recorded is not None and (lines := diff({name: recorded[name] for name in options.score}, options.score)):
+    if recorded is not None and (lines := diff({name: recorded.get(name) for name in options.score}, options.score)):
         raise ScoreMismatch(
             f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
             "Hint: repeat its settings to resume it, or choose another --out for a new run."
         )
-    count = resolve_workers(workers, options.replicas)
-    check_world(options.replicas, count)
+    if strategy.is_exact:
+        count = resolve_workers(workers, options.replicas)
+    strategy.place(options.replicas, count)
     found.check_data(options.data_path, options.cache_path)
     return Job(options=options, workers=count)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.seeding import check_seed
+from unisono.strategies.options import ExactOptions, StrategyOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,7 @@ class Options:
     checkpoint_every: int | None = None
     allow_drift: bool = False
     detail: bool = False
+    strategy: StrategyOptions = ExactOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "replicas", "threads", "limit", "checkpoint_every"):
@@ -87,13 +89,17 @@ class Options:
         """The part of the run's score that these options decide, as in ``score.json``."""
         names = ("seed", "replicas", "batch_size", "threads")
         settings = {"recipe": self.recipe, "model": self.model, "limit": self.limit}
-        return {**{name: getattr(self, name) for name in names}, "settings": settings}
+        return {
+            **{name: getattr(self, name) for name in names},
+            "strategy": self.strategy.score(),
+            "settings": settings,
+        }
 
     def run_settings(self, **more: Any) -> dict[str, Any]:
         """Return the keyword arguments of `unisono.Run`; `more` joins them."""
         shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift", "detail")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
-        return {**chosen, "settings": self.score["settings"], **more}
+        return {**chosen, "strategy": self.strategy, "settings": self.score["settings"], **more}
 
 
 def find(name: str) -> Recipe:

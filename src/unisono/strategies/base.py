@@ -1,11 +1,19 @@
-"""What every strategy is: it turns a step's micro-batches into gradients on every rank's model."""
+"""What every strategy is: it turns a step's micro-batches into one update on every rank's model."""
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unisono.checkpoint import format as checkpoint_format
+from unisono.checkpoint.format import State
+from unisono.collectives.transport import Transport
+from unisono.strategies.options import StrategyOptions
 
 LossFunction = Callable[[Any], Tensor]
 """Takes a micro-batch, returns the mean loss over its samples: a tensor of one element with a graph."""
@@ -47,14 +55,53 @@ class Gradients:
     is_stop_asked: bool = False
 
 
-class Strategy(ABC):
-    """Computes a step's gradients on every rank.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """Where a strategy works.
 
     Attributes:
+        transport: Joins the ranks.
+        placement: The replicas that each rank computes, in rank order.
+        seed: The run's seed.
+        device: Of this rank.
+    """
+
+    transport: Transport
+    placement: Sequence[range]
+    seed: int
+    device: torch.device
+
+    @property
+    def replicas(self) -> int:
+        """Micro-batches of a whole step."""
+        return max(hosted.stop for hosted in self.placement)
+
+
+class Strategy(ABC):
+    """Computes a step's gradients on every rank, and owns whatever differs between strategies.
+
+    Where a method gets model or optimizer, they are those that `build` was given. All methods are collective.
+
+    Attributes:
+        is_sharded: Whether a rank holds a part of the weights only, so that hashing them needs all ranks.
+        evaluates_alike: Whether a forward pass in evaluation needs all ranks, so that they must do equally many.
+        saves_alone: Whether every rank holds the whole state after every step, so that one can save it by itself.
         is_stop_asked: Set before a step: this rank has been asked to stop the run. The step tells all ranks.
     """
 
+    is_sharded: bool = False
+    evaluates_alike: bool = False
+    saves_alone: bool = False
     is_stop_asked: bool = False
+
+    @classmethod
+    @abstractmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """Return the strategy at work on a model; it does all wrapping and sharding.
+
+        Raises:
+            ConfigError: Model, optimizer and options do not fit.
+        """
 
     @abstractmethod
     def compute_gradients(
@@ -75,3 +122,72 @@ class Strategy(ABC):
             PeerLost: Another rank went away.
             RankDivergence: The ranks are not at the same step, or not with the same weights.
         """
+
+    def front(self, model: nn.Module) -> nn.Module:
+        """Return what the program calls in place of its model."""
+        return model
+
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
+        """Clip, step the optimizer, step the scheduler; returns the learning rate that was used (first group)."""
+        lr = float(optimizer.param_groups[0]["lr"])
+        if clip_norm is not None:
+            self.clip(model, clip_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        return lr
+
+    def clip(self, model: nn.Module, clip_norm: float) -> None:
+        """Scale the gradients so that their norm over the whole model is at most `clip_norm`."""
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm, foreach=True)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Return what surrounds evaluation: inside, every rank's model has the run's weights and buffers."""
+        return contextlib.nullcontext()
+
+    def settle(self) -> None:  # noqa: B027 - most strategies keep all ranks equal anyway
+        """Bring all ranks to one state before it is saved or hashed."""
+
+    def pack(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,
+        values: Mapping[str, Any],
+        objects: Mapping[str, checkpoint_format.Stateful],
+    ) -> State:
+        """Return the whole run's state, independent of the number of ranks; after `settle`."""
+        return checkpoint_format.pack(model, optimizer, scheduler, {**values, "strategy": self.extra_state()}, objects)
+
+    def unpack(
+        self,
+        state: State,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,
+        objects: Mapping[str, checkpoint_format.Stateful],
+    ) -> None:
+        """Put a state back that `pack` has returned, here or on another number of ranks."""
+        values = checkpoint_format.unpack(state, model, optimizer, scheduler, objects)
+        self.load_extra_state(values.get("strategy", {}))
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return what the strategy itself keeps from step to step; JSON-able, equal on all ranks."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
+        """Take over what `extra_state` has returned."""
+
+    def fingerprint(self, model: nn.Module) -> str:
+        """Return the SHA-256 over all parameters and buffers in name order; after `settle`."""
+        return checkpoint_format.fingerprint(model)
+
+    def report(self) -> dict[str, Any]:
+        """Return what else ``result.json`` should hold (staleness, bytes); JSON-able."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - most strategies own nothing
+        """Release what the strategy opened; safe to call twice."""
+
+
+__all__ = ["Gradients", "LossFunction", "Micro", "Setting", "State", "Strategy", "StrategyOptions"]

@@ -7,20 +7,21 @@ owner-computes exchange finishes the tree. World size 1 runs the same code.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
-from unisono.determinism import checksum, set_generators
+from unisono.determinism import checksum
 from unisono.errors import ConfigError, StepError
 from unisono.placement import cut
-from unisono.seeding import mix
-from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy
+from unisono.strategies.backward import run_backward
+from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
 from unisono.strategies.drift import Head, compare
 from unisono.strategies.flat import FlatBuffer, Layout
 from unisono.strategies.replica_buffers import ReplicaBuffers
@@ -40,6 +41,8 @@ class Exact(Strategy):
         ConfigError: The model has no trainable parameter.
     """
 
+    saves_alone = True
+
     def __init__(self, model: nn.Module, transport: Transport, placement: Sequence[range], seed: int) -> None:
         self._names = dict(model.named_parameters())
         self._transport = transport
@@ -56,6 +59,11 @@ class Exact(Strategy):
                 f"expected a model with trainable parameters, got {type(model).__name__} with "
                 f"{len(self._names)} parameters, none with requires_grad."
             )
+
+    @classmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """See `Strategy.build`; nothing of the model is changed."""
+        return cls(model, setting.transport, setting.placement, setting.seed)
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
@@ -129,35 +137,14 @@ class Exact(Strategy):
         """Yield the gradient (and the new buffers) of each local replica, weighted by its share of the batch."""
         for micro in micros:
             self._buffers.start_replica()
-            set_generators(mix(self._seed, "replica", step, micro.replica))
             weight = weights[micro.replica]
-            try:
-                loss = _checked(loss_function(micro.data), step)
-                loss.backward(torch.full_like(loss, weight))
-            except Exception as error:
-                self._explain(error, step, micro)
-                raise
+            loss = run_backward(loss_function, micro, weight, seed=self._seed, step=step, replicas=self._replicas)
             leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
             self._collect(leaf, report)
             self._buffers.collect(leaf.views[len(self._trainable) :], weight, report.changed)
             report.losses[micro.replica] = loss.item()
             report.finite[micro.replica] = math.isfinite(report.losses[micro.replica]) and leaf.is_finite()
             yield leaf
-
-    def _explain(self, error: Exception, step: int, micro: Micro) -> None:
-        """Say where the user's model failed, and what is known of some failures."""
-        size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}"
-        error.add_note(f"in step {step}, replica {micro.replica} of {self._replicas}, a micro-batch of {size}")
-        if "more than 1 value per channel" in str(error):
-            error.add_note(
-                "Hint: batch statistics need two samples in every micro-batch. Choose fewer replicas, a larger "
-                "batch_size, or one that leaves no small last batch (samples modulo batch_size)."
-            )
-        if "nference tensor" in str(error):
-            error.add_note(
-                "Hint: the model keeps a tensor that it computed while evaluating. "
-                "Call run.evaluate(..., inference_mode=False), or make it a buffer."
-            )
 
     def _collect(self, leaf: FlatBuffer, report: "_Report") -> None:
         """Move the gradients into the leaf; a parameter without one leaves -0.0, the neutral element."""
@@ -234,19 +221,3 @@ class _Report:
             self.changed |= changed.astype(bool)
             self.stop |= stop.astype(bool)
         return heads
-
-
-def _checked(loss: Any, step: int) -> Tensor:
-    if not isinstance(loss, Tensor):
-        raise StepError(f"step {step}: expected the loss as a tensor of one element, got {type(loss).__name__}.")
-    if loss.numel() != 1:
-        raise StepError(
-            f"step {step}: expected a scalar loss, got shape {tuple(loss.shape)}. "
-            "Hint: return the mean over the micro-batch's samples (reduction='mean')."
-        )
-    if not loss.requires_grad:
-        raise StepError(
-            f"step {step}: the loss depends on no trainable parameter. "
-            "Hint: compute it with the prepared model, outside torch.no_grad() and without .detach() or .item()."
-        )
-    return loss

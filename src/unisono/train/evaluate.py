@@ -30,6 +30,7 @@ def evaluate(
     batch_size: int,
     num_workers: int = 0,
     inference_mode: bool = True,
+    alike: bool = False,
 ) -> dict[str, float]:
     """Return each metric over the whole data set; all ranks call it and get the same numbers.
 
@@ -48,20 +49,24 @@ def evaluate(
         num_workers: Processes that fetch.
         inference_mode: ``torch.inference_mode``; False takes the slower ``torch.no_grad``, for models that keep
             tensors they have computed (a cached mask, say) and would use them in training.
+        alike: All ranks must call `predict` equally often: those with less to do repeat a batch, which does not count.
     """
     num_batches = -(-len(fetcher) // batch_size)
-    mine = cut(num_batches, transport.world_size)[transport.rank]
-    tasks = [Task(-1, np.arange(i * batch_size, min((i + 1) * batch_size, len(fetcher)))) for i in mine]
+    shares = cut(num_batches, transport.world_size)
+    mine = shares[transport.rank]
+    numbers = [*mine, *([mine.start % num_batches] * (len(shares[0]) - len(mine) if alike else 0))]
+    tasks = [Task(-1, np.arange(i * batch_size, min((i + 1) * batch_size, len(fetcher)))) for i in numbers]
     for metric in metrics.values():
         metric.reset()
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode() if inference_mode else torch.no_grad():
-            for number, batch in zip(mine, fetch_all(fetcher, tasks, num_workers=num_workers), strict=True):
+            fetched = fetch_all(fetcher, tasks, num_workers=num_workers)
+            for turn, (number, batch) in enumerate(zip(numbers, fetched, strict=True)):
                 set_generators(mix(fetcher.seed, "evaluate", number))
                 output, target = predict(move(batch, device))
-                for metric in metrics.values():
+                for metric in metrics.values() if turn < len(mine) else ():
                     metric.update(output, target)
     finally:
         for module, was_training in modes:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from unisono.data.loader import move
@@ -41,17 +40,6 @@ def hosted_micros(
     for replica in placement[rank]:
         if sizes[replica]:
             yield Micro(replica=replica, num_samples=sizes[replica], data=move(next(fetched), device))
-
-
-def update(model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
-    """Clip, step the optimizer, step the scheduler; returns the learning rate that the update used (first group)."""
-    lr = float(optimizer.param_groups[0]["lr"])
-    if clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm, foreach=True)
-    optimizer.step()
-    if scheduler is not None:
-        scheduler.step()
-    return lr
 
 
 def non_finite(step: int, indices: Indices, replicas: int, bad_replicas: tuple[int, ...]) -> NonFiniteError:

@@ -5,9 +5,9 @@ from typing import Any, final
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.errors import ConfigError, StepError
+from unisono.strategies.base import Strategy
 from unisono.train import score as scores
 from unisono.train.checks import check_parts
 from unisono.train.loop import pin
@@ -24,6 +24,7 @@ class Parts:
         registered: More objects with ``state_dict``, by name; may still grow.
 
     Attributes:
+        strategy: Knows how the state is spread over the ranks; set once it is built.
         is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
 
     Raises:
@@ -35,6 +36,7 @@ class Parts:
         pin(optimizer)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
         self.model, self.optimizer, self.scheduler, self.registered = model, optimizer, scheduler, registered
+        self.strategy: Strategy
         self.is_changing = False
         self.description = {
             "model": scores.describe_model(model),
@@ -43,7 +45,7 @@ class Parts:
 
     def pack(self) -> State:
         """Return the state of all parts; the tensors are the live ones."""
-        return checkpoint_format.pack(self.model, self.optimizer, self.scheduler, {}, self.registered)
+        return self.strategy.pack(self.model, self.optimizer, self.scheduler, {}, self.registered)
 
     def unpack(self, state: State) -> None:
         """Put a state back into the live objects.
@@ -58,7 +60,7 @@ class Parts:
                 f"the checkpoint holds the registered parts {sorted(registered)}, this program registers "
                 f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
             )
-        checkpoint_format.unpack(state, self.model, self.optimizer, self.scheduler, self.registered)
+        self.strategy.unpack(state, self.model, self.optimizer, self.scheduler, self.registered)
 
     def _refuse_foreign_step(self, *_: Any) -> None:
         if not self.is_changing:

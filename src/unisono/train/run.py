@@ -25,15 +25,14 @@ from unisono.metrics.exact import Metric
 from unisono.observe.compare import diff
 from unisono.observe.detail import detail_of
 from unisono.observe.ledger import Entry, hash_samples
-from unisono.placement import check_world, place_evenly
 from unisono.seeding import check_seed, mix
-from unisono.strategies.base import LossFunction, Micro, Strategy
+from unisono.strategies.base import LossFunction, Micro, Setting
 from unisono.strategies.drift import Sentinel
-from unisono.strategies.exact import Exact
+from unisono.strategies.options import StrategyOptions, resolve
 from unisono.train import score as scores
 from unisono.train.checks import check_whole
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import hosted_micros, non_finite, update
+from unisono.train.loop import hosted_micros, non_finite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.train.watch import Watch
@@ -69,6 +68,7 @@ class Run:
             launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global gradient norm; None does not clip.
+        strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
         checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
@@ -84,7 +84,7 @@ class Run:
             Never changes a bit.
 
     Raises:
-        ConfigError: A setting is out of range, or world_size > replicas.
+        ConfigError: A setting is out of range, or the strategy cannot play in this world (world_size > replicas).
         WorldError: The launcher's variables are incomplete.
 
     Example:
@@ -101,6 +101,7 @@ class Run:
         replicas: int | None = None,
         out: str | Path | None = None,
         clip_norm: float | None = None,
+        strategy: str | StrategyOptions = "exact",
         threads: int | None = None,
         checkpoint_every: int | None = None,
         checkpoints: CheckpointPolicy | None = None,
@@ -124,7 +125,10 @@ class Run:
         self._checkpoint_every = checkpoint_every
         self._settings = dict(settings or {})
         self._allow_drift = allow_drift
-        check_world(replicas or world.replicas or world.world_size, world.world_size)
+        self._strategy = chosen = resolve(strategy)
+        chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
+        default = world.replicas or chosen.default_replicas(world.world_size)
+        chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
         self._watch = Watch(world, is_process=isinstance(transport, str))
         self._watch.note(b"join")
         joined = (
@@ -134,17 +138,16 @@ class Run:
         )
         self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
         enter_world(world)
-        chosen = world.run_dir or out
-        directory = None if chosen is None else Path(chosen)
-        self._record = RunRecord(directory, self.transport, checkpoints, detail=detail)
+        directory = world.run_dir or out
+        self._record = RunRecord(
+            None if directory is None else Path(directory), self.transport, checkpoints, detail=detail
+        )
         recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
-        self.replicas = replicas or recorded_replicas or world.replicas or world.world_size
+        self.replicas = replicas or recorded_replicas or default
         self.threads = threads or recorded_threads or world.threads or 1
         set_determinism(self.threads)
-        check_world(self.replicas, world.world_size)
-        self.placement = place_evenly(self.replicas, world.world_size)
+        self.placement = chosen.place(self.replicas, world.world_size)
         self._parts: Parts | None = None
-        self._strategy: Strategy
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {}
         self._stepped = self._saved = 0
@@ -159,12 +162,12 @@ class Run:
         """Take over model, optimizer and (optional) scheduler; collective.
 
         Args:
-            model: Moved to the run's device. Wrap it in nothing: no DataParallel, no DDP.
+            model: Moved to the run's device. Wrap it in nothing: the strategy does the wrapping.
             optimizer: Of this model's parameters; `foreach` and `fused` are pinned where left open.
             scheduler: ``step()`` is called after every optimizer step.
 
         Returns:
-            The same model and optimizer.
+            What to call in place of the model (with ``exact``, the model itself), and the same optimizer.
 
         Raises:
             ConfigError: The parts do not fit each other or cannot be trained exactly (see `checks.check_parts`), or
@@ -173,8 +176,9 @@ class Run:
         """
         model.to(self.device)
         parts = Parts(model, optimizer, scheduler, self._registered)
-        self._strategy = Exact(model, self.transport, self.placement, self.seed)
         environment = describe_environment(threads=self.threads, device=self.device)
+        if not self._strategy.is_exact:
+            environment["world_size"] = self.world.world_size
         for rank, theirs in enumerate(self.transport.all_gather_json([parts.description, environment])):
             lines = diff(parts.description, theirs[0]) + drift(environment, theirs[1])
             if lines:
@@ -183,8 +187,10 @@ class Run:
                     "Hint: build the model after Run(seed=...), from nothing that depends on the rank."
                 )
         self._record.check_environment(environment, allow_drift=self._allow_drift)
+        setting = Setting(transport=self.transport, placement=self.placement, seed=self.seed, device=self.device)
+        parts.strategy = self._strategy.build(model, optimizer, setting)
         self._parts = parts
-        return model, optimizer
+        return parts.strategy.front(model), optimizer
 
     def register(self, name: str, part: Any) -> None:
         """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
@@ -293,7 +299,7 @@ class Run:
             try:
                 yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self.replicas))
             except GeneratorExit:  # the loop was left: keep what it has done
-                if not parts.is_changing and self._stepped > self._saved:
+                if parts.strategy.saves_alone and not parts.is_changing and self._stepped > self._saved:
                     metrics = self._measured.get(self._stepped)
                     self._record.save_alone(
                         self._stepped, parts.pack, epoch=self._stepped // per_epoch, metrics=metrics
@@ -334,13 +340,14 @@ class Run:
         if batch.step != self._stepped + 1:
             raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
         parts.is_changing = True
-        self._strategy.is_stop_asked = self._watch.is_stop_asked
-        gradients = self._strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
+        strategy = parts.strategy
+        strategy.is_stop_asked = self._watch.is_stop_asked
+        gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
             raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
         self._watch.note(b"update")
-        lr = update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
+        lr = strategy.update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         self._stepped = batch.step
         self._is_stopping = gradients.is_stop_asked and self._record.path is not None
         self._watch.done(batch.step)
@@ -387,11 +394,13 @@ class Run:
         check_whole(batch_size=batch_size)
         check_places(metrics, self.world, everywhere=True)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        values = evaluate(
-            self._prepared().model, fetcher, self._watch.around(predict), metrics,
-            transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
-            inference_mode=inference_mode,
-        )  # fmt: skip
+        parts = self._prepared()
+        with parts.strategy.reading():
+            values = evaluate(
+                parts.model, fetcher, self._watch.around(predict), metrics,
+                transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
+                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike,
+            )  # fmt: skip
         set_generators(mix(self.seed, "evaluated", self._stepped))
         return values
 
@@ -403,7 +412,10 @@ class Run:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
-        return checkpoint_format.fingerprint(self._prepared().model)
+        parts = self._prepared()
+        if parts.strategy.is_sharded and self._result.get("steps") == self._stepped:  # the leader may ask alone
+            return str(self._result["fingerprint"])
+        return parts.strategy.fingerprint(parts.model)
 
     def result(self) -> dict[str, Any]:
         """Return what ``result.json`` holds; empty before the last step is done."""
@@ -415,6 +427,8 @@ class Run:
         if steps is not None:
             steps.close()
         self._watch.close()
+        if self._parts is not None:
+            self._parts.strategy.close()
         self.transport.close()
         self._record.close()
         enter_world(None)
@@ -438,6 +452,7 @@ class Run:
             "batch_size": loader.sampler.batch_size,
             "threads": self.threads,
             "clip_norm": self.clip_norm,
+            "strategy": self._strategy.score(),
             **parts.description,
             "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
             "settings": self._settings,
@@ -460,6 +475,7 @@ class Run:
 
     def _save(self, parts: Parts, per_epoch: int, *, may_skip: bool) -> None:
         self._watch.note(b"save")
+        parts.strategy.settle()
         metrics = self._measured.get(self._stepped)
         if self._record.save(
             self._stepped, parts.pack, epoch=self._stepped // per_epoch, metrics=metrics, may_skip=may_skip
@@ -467,6 +483,9 @@ class Run:
             self._saved = self._stepped
 
     def _finish(self, per_epoch: int, resumed_from: int, train_s: float, *, is_finished: bool = True) -> None:
+        strategy = self._prepared().strategy
+        strategy.settle()
+        self._result = {}
         self._result = {
             "fingerprint": self.fingerprint(),
             "finished": is_finished,
@@ -477,6 +496,8 @@ class Run:
             "seed": self.seed,
             "resumed_from_step": resumed_from,
             "train_s": round(train_s, 3),
+            "strategy": self._strategy.name,
+            **strategy.report(),
         }
         self._write_result()
 

@@ -1,0 +1,155 @@
+"""Averaging by hand: after backward, one all-reduce per parameter, or per bucket, with a choice of algorithms.
+
+Local SGD (Stich, "Local SGD Converges Fast and Communicates Little", 2019) is the option `sync_every`: the ranks update
+on their own, and every few steps parameters and optimizer state are averaged.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unisono.collectives.play import play
+from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.schedules import plan
+from unisono.errors import ConfigError
+from unisono.strategies.base import Setting
+from unisono.strategies.options import AllReduceOptions
+from unisono.strategies.precision import Precise
+
+ALGORITHMS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
+
+
+@final
+class AllReduce(Precise):
+    """See the module.
+
+    Args:
+        options: `AllReduceOptions`.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: AllReduceOptions) -> None:
+        super().__init__(model, optimizer, setting, options)
+        self.options = options
+        self.keeps_equal = options.algorithm != "naive_ring" and options.sync_every == 1
+        self._step, self._own_samples, self._after = 0, 0, 1.0
+        self._is_averaged = True
+        self._has_warned = False
+        if options.algorithm == "torch" and self.transport.world_size > 1 and not dist.is_initialized():
+            raise ConfigError("algorithm torch needs processes. Hint: algorithm ring or tree works in threads too.")
+
+    @classmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """See `Strategy.build`."""
+        return cls(model, optimizer, setting, options)
+
+    def weight(self, num_samples: int, total: int) -> float:
+        """See `Replicated.weight`; local steps take the mean over the rank's own samples."""
+        if self.options.sync_every > 1:
+            return num_samples / self._own_samples * self.loss_scale()
+        return num_samples / total / self._after * self.loss_scale()
+
+    def begin(self, step: int, samples: list[int]) -> None:
+        """See `Replicated.begin`."""
+        self._step, self._own_samples = step, samples[self.transport.rank]
+        if self.options.sync_every == 1:
+            super().begin(step, samples)
+        factor = self.options.predivide
+        # The default divides wholly before the sum; a factor f leaves a division by world_size / f for afterwards.
+        self._after = 1.0 if factor is None else factor / self.transport.world_size
+
+    def reduce(self, step: int) -> None:
+        """See `Replicated.reduce`."""
+        if self.options.sync_every > 1:
+            return
+        grads = self.fill_absent()
+        for bucket in self._buckets(grads):
+            self.all_reduce(bucket)
+        if self._after != 1.0:
+            torch._foreach_mul_(grads, self._after)
+
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
+        """See `Strategy.update`; every `sync_every` steps the ranks meet."""
+        lr = super().update(model, optimizer, scheduler, clip_norm)
+        if self.options.sync_every > 1:
+            self._is_averaged = False
+            if self._step % self.options.sync_every == 0:
+                self._average()
+        return lr
+
+    def settle(self) -> None:
+        """See `Strategy.settle`; local steps are averaged first, which is a meeting out of turn."""
+        if not self._is_averaged:
+            self._average()
+        super().settle()
+
+    def settle_for_reading(self) -> None:
+        """See `Replicated.settle_for_reading`."""
+        self.settle()
+
+    def compare(self, heads: list[tuple[int, ...]]) -> None:
+        """See `Replicated.compare`; the naive ring is warned of, not stopped."""
+        super().compare(heads)
+        if self.options.algorithm == "naive_ring" and len({head[2] for head in heads}) > 1 and not self._has_warned:
+            self._has_warned = True
+            if self.transport.rank == 0:
+                warnings.warn(
+                    f"step {heads[0][0]}: the naive ring adds in another order on every rank, and the ranks' "
+                    "gradients differ now; their weights drift apart from here on. Hint: algorithm='ring' or 'tree'.",
+                    stacklevel=2,
+                )
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors of one dtype by their sums over all ranks, as one message; collective."""
+        world_size = self.transport.world_size
+        if world_size == 1 or not tensors:
+            return
+        count = sum(tensor.numel() for tensor in tensors)
+        flat = tensors[0].new_zeros(padded_length(count, world_size))
+        torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=flat[:count])
+        if self.options.algorithm == "torch":
+            dist.all_reduce(flat)
+            self.transport.bytes_sent += 2 * (world_size - 1) * flat.nbytes // world_size  # as a ring does
+        elif self.options.algorithm == "tree":
+            leaves = [range(rank, rank + 1) for rank in range(world_size)]
+            rank = self.transport.rank
+            tree_all_reduce([((rank, rank + 1), flat)], leaves, world_size, flat, self.transport)
+        else:
+            play(plan(ALGORITHMS[self.options.algorithm], world_size), flat, self.transport)
+        for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
+            tensor.detach().copy_(piece.view(tensor.shape))
+
+    def _buckets(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield the tensors one by one, or in groups of one dtype up to the bucket's size."""
+        if self.options.bucket_mb is None:
+            yield from ([tensor] for tensor in tensors)
+            return
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            bucket: list[Tensor] = []
+            for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
+                if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > self.options.bucket_mb * 2**20:
+                    yield bucket
+                    bucket = []
+                bucket.append(tensor)
+            yield bucket
+
+    def _average(self) -> None:
+        """Give all ranks the mean of their parameters and floating-point optimizer states."""
+        world_size = self.transport.world_size
+        values = [parameter.detach() for parameter in self.trainable()]
+        for parameter in self.trainable():
+            state = self.optimizer.state.get(parameter, {})
+            values += [
+                entry
+                for _, entry in sorted(state.items())
+                if isinstance(entry, Tensor) and entry.is_floating_point() and entry.shape == parameter.shape
+            ]
+        with torch.no_grad():
+            torch._foreach_div_(values, world_size)
+            for bucket in self._buckets(values):
+                self.all_reduce(bucket)
+        self._is_averaged = True

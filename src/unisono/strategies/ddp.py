@@ -1,0 +1,153 @@
+"""torch's DistributedDataParallel inside a run: its own wrapper, knobs and communication hooks."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any, Self, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket, HashStore
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from unisono.collectives.transport import Transport
+from unisono.errors import StepError
+from unisono.strategies.base import Setting
+from unisono.strategies.options import DDPOptions
+from unisono.strategies.precision import Precise
+
+
+def join_alone(transport: Transport) -> bool:
+    """Make a process group of one where this process is alone; whether that was needed."""
+    if dist.is_initialized() or transport.world_size > 1:
+        return False
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    return True
+
+
+def _in_bf16(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce in bfloat16; torch's own hook of that name is refused on CPUs."""
+    small = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
+    future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(small, async_op=True).get_future()
+
+    def decompress(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        buffer: torch.Tensor = bucket.buffer()
+        return buffer.copy_(done.value()[0])
+
+    return future.then(decompress)
+
+
+@final
+class DDP(Precise):
+    """See the module.
+
+    Gradients are weighted so that DDP's mean over ranks is the mean over samples. A step in which a rank has no sample
+    (a short last batch) is reduced after backward instead.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: DDPOptions) -> None:
+        super().__init__(model, optimizer, setting, options)
+        self.options = options
+        self._owns_group = join_alone(self.transport)
+        self._wrapped: list[nn.Parameter] = []
+        self._ddp: DistributedDataParallel
+        self._wrap()
+
+    @classmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """See `Strategy.build`."""
+        return cls(model, optimizer, setting, options)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Replicated.forward`."""
+        return self._ddp(*args, **kwargs)
+
+    def begin(self, step: int, samples: list[int]) -> None:
+        """See `Replicated.begin`; torch syncs the buffers itself."""
+        trainable = self.trainable()
+        if len(trainable) != len(self._wrapped) or any(
+            a is not b for a, b in zip(trainable, self._wrapped, strict=True)
+        ):
+            self._wrap()  # parameters have been frozen or unfrozen
+        self._is_short = min(samples) == 0
+
+    @contextlib.contextmanager
+    def passing(self, *, is_last: bool) -> Iterator[None]:
+        """See `Replicated.passing`; only the last micro-batch's backward pass reduces."""
+        try:
+            if self._is_short:
+                self.plain_front.call = self.model
+                try:
+                    yield
+                finally:
+                    self.plain_front.call = self.forward
+            else:
+                with contextlib.nullcontext() if is_last else self._ddp.no_sync():
+                    yield
+        except RuntimeError as error:
+            if "finished reduction in the prior iteration" in str(error):
+                raise StepError(
+                    "some parameters got no gradient, and DDP waited for them: "
+                    f"{str(error).splitlines()[0]} Hint: --find-unused-parameters "
+                    "(strategy('ddp', find_unused_parameters=True))."
+                ) from error
+            raise
+
+    def weight(self, num_samples: int, total: int) -> float:
+        """See `Replicated.weight`; DDP divides by the world size, so equal shares weigh exactly 1."""
+        scale = 1 if self._is_short else self.transport.world_size
+        return num_samples * scale / total * self.loss_scale()
+
+    def reduce(self, step: int) -> None:
+        """See `Replicated.reduce`; only where backward could not do it."""
+        if not self._is_short or self.transport.world_size == 1:
+            return
+        trainable = self.trainable()
+        present = torch.tensor([parameter.grad is not None for parameter in trainable], dtype=torch.int32)
+        dist.all_reduce(present, op=dist.ReduceOp.MAX)
+        for parameter, is_present in zip(trainable, present.tolist(), strict=True):
+            if is_present:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Strategy.compute_gradients`."""
+        found = super().compute_gradients(*args, **kwargs)
+        if not self._is_short:
+            size = sum(parameter.nbytes for parameter in self.trainable())
+            self.transport.bytes_sent += 2 * (self.transport.world_size - 1) * size // self.transport.world_size
+        return found
+
+    def close(self) -> None:
+        """See `Strategy.close`."""
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns_group = False
+
+    def _wrap(self) -> None:
+        options, device = self.options, self.setting.device
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        # torch 2.13 renamed broadcast_buffers; the old name warns there, the new one is missing before.
+        sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        self._wrapped = self.trainable()
+        self._ddp = DistributedDataParallel(
+            self.model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            find_unused_parameters=options.find_unused_parameters,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            static_graph=options.static_graph,
+            bucket_cap_mb=options.bucket_cap_mb,
+            **{sync: options.forward_sync_buffers},  # type: ignore[arg-type]
+        )
+        if options.comm_hook == "bf16":
+            self._ddp.register_comm_hook(None, _in_bf16)
+        elif options.comm_hook == "fp16":
+            self._ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif options.comm_hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=options.powersgd_rank, start_powerSGD_iter=2
+            )
+            self._ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -1,0 +1,330 @@
+"""Strategies by name, with their options: what a run is asked for, checked before anything starts (no torch here).
+
+Each strategy is a frozen dataclass of its options. It says whether it can play in a world, how micro-batches are
+assigned to ranks, what of it belongs to the score, and which class does the work. `CATALOG` lists them all.
+"""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from unisono.errors import ConfigError
+from unisono.placement import check_world, place_by_shares, place_evenly
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from unisono.strategies.base import Setting, Strategy
+
+
+def option(default: Any, text: str, *choices: str, at_least: float | None = None) -> Any:
+    """Return a field with its help text, its allowed words, and its smallest value."""
+    return field(default=default, metadata={"help": text, "choices": choices, "at_least": at_least})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategyOptions:
+    """What every strategy has; subclasses add their options.
+
+    Attributes:
+        name: As in ``--strategy NAME``.
+        summary: One line for the catalog.
+        engine: Module and class that do the work.
+        is_exact: Whether the bits depend on the score alone; otherwise the number of ranks decides too.
+        needs_processes: Whether ranks must be processes of torch.distributed, not threads of `run_ranks`.
+        most_ranks: The largest useful world, None for no limit.
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    engine: ClassVar[str] = ""
+    is_exact: ClassVar[bool] = False
+    needs_processes: ClassVar[bool] = False
+    most_ranks: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, choices, least = getattr(self, item.name), item.metadata["choices"], item.metadata["at_least"]
+            if choices and value not in choices:
+                raise ConfigError(f"strategy {self.name}: expected {item.name} {', '.join(choices)}; got {value!r}.")
+            if least is not None and value is not None and not value >= least:
+                raise ConfigError(f"strategy {self.name}: expected {item.name} >= {least:g}, got {value!r}.")
+
+    def default_replicas(self, world_size: int) -> int:
+        """Return the micro-batches per step where nobody has said how many."""
+        return world_size
+
+    def check(self, world_size: int) -> None:
+        """Refuse a world in which the strategy cannot play.
+
+        Raises:
+            ConfigError: Says what to change.
+        """
+        if self.most_ranks is not None and world_size > self.most_ranks:
+            raise ConfigError(
+                f"strategy {self.name} runs in {self.most_ranks} process, got {world_size}. "
+                f"Hint: --workers {self.most_ranks}, or another strategy (ddp, exact) for several processes."
+            )
+
+    def check_start(self, world_size: int, *, in_threads: bool) -> None:
+        """Refuse a world in which the strategy cannot play, or ranks of the wrong kind.
+
+        Raises:
+            ConfigError: Says what to change.
+        """
+        if in_threads and self.needs_processes and world_size > 1:
+            raise ConfigError(
+                f"strategy {self.name} works through torch.distributed, so its ranks must be processes, got "
+                f"{world_size} threads of one. Hint: unisono run -n {world_size}, or unisono.launch."
+            )
+        self.check(world_size)
+
+    def place(self, replicas: int, world_size: int) -> list[range]:
+        """Return the replicas (micro-batches of a step) that each rank computes.
+
+        Raises:
+            ConfigError: The replicas cannot be shared out over the ranks.
+        """
+        self.check(world_size)
+        return place_evenly(replicas, world_size)
+
+    def score(self) -> dict[str, Any]:
+        """Return what belongs to the score."""
+        return {"name": self.name, **asdict(self)}
+
+    def build(self, model: "nn.Module", optimizer: "Optimizer", setting: "Setting") -> "Strategy":
+        """Return the strategy at work on a model and its optimizer; collective."""
+        module, _, name = self.engine.partition(":")
+        built: Strategy = getattr(importlib.import_module(f"unisono.strategies.{module}"), name).build(
+            model, optimizer, setting, self
+        )
+        return built
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactOptions(StrategyOptions):
+    """The default: bits that depend on the score alone."""
+
+    name: ClassVar[str] = "exact"
+    summary: ClassVar[str] = "the same bits on any number of processes; the default"
+    engine: ClassVar[str] = "exact:Exact"
+    is_exact: ClassVar[bool] = True
+
+    shares: tuple[float, ...] | None = option(
+        None, "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits."
+    )
+
+    def place(self, replicas: int, world_size: int) -> list[range]:
+        """See `StrategyOptions.place`; in proportion to the shares."""
+        if self.shares is None:
+            return place_evenly(replicas, world_size)
+        if len(self.shares) != world_size:
+            raise ConfigError(
+                f"expected one share for each of {world_size} processes, got shares {_listed(self.shares)}. "
+                f"Hint: --workers {len(self.shares)}, or {world_size} shares."
+            )
+        return place_by_shares(replicas, self.shares)
+
+    def score(self) -> dict[str, Any]:
+        """See `StrategyOptions.score`: who computes what changes no bit."""
+        return {"name": self.name}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreciseOptions(StrategyOptions):
+    """Options of strategies whose ranks all hold the whole model and reduce gradients."""
+
+    precision: str = option("fp32", "Forward pass in fp32, bf16 or fp16 (with loss scaling).", "fp32", "bf16", "fp16")
+    accumulate: int = option(1, "Micro-batches that each process adds up before the gradients move.", at_least=1)
+
+    def default_replicas(self, world_size: int) -> int:
+        """See `StrategyOptions.default_replicas`."""
+        return world_size * self.accumulate
+
+    def place(self, replicas: int, world_size: int) -> list[range]:
+        """See `StrategyOptions.place`."""
+        if self.accumulate > 1 and replicas != self.default_replicas(world_size):
+            raise ConfigError(
+                f"accumulate {self.accumulate} on {world_size} processes means {world_size * self.accumulate} "
+                f"replicas, got {replicas}. Hint: leave one of the two out."
+            )
+        return StrategyOptions.place(self, replicas, world_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DDPOptions(PreciseOptions):
+    """torch's DistributedDataParallel; the options are its own."""
+
+    name: ClassVar[str] = "ddp"
+    summary: ClassVar[str] = "torch DistributedDataParallel: gradients reduced in buckets during backward"
+    engine: ClassVar[str] = "ddp:DDP"
+    needs_processes: ClassVar[bool] = True
+
+    find_unused_parameters: bool = option(False, "Allow parameters that get no gradient.")
+    forward_sync_buffers: bool = option(True, "Bring rank 0's buffers to all before every forward pass.")
+    gradient_as_bucket_view: bool = option(False, "Gradients are views into the buckets: one copy less.")
+    static_graph: bool = option(False, "The same parameters are used in every step.")
+    bucket_cap_mb: float | None = option(None, "Size of a bucket in MiB.", at_least=0.001)
+    comm_hook: str = option("none", "Compress gradients on their way.", "none", "bf16", "fp16", "powersgd")
+    powersgd_rank: int = option(1, "Rank of PowerSGD's approximation.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduceOptions(PreciseOptions):
+    """Averaging by hand after backward."""
+
+    name: ClassVar[str] = "allreduce"
+    summary: ClassVar[str] = "averaging by hand: one all-reduce a parameter, or bucketed; ring, tree; local SGD"
+    engine: ClassVar[str] = "allreduce:AllReduce"
+
+    algorithm: str = option(
+        "ring", "How the sums are made; naive_ring is kept to show what is wrong with it.",
+        "ring", "tree", "halving_doubling", "naive_ring", "torch",
+    )  # fmt: skip
+    bucket_mb: float | None = option(None, "Reduce in buckets of so many MiB.  [default: parameter by parameter]",
+                                     at_least=0.001)  # fmt: skip
+    predivide: float | None = option(
+        None, "Divide gradients by this before the sum, by the rest after it.  [default: wholly before]", at_least=1e-9
+    )
+    sync_every: int = option(1, "Local SGD: update alone, average parameters every so many steps.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PSOptions(StrategyOptions):
+    """The parameter server."""
+
+    name: ClassVar[str] = "ps"
+    summary: ClassVar[str] = "parameter server: workers push gradients, servers update, all pull"
+    engine: ClassVar[str] = "parameter_server:ParameterServer"
+
+    servers: int = option(1, "The first K processes serve and compute no gradients; each has some parameters.",
+                          at_least=1)  # fmt: skip
+
+    def default_replicas(self, world_size: int) -> int:
+        """See `StrategyOptions.default_replicas`: one a worker."""
+        return max(1, world_size - self.servers)
+
+    def check(self, world_size: int) -> None:
+        """See `StrategyOptions.check`."""
+        if world_size <= self.servers:
+            raise ConfigError(
+                f"strategy {self.name} needs a worker beside {_count(self.servers, 'server')}, got "
+                f"{_count(world_size, 'process', 'es')}. Hint: --workers {self.servers + 1} or more."
+            )
+
+    def place(self, replicas: int, world_size: int) -> list[range]:
+        """See `StrategyOptions.place`: servers compute nothing."""
+        self.check(world_size)
+        workers = world_size - self.servers
+        if replicas < workers:
+            raise ConfigError(
+                f"expected a replica for each of {workers} workers, got {replicas}. "
+                f"Hint: at most {replicas + self.servers} processes, or --replicas {workers}."
+            )
+        return [range(0)] * self.servers + place_evenly(replicas, workers)
+
+
+CATALOG: Mapping[str, type[StrategyOptions]] = {
+    kind.name: kind for kind in (ExactOptions, DDPOptions, AllReduceOptions, PSOptions)
+}
+"""Every strategy by name."""
+
+
+def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
+    """Return a strategy by name, with some of its options.
+
+    Args:
+        name: One of `CATALOG`.
+        given: Options by name; a text, as typed, is read as the option's type.
+
+    Raises:
+        ConfigError: No such strategy or option, or a value that it does not take.
+
+    Example:
+        >>> find("exact", {"shares": "1,2,2"}).place(5, 3)
+        [range(0, 1), range(1, 3), range(3, 5)]
+    """
+    if name not in CATALOG:
+        near = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0.4)
+        hint = f" Hint: did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{hint}")
+    kind = CATALOG[name]
+    known = {item.name: item for item in fields(kind)}
+    for key in given or {}:
+        if key not in known:
+            owners = [other.name for other in CATALOG.values() if key in {item.name for item in fields(other)}]
+            hint = f" It is an option of {', '.join(owners)}." if owners else ""
+            raise ConfigError(f"strategy {name} has no option {key!r}; it has {', '.join(known) or 'none'}.{hint}")
+    return kind(**{key: _read(name, known[key], value) for key, value in (given or {}).items()})
+
+
+def resolve(strategy: "str | StrategyOptions") -> StrategyOptions:
+    """Return the options of a strategy that is given by name or as they are.
+
+    Raises:
+        ConfigError: Something else, or an unknown name.
+    """
+    if isinstance(strategy, str):
+        return find(strategy)
+    if not isinstance(strategy, StrategyOptions):
+        raise ConfigError(
+            f"expected strategy as a name ({', '.join(CATALOG)}) or as unisono.strategy(name, ...), "
+            f"got {type(strategy).__name__}."
+        )
+    return strategy
+
+
+def strategy(name: str, /, **options: Any) -> StrategyOptions:
+    """Return a strategy with some of its options, for ``Run(strategy=...)``.
+
+    Raises:
+        ConfigError: No such strategy or option, or a value that it does not take.
+
+    Example:
+        >>> strategy("exact", shares=(1, 2)).name
+        'exact'
+    """
+    return find(name, options)
+
+
+def all_options() -> dict[str, tuple[list[str], Any]]:
+    """Return every option of every strategy by name: the strategies that have it, and its field."""
+    found: dict[str, tuple[list[str], Any]] = {}
+    for kind in CATALOG.values():
+        for item in fields(kind):
+            found.setdefault(item.name, ([], item))[0].append(kind.name)
+    return found
+
+
+def _read(name: str, item: Any, value: Any) -> Any:
+    """Return an option's value; text is read as the type of the field."""
+    kinds = str(item.type)
+    try:
+        if "tuple[float" in kinds and value is not None:
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(float(part) for part in parts)
+        if "tuple[str" in kinds and value is not None:
+            return tuple(value.split(",") if isinstance(value, str) else value)
+        if isinstance(value, str) and "str" not in kinds:
+            if "bool" in kinds:
+                return {"true": True, "false": False, "yes": True, "no": False}[value.lower()]
+            return int(value) if "int" in kinds else float(value)
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"strategy {name}: expected {item.name} as {kinds}, got {value!r}.") from None
+    return value
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _listed(shares: tuple[float, ...]) -> str:
+    return ",".join(f"{share:g}" for share in shares)
+
+
+__all__ = [
+    "CATALOG", "ExactOptions", "StrategyOptions", "all_options", "check_world", "find", "option", "resolve", "strategy",
+]  # fmt: skip
