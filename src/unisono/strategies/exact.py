@@ -41,6 +41,7 @@ class Exact(Strategy):
         ConfigError: The model has no trainable parameter.
     """
 
+    keeps_equal = True
     saves_alone = True
 
     def __init__(self, model: nn.Module, transport: Transport, placement: Sequence[range], seed: int) -> None:

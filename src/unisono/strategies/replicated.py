@@ -37,7 +37,6 @@ class Replicated(Strategy):
     """
 
     keeps_equal = True
-    """Whether the ranks must hold the same weights after every step."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
         self.model, self.optimizer, self.setting = model, optimizer, setting

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -89,3 +90,17 @@ def check_whole(**values: Any) -> None:
             raise ConfigError(f"expected {name} as a whole number, got {value!r} ({type(value).__name__}).")
         if value is not None and value < 1:
             raise ConfigError(f"expected {name} >= 1, got {value}.")
+
+
+def check_new_part(name: str, part: Any, registered: Mapping[str, Any]) -> None:
+    """Refuse to register what could not be saved.
+
+    Raises:
+        ConfigError: The name is taken, or the methods are missing.
+    """
+    if name in registered:
+        raise ConfigError(f"expected a new name, got {name!r}, which is registered already.")
+    if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+        raise ConfigError(
+            f"expected an object with state_dict() and load_state_dict() for {name!r}, got {type(part).__name__}."
+        )

@@ -1,18 +1,40 @@
 """The pieces of a training step outside the strategy, as plain functions."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from unisono.collectives.transport import Transport
 from unisono.data.loader import move
 from unisono.data.sampler import Indices
-from unisono.errors import NonFiniteError
+from unisono.determinism import drift
+from unisono.errors import NonFiniteError, RankDivergence
+from unisono.observe.compare import diff
+from unisono.observe.ledger import Entry, hash_samples
 from unisono.placement import cut
-from unisono.strategies.base import Micro
+from unisono.strategies.base import Gradients, Micro
 
 _NUM_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work, as handed out by `Run.steps` and taken by `Run.step`.
+
+    Attributes:
+        step: The step to come, 1-based.
+        epoch: Its epoch, 0-based.
+        indices: int64 (n,): the samples of the whole batch, over all ranks, in order.
+        micros: This rank's micro-batches; fetched one at a time by `Run.step`.
+    """
+
+    step: int
+    epoch: int
+    indices: Indices
+    micros: Iterator[Micro]
 
 
 def pin(optimizer: Optimizer) -> None:
@@ -55,3 +77,32 @@ def non_finite(step: int, indices: Indices, replicas: int, bad_replicas: tuple[i
         step=step,
         replicas=bad_replicas,
     )
+
+
+def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:
+    """Return the ledger's line of a step."""
+    return Entry(
+        step=batch.step,
+        epoch=batch.epoch,
+        num_samples=len(batch.indices),
+        samples=hash_samples(batch.indices),
+        loss=gradients.loss.hex(),
+        gradient=f"{gradients.checksum:016x}",
+        weights=f"{gradients.weights:016x}",
+        lr=lr.hex(),
+    )
+
+
+def check_alike(transport: Transport, description: dict[str, Any], environment: dict[str, Any]) -> None:
+    """Compare what all ranks have built, and on what; collective.
+
+    Raises:
+        RankDivergence: They differ; names the first fields.
+    """
+    for rank, theirs in enumerate(transport.all_gather_json([description, environment])):
+        lines = diff(description, theirs[0]) + drift(environment, theirs[1])
+        if lines:
+            raise RankDivergence(
+                f"rank {transport.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
+                "Hint: build the model after Run(seed=...), from nothing that depends on the rank."
+            )

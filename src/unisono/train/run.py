@@ -1,10 +1,8 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
 import sys
-import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -18,42 +16,24 @@ from unisono.collectives.places import GuardedTransport, check_places, enter_wor
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
-from unisono.data.sampler import ExactSampler, Indices
-from unisono.determinism import describe_environment, drift, set_determinism, set_generators
-from unisono.errors import ConfigError, RankDivergence, RunStopped, ScoreMismatch, StepError
+from unisono.data.sampler import ExactSampler
+from unisono.determinism import describe_environment, set_determinism, set_generators
+from unisono.errors import ConfigError, StepError
 from unisono.metrics.exact import Metric
-from unisono.observe.compare import diff
 from unisono.observe.detail import detail_of
-from unisono.observe.ledger import Entry, hash_samples
 from unisono.seeding import check_seed, mix
-from unisono.strategies.base import LossFunction, Micro, Setting
+from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.drift import Sentinel
 from unisono.strategies.options import StrategyOptions, resolve
 from unisono.train import score as scores
-from unisono.train.checks import check_whole
+from unisono.train.checks import check_new_part, check_whole
+from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import hosted_micros, non_finite
+from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros, non_finite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.train.watch import Watch
 from unisono.world import World
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step's work, as handed out by `Run.steps` and taken by `Run.step`.
-
-    Attributes:
-        step: The step to come, 1-based.
-        epoch: Its epoch, 0-based.
-        indices: int64 (n,): the samples of the whole batch, over all ranks, in order.
-        micros: This rank's micro-batches; fetched one at a time by `Run.step`.
-    """
-
-    step: int
-    epoch: int
-    indices: Indices
-    micros: Iterator[Micro]
 
 
 @final
@@ -111,7 +91,6 @@ class Run:
         detail: bool = False,
         transport: Transport | str = "auto",
     ) -> None:
-        self._started = time.monotonic()
         check_seed(seed)
         check_whole(threads=threads, checkpoint_every=checkpoint_every, replicas=replicas)
         if clip_norm is not None and not clip_norm > 0:
@@ -122,7 +101,6 @@ class Run:
         self.world = world
         self.device = device_of(world, device)
         self.seed, self.clip_norm = seed, clip_norm
-        self._checkpoint_every = checkpoint_every
         self._settings = dict(settings or {})
         self._allow_drift = allow_drift
         self._strategy = chosen = resolve(strategy)
@@ -150,12 +128,12 @@ class Run:
         self._parts: Parts | None = None
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {}
-        self._stepped = self._saved = 0
-        self._is_stopping = False  # agreed by all ranks
-        self._opened: dict[str, Any] | None = None
-        self._metrics: dict[str, float] = {}
-        self._measured: dict[int, dict[str, float]] = {}
-        self._result: dict[str, Any] = {}
+        self._course = Course(
+            self._record,
+            self._watch,
+            {"world_size": world.world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name},
+            checkpoint_every=checkpoint_every,
+        )
         torch.manual_seed(seed)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]:
@@ -179,13 +157,7 @@ class Run:
         environment = describe_environment(threads=self.threads, device=self.device)
         if not self._strategy.is_exact:
             environment["world_size"] = self.world.world_size
-        for rank, theirs in enumerate(self.transport.all_gather_json([parts.description, environment])):
-            lines = diff(parts.description, theirs[0]) + drift(environment, theirs[1])
-            if lines:
-                raise RankDivergence(
-                    f"rank {self.world.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
-                    "Hint: build the model after Run(seed=...), from nothing that depends on the rank."
-                )
+        check_alike(self.transport, parts.description, environment)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
         setting = Setting(transport=self.transport, placement=self.placement, seed=self.seed, device=self.device)
         parts.strategy = self._strategy.build(model, optimizer, setting)
@@ -204,13 +176,8 @@ class Run:
         Raises:
             ConfigError: The name is taken, the methods are missing, or the run has been opened already.
         """
-        if name in self._registered:
-            raise ConfigError(f"expected a new name, got {name!r}, which is registered already.")
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            raise ConfigError(
-                f"expected an object with state_dict() and load_state_dict() for {name!r}, got {type(part).__name__}."
-            )
-        if self._opened is not None:
+        check_new_part(name, part, self._registered)
+        if self._course.is_open:
             raise ConfigError(f"expected run.register({name!r}, ...) before run.steps(): its state could be lost.")
         self._registered[name] = part
 
@@ -279,16 +246,14 @@ class Run:
     def _steps(self, parts: Parts, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
-        self._watch.note(b"open")
-        self._open(parts, loader)
-        self._watch.opened(self._stepped)
-        first = self._stepped + 1
+        course = self._course
+        course.open(checkpoint_format.to_json(self._score(parts, loader), "score"), parts, per_epoch)
+        first = course.done + 1
         if first > last:
             self._record.tell(
-                f"is complete: step {self._stepped} of {last} is done, there is nothing left to train. "
+                f"is complete: step {course.done} of {last} is done, there is nothing left to train. "
                 "Hint: more epochs go on from here; another out= (--out) starts anew."
             )
-        started = time.monotonic()
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
             indices = loader.sampler.batch(step)
@@ -299,29 +264,14 @@ class Run:
             try:
                 yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self.replicas))
             except GeneratorExit:  # the loop was left: keep what it has done
-                if parts.strategy.saves_alone and not parts.is_changing and self._stepped > self._saved:
-                    metrics = self._measured.get(self._stepped)
-                    self._record.save_alone(
-                        self._stepped, parts.pack, epoch=self._stepped // per_epoch, metrics=metrics
-                    )
-                    self._finish(per_epoch, first - 1, time.monotonic() - started, is_finished=False)
+                course.leave(parts)
                 raise
-            if self._stepped != step:
+            if course.done != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
-            if step == first and step != last:
-                self._record.reserve(parts.pack)
-            must_save = step == last or self._is_stopping
-            if must_save or step % (self._checkpoint_every or per_epoch) == 0:
-                self._save(parts, per_epoch, may_skip=not must_save)
-            self._watch.saved(self._record.committed_step)
-            if self._is_stopping and step < last:
-                self._record.settle()
-                self._finish(per_epoch, first - 1, time.monotonic() - started, is_finished=False)
-                self._watch.stopped(step)
-                raise RunStopped(step)
-        Sentinel(parts.model, self.transport).compare_now(self._stepped)  # the last update too
-        self._record.settle()
-        self._finish(per_epoch, first - 1, time.monotonic() - started)
+            course.keep(parts, is_last=step == last)
+        if parts.strategy.keeps_equal:
+            Sentinel(parts.model, self.transport).compare_now(course.done)  # the last update too
+        course.finish(parts)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step and return the mean loss over the whole batch; collective.
@@ -337,8 +287,8 @@ class Run:
             PeerLost: Another rank went away.
         """
         parts = self._prepared()
-        if batch.step != self._stepped + 1:
-            raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
+        if batch.step != self._course.done + 1:
+            raise StepError(f"expected the batch of step {self._course.done + 1}, got that of step {batch.step}.")
         parts.is_changing = True
         strategy = parts.strategy
         strategy.is_stop_asked = self._watch.is_stop_asked
@@ -348,23 +298,12 @@ class Run:
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
         self._watch.note(b"update")
         lr = strategy.update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
-        self._stepped = batch.step
-        self._is_stopping = gradients.is_stop_asked and self._record.path is not None
+        self._course.done = batch.step
+        self._course.is_stopping = gradients.is_stop_asked and self._record.path is not None
         self._watch.done(batch.step)
         parts.is_changing = False
         set_generators(mix(self.seed, "after", batch.step))
-        self._record.append(
-            lambda: Entry(
-                step=batch.step,
-                epoch=batch.epoch,
-                num_samples=len(batch.indices),
-                samples=hash_samples(batch.indices),
-                loss=gradients.loss.hex(),
-                gradient=f"{gradients.checksum:016x}",
-                weights=f"{gradients.weights:016x}",
-                lr=lr.hex(),
-            )
-        )
+        self._record.append(lambda: entry_of(batch, gradients, lr))
         return gradients.loss
 
     def evaluate(
@@ -401,25 +340,23 @@ class Run:
                 transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
                 inference_mode=inference_mode, alike=parts.strategy.evaluates_alike,
             )  # fmt: skip
-        set_generators(mix(self.seed, "evaluated", self._stepped))
+        set_generators(mix(self.seed, "evaluated", self._course.done))
         return values
 
     def record(self, metrics: Mapping[str, float]) -> None:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
-        self._metrics |= metrics
-        self._measured = {self._stepped: {**self._measured.get(self._stepped, {}), **metrics}}
-        self._write_result()
+        self._course.measured(metrics)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
         parts = self._prepared()
-        if parts.strategy.is_sharded and self._result.get("steps") == self._stepped:  # the leader may ask alone
-            return str(self._result["fingerprint"])
+        if parts.strategy.is_sharded and self._course.result.get("steps") == self._course.done:
+            return str(self._course.result["fingerprint"])  # the leader may ask alone
         return parts.strategy.fingerprint(parts.model)
 
     def result(self) -> dict[str, Any]:
         """Return what ``result.json`` holds; empty before the last step is done."""
-        return dict(self._result)
+        return dict(self._course.result)
 
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
@@ -457,56 +394,6 @@ class Run:
             "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
             "settings": self._settings,
         }
-
-    def _open(self, parts: Parts, loader: Loader) -> None:
-        """Open the run directory and load the newest checkpoint; a later call only checks the score."""
-        score = checkpoint_format.to_json(self._score(parts, loader), "score")
-        if self._opened is not None:
-            if lines := diff(self._opened, score):
-                raise ScoreMismatch(
-                    f"one run has one score, but run.steps() was called with another: {'; '.join(lines)}"
-                )
-            return
-        self._stepped, state = self._record.resume(score)
-        if state is not None:
-            parts.unpack(state)
-        self._saved = self._stepped
-        self._opened = score
-
-    def _save(self, parts: Parts, per_epoch: int, *, may_skip: bool) -> None:
-        self._watch.note(b"save")
-        parts.strategy.settle()
-        metrics = self._measured.get(self._stepped)
-        if self._record.save(
-            self._stepped, parts.pack, epoch=self._stepped // per_epoch, metrics=metrics, may_skip=may_skip
-        ):
-            self._saved = self._stepped
-
-    def _finish(self, per_epoch: int, resumed_from: int, train_s: float, *, is_finished: bool = True) -> None:
-        strategy = self._prepared().strategy
-        strategy.settle()
-        self._result = {}
-        self._result = {
-            "fingerprint": self.fingerprint(),
-            "finished": is_finished,
-            "steps": self._stepped,
-            "epochs": self._stepped // per_epoch,
-            "world_size": self.world.world_size,
-            "replicas": self.replicas,
-            "seed": self.seed,
-            "resumed_from_step": resumed_from,
-            "train_s": round(train_s, 3),
-            "strategy": self._strategy.name,
-            **strategy.report(),
-        }
-        self._write_result()
-
-    def _write_result(self) -> None:
-        if not self._result:
-            return
-        self._result["wall_s"] = round(time.monotonic() - self._started, 3)
-        self._result["metrics"] = dict(self._metrics)
-        self._record.write_result(self._result)
 
 
 def _world_of(transport: Transport) -> World:

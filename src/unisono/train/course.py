@@ -1,0 +1,139 @@
+"""How far a run has come, and what is kept of it: checkpoints on the way, ``result.json`` at the end."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, final
+
+from unisono.errors import RunStopped, ScoreMismatch
+from unisono.observe.compare import diff
+from unisono.train.parts import Parts
+from unisono.train.run_record import RunRecord
+from unisono.train.watch import Watch
+
+
+@final
+class Course:
+    """The steps of one run, from wherever it was found to wherever it is left.
+
+    Args:
+        record: The run directory.
+        watch: Tells the launcher.
+        facts: What else ``result.json`` says of the run: seed, replicas, ...
+        checkpoint_every: Steps between checkpoints; None: at the end of every epoch.
+
+    Attributes:
+        done: The last step that is done; 0 before the first.
+        is_stopping: Whether the ranks have agreed to stop after this step.
+        result: What ``result.json`` holds; empty before the first end.
+        is_open: Whether the directory has been opened.
+    """
+
+    def __init__(
+        self, record: RunRecord, watch: Watch, facts: Mapping[str, Any], *, checkpoint_every: int | None
+    ) -> None:
+        self._record, self._watch, self._facts = record, watch, dict(facts)
+        self._checkpoint_every = checkpoint_every
+        self._started = self._began = time.monotonic()
+        self._score: dict[str, Any] | None = None
+        self._per_epoch, self._first, self._saved = 1, 1, 0
+        self._metrics: dict[str, float] = {}
+        self._measured: dict[int, dict[str, float]] = {}
+        self.done = 0
+        self.is_stopping = False
+        self.result: dict[str, Any] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the directory has been opened."""
+        return self._score is not None
+
+    def open(self, score: dict[str, Any], parts: Parts, per_epoch: int) -> None:
+        """Open the directory and load the newest checkpoint; a later call only checks the score; collective.
+
+        Args:
+            score: In JSON's types.
+            parts: Where the checkpoint is loaded to.
+            per_epoch: Steps of an epoch.
+
+        Raises:
+            ScoreMismatch: The directory, or an earlier call, has another score.
+            CheckpointError: There are checkpoints but none can be trusted.
+        """
+        self._watch.note(b"open")
+        if self._score is not None:
+            if lines := diff(self._score, score):
+                raise ScoreMismatch(
+                    f"one run has one score, but run.steps() was called with another: {'; '.join(lines)}"
+                )
+        else:
+            self.done, state = self._record.resume(score)
+            if state is not None:
+                parts.unpack(state)
+            self._saved, self._score = self.done, score
+        self._watch.opened(self.done)
+        self._per_epoch, self._first, self._began = per_epoch, self.done + 1, time.monotonic()
+
+    def keep(self, parts: Parts, *, is_last: bool) -> None:
+        """Save after a step what is due; collective.
+
+        Raises:
+            RunStopped: The ranks have agreed to stop; everything is saved.
+        """
+        if self.done == self._first and not is_last:
+            self._record.reserve(parts.pack)
+        must_save = is_last or self.is_stopping
+        if must_save or self.done % (self._checkpoint_every or self._per_epoch) == 0:
+            self._save(parts, may_skip=not must_save)
+        self._watch.saved(self._record.committed_step)
+        if self.is_stopping and not is_last:
+            self.finish(parts, is_finished=False)
+            self._watch.stopped(self.done)
+            raise RunStopped(self.done)
+
+    def leave(self, parts: Parts) -> None:
+        """Keep what has been done when the loop is left early; no collective, since other ranks may be gone."""
+        if parts.strategy.saves_alone and not parts.is_changing and self.done > self._saved:
+            self._record.save_alone(self.done, parts.pack, epoch=self._epoch, metrics=self._measured.get(self.done))
+            self._write_end(parts, is_finished=False)
+
+    def finish(self, parts: Parts, *, is_finished: bool = True) -> None:
+        """Wait for the last checkpoint and write ``result.json``; collective."""
+        self._record.settle()
+        parts.strategy.settle()
+        self._write_end(parts, is_finished=is_finished)
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """Add metrics, measured with the present weights, to the result and to a checkpoint of this step."""
+        self._metrics |= metrics
+        self._measured = {self.done: {**self._measured.get(self.done, {}), **metrics}}
+        self._write()
+
+    @property
+    def _epoch(self) -> int:
+        return self.done // self._per_epoch
+
+    def _save(self, parts: Parts, *, may_skip: bool) -> None:
+        self._watch.note(b"save")
+        parts.strategy.settle()
+        metrics = self._measured.get(self.done)
+        if self._record.save(self.done, parts.pack, epoch=self._epoch, metrics=metrics, may_skip=may_skip):
+            self._saved = self.done
+
+    def _write_end(self, parts: Parts, *, is_finished: bool) -> None:
+        self.result = {
+            "fingerprint": parts.strategy.fingerprint(parts.model),
+            "finished": is_finished,
+            "steps": self.done,
+            "epochs": self._epoch,
+            **self._facts,
+            "resumed_from_step": self._first - 1,
+            "train_s": round(time.monotonic() - self._began, 3),
+            **parts.strategy.report(),
+        }
+        self._write()
+
+    def _write(self) -> None:
+        if self.result:
+            self.result["wall_s"] = round(time.monotonic() - self._started, 3)
+            self.result["metrics"] = dict(self._metrics)
+            self._record.write_result(self.result)
