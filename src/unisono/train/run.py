@@ -234,9 +234,7 @@ class Run:
         """
         check_whole(epochs=epochs, max_steps=max_steps)
         if not isinstance(loader, Loader):
-            raise ConfigError(
-                f"expected a loader from run.loader(dataset, batch_size=...), got {type(loader).__name__}."
-            )
+            raise ConfigError(f"expected a loader from run.loader(dataset, ...), got {type(loader).__name__}.")
         steps = self._watch.over(
             self._steps(self._prepared(), loader, epochs, max_steps), can_save=self._record.path is not None
         )
