@@ -51,10 +51,11 @@ class Strategy(ABC):
     """Computes a step's gradients on every rank.
 
     Attributes:
-        is_stop_asked: Set before a step: this rank has been asked to stop the run. The step tells all ranks.
+        is_stop_asked: Whether this rank has been asked to stop the run; asked once a step, which tells all ranks.
     """
 
-    is_stop_asked: bool = False
+    def __init__(self) -> None:
+        self.is_stop_asked: Callable[[], bool] = lambda: False
 
     @abstractmethod
     def compute_gradients(

@@ -171,6 +171,7 @@ class Run:
         model.to(self.device)
         parts = Parts(model, optimizer, scheduler, self._registered)
         self._strategy = Exact(model, self.transport, self.placement, self.seed)
+        self._strategy.is_stop_asked = self._watch.is_stop_asked
         environment = describe_environment(threads=self.threads, device=self.device)
         for rank, theirs in enumerate(self.transport.all_gather_json([parts.description, environment])):
             lines = diff(parts.description, theirs[0]) + drift(environment, theirs[1])
@@ -311,6 +312,7 @@ class Run:
                 raise RunStopped(step)
         Sentinel(parts.model, self.transport).compare_now(self._stepped)  # the last update too
         self._record.settle()
+        self._watch.saved(self._record.committed_step)
         self._finish(per_epoch, first - 1, time.monotonic() - started)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
@@ -330,7 +332,6 @@ class Run:
         if batch.step != self._stepped + 1:
             raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
         parts.is_changing = True
-        self._strategy.is_stop_asked = self._watch.is_stop_asked
         gradients = self._strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
             raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
