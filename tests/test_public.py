@@ -33,6 +33,7 @@ PUBLIC = [
     "RankDivergence",
     "Recall",
     "Run",
+    "RunStopped",
     "ScoreMismatch",
     "SpanF1",
     "StepError",

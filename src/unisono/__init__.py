@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unisono.errors import NonFiniteError as NonFiniteError
     from unisono.errors import PeerLost as PeerLost
     from unisono.errors import RankDivergence as RankDivergence
+    from unisono.errors import RunStopped as RunStopped
     from unisono.errors import ScoreMismatch as ScoreMismatch
     from unisono.errors import StepError as StepError
     from unisono.errors import UnisonoError as UnisonoError
@@ -68,6 +69,7 @@ _HOMES = {
     "RankDivergence": "errors",
     "Recall": "metrics.labels",
     "Run": "train.run",
+    "RunStopped": "errors",
     "ScoreMismatch": "errors",
     "SpanF1": "metrics.spans",
     "StepError": "errors",
