@@ -37,6 +37,7 @@ PUBLIC = [
     "RankDivergence",
     "Recall",
     "Run",
+    "RunStopped",
     "ScoreMismatch",
     "SpanF1",
     "StepError",

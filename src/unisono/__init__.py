@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from unisono.errors import PeerLost as PeerLost
     from unisono.errors import PlaceError as PlaceError
     from unisono.errors import RankDivergence as RankDivergence
+    from unisono.errors import RunStopped as RunStopped
     from unisono.errors import ScoreMismatch as ScoreMismatch
     from unisono.errors import StepError as StepError
     from unisono.errors import UnisonoError as UnisonoError
@@ -80,6 +81,7 @@ _HOMES = {
     "RankDivergence": "errors",
     "Recall": "metrics.labels",
     "Run": "train.run",
+    "RunStopped": "errors",
     "ScoreMismatch": "errors",
     "SpanF1": "metrics.spans",
     "StepError": "errors",

@@ -86,7 +86,7 @@ class Images:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.x[index], self.y[index]
 
-    def take(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def fetch_micro_batch(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a micro-batch."""
         self.attacks.at("data")
         chosen = torch.from_numpy(indices)

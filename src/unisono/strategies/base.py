@@ -87,14 +87,14 @@ class Strategy(ABC):
         evaluates_alike: Whether a forward pass in evaluation needs all ranks, so that they must do equally many.
         keeps_equal: Whether the ranks must hold the same weights after every step.
         saves_alone: Whether every rank holds the whole state after every step, so that one can save it by itself.
-        is_stop_asked: Set before a step: this rank has been asked to stop the run. The step tells all ranks.
+        is_stop_asked: Whether this rank has been asked to stop the run; asked once a step, which tells all ranks.
     """
 
     is_sharded: bool = False
     evaluates_alike: bool = False
     keeps_equal: bool = False
     saves_alone: bool = False
-    is_stop_asked: bool = False
+    is_stop_asked: Callable[[], bool] = staticmethod(lambda: False)
 
     @classmethod
     @abstractmethod

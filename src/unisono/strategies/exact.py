@@ -45,6 +45,7 @@ class Exact(Strategy):
     saves_alone = True
 
     def __init__(self, model: nn.Module, transport: Transport, placement: Sequence[range], seed: int) -> None:
+        super().__init__()
         self._names = dict(model.named_parameters())
         self._transport = transport
         self._placement = placement
@@ -75,7 +76,6 @@ class Exact(Strategy):
         sizes = [len(part) for part in cut(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)
         report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
-        report.stop[0] = self.is_stop_asked
         weights = checksum(self._weights().values())
         hosted = self._placement[self._transport.rank]
         self._buffers.start_step()
@@ -86,6 +86,7 @@ class Exact(Strategy):
                 f"step {step}: this rank hosts replicas {hosted}, but got {[node for node, _ in partials]}."
             )
         total = self._reduce(partials, leaves)
+        report.stop[0] = self.is_stop_asked()
         compare(report.merge(self._transport, self._placement, weights, step), self._weights(), self._transport)
         bad_replicas = tuple(replica for replica in range(leaves) if not report.finite[replica])
         if bad_replicas:  # no update will follow: the buffers stay as they were

@@ -77,7 +77,7 @@ class Replicated(Strategy):
             raise StepError(f"step {step}: this rank computes replicas {hosted}, but got {done} micro-batches.")
         self.reduce(step)
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        head = [step, weights, checksum(grads), int(self.are_finite(grads)), int(self.is_stop_asked)]
+        head = [step, weights, checksum(grads), int(self.are_finite(grads)), int(self.is_stop_asked())]
         heads = report.merge(self.transport, self.placement, self.speakers(), head)
         self.compare(heads)
         bad = [replica for replica in range(replicas) if sizes[replica] and not report.finite[replica]]

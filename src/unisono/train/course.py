@@ -99,6 +99,7 @@ class Course:
     def finish(self, parts: Parts, *, is_finished: bool = True) -> None:
         """Wait for the last checkpoint and write ``result.json``; collective."""
         self._record.settle()
+        self._watch.saved(self._record.committed_step)
         parts.strategy.settle()
         self._write_end(parts, is_finished=is_finished)
 

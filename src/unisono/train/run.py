@@ -161,6 +161,7 @@ class Run:
         self._record.check_environment(environment, allow_drift=self._allow_drift)
         setting = Setting(transport=self.transport, placement=self.placement, seed=self.seed, device=self.device)
         parts.strategy = self._strategy.build(model, optimizer, setting)
+        parts.strategy.is_stop_asked = self._watch.is_stop_asked
         self._parts = parts
         return parts.strategy.front(model), optimizer
 
@@ -289,7 +290,6 @@ class Run:
             raise StepError(f"expected the batch of step {self._course.done + 1}, got that of step {batch.step}.")
         parts.is_changing = True
         strategy = parts.strategy
-        strategy.is_stop_asked = self._watch.is_stop_asked
         gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         if gradients.bad_replicas:
             raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)

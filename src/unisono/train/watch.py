@@ -38,7 +38,6 @@ class Watch:
         self._pulse = Pulse(self._beacon) if is_process and world.beacon else None
         self._beacon.join(os.getpid())
 
-    @property
     def is_stop_asked(self) -> bool:
         """Whether this rank has been asked to stop the run; the ranks have yet to agree."""
         return self._signalled or self._beacon.is_stop_asked

@@ -1,0 +1,54 @@
+"""The schedule of faults: one number says it all."""
+
+import pytest
+
+from unisono.chaos.schedule import KINDS, plan_faults
+from unisono.errors import ConfigError
+
+GOLDEN = [(38, "resize", 1, 1), (58, "kill-all", 0, 1), (64, "kill-worker", 0, 1), (77, "kill-worker", 0, 1)]
+
+
+def test_one_number_repeats_the_schedule():
+    """The same seed gives the same faults, another one others."""
+    plan = plan_faults(1, 50, steps=460, workers=4)
+    assert plan == plan_faults(1, 50, steps=460, workers=4)
+    assert plan != plan_faults(2, 50, steps=460, workers=4)
+
+
+def test_golden_schedule():
+    """The draws do not change with Python or numpy: a seed that someone has written down still works."""
+    plan = plan_faults(1, 4, steps=100, workers=2)
+    assert [(fault.step, fault.kind, fault.rank, fault.workers) for fault in plan] == GOLDEN
+
+
+def test_every_plan_can_be_played():
+    """Ascending steps with room after the last, ranks that exist, sizes that change."""
+    for seed in range(50):
+        plan = plan_faults(seed, 30, steps=100, workers=4)
+        steps = [fault.step for fault in plan]
+        assert steps == sorted(set(steps))
+        assert 1 <= steps[0] <= steps[-1] <= 80
+        now = 4
+        for fault in plan:
+            assert 0 <= fault.rank < now
+            assert (fault.workers != now) == (fault.kind == "resize")
+            assert 1 <= fault.workers <= 4
+            assert 0.2 <= fault.hold_s <= 1.2
+            now = fault.workers
+    assert {fault.kind for fault in plan_faults(0, 60, steps=100, workers=4)} == set(KINDS)
+
+
+def test_only_wanted_kinds():
+    """Kinds can be chosen; one worker cannot become fewer."""
+    assert {fault.kind for fault in plan_faults(0, 20, steps=100, workers=2, kinds=("stop",))} == {"stop"}
+    assert "resize" not in {fault.kind for fault in plan_faults(0, 50, steps=100, workers=1)}
+
+
+def test_what_cannot_be_planned():
+    """Unknown kinds, too many faults, nothing to draw from: said with the fix."""
+    with pytest.raises(ConfigError, match="kill-all"):
+        plan_faults(0, 1, steps=9, workers=1, kinds=("flood",))
+    with pytest.raises(ConfigError, match="at most 8 faults for a run of 10 steps"):
+        plan_faults(0, 9, steps=10, workers=1)
+    with pytest.raises(ConfigError, match="at least 2 workers"):
+        plan_faults(0, 1, steps=10, workers=1, kinds=("resize",))

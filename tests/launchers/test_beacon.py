@@ -1,0 +1,76 @@
+"""The page that a worker and its launcher share."""
+
+import os
+import stat
+import time
+
+import pytest
+
+from unisono.launchers.beacon import JOINED, QUIET, STOPPED, Beacon, Pulse, Reading
+
+
+def test_what_is_told_is_read(tmp_path):
+    """Every word of the worker arrives, also after it has let go of the page."""
+    launcher = Beacon.create(tmp_path / "beacon-0")
+    assert launcher.read() == Reading()
+    worker = Beacon(tmp_path / "beacon-0")
+    worker.join(os.getpid())
+    worker.begin(7)
+    worker.take_up(3, b"".join(number.to_bytes(8, "little") for number in (11, 12)))
+    worker.note(b"compute")
+    worker.beat()
+    worker.saved(4)
+    expected = Reading(
+        beats=1, pid=os.getpid(), step=7, saved=4, ticks=1, state=JOINED, replica=3, phase="compute", samples=(11, 12)
+    )
+    assert launcher.read() == expected
+    assert expected.is_joined
+    worker.done(7)
+    del worker
+    assert (launcher.read().done, launcher.read().replica) == (7, -1)
+
+
+def test_long_batches_are_cut(tmp_path):
+    """A thousand samples do not run over the end of the page."""
+    beacon = Beacon.create(tmp_path / "beacon-0")
+    beacon.take_up(0, bytes(8 * 1000))
+    assert len(beacon.read().samples) == 500
+
+
+def test_the_launcher_asks(tmp_path):
+    """One word goes the other way."""
+    launcher, worker = Beacon.create(tmp_path / "b"), Beacon(tmp_path / "b")
+    assert not worker.is_stop_asked
+    launcher.ask_stop()
+    assert worker.is_stop_asked
+
+
+def test_leaving():
+    """A worker whose run is over is judged no more; one that stopped on request is remembered as such."""
+    beacon = Beacon(None)
+    beacon.join(1)
+    beacon.leave()
+    assert beacon.read().state == QUIET
+    beacon.set_state(STOPPED)
+    beacon.leave()
+    assert beacon.read().state == STOPPED
+
+
+def test_the_file_is_private(tmp_path):
+    """Only its owner may read it, and a link in its place is not followed."""
+    Beacon.create(tmp_path / "beacon-0")
+    assert stat.S_IMODE((tmp_path / "beacon-0").stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "beacon-0")
+    with pytest.raises(OSError, match="symbolic"):
+        Beacon(tmp_path / "link")
+
+
+def test_a_pulse_beats_until_it_is_stopped():
+    """Signs of life come by themselves."""
+    beacon = Beacon(None)
+    pulse = Pulse(beacon)
+    deadline = time.monotonic() + 20
+    while beacon.read().beats < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert beacon.read().beats >= 2
+    pulse.stop()

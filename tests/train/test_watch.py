@@ -1,0 +1,122 @@
+"""A run tells what it does, and stops between two steps when it is asked to."""
+
+import os
+import signal
+
+import pytest
+from torch.nn import functional as F
+
+import unisono
+from unisono.collectives.loopback import run_ranks
+from unisono.errors import RunStopped
+from unisono.launchers.beacon import JOINED, QUIET, STOPPED, Beacon
+from unisono.train.watch import Watch
+from unisono.world import World
+
+
+def play(toy, run, model, at, act):
+    """Train and call `act` in the midst of step `at`; returns the last step done."""
+
+    def loss(micro):
+        if run._stepped + 1 == at:
+            act()
+        return F.cross_entropy(model(micro.x), micro.y)
+
+    for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+        run.step(batch, loss)
+    return run._stepped
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_the_step(toy, tmp_path, signum, capfd):
+    """The step in progress is finished and saved, the program ends with code 75, and the same call goes on."""
+    whole, _ = toy.train(out=tmp_path / "whole")
+    before = signal.getsignal(signum)
+    signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
+    try:
+        usual = signal.getsignal(signum)
+        with toy.run(out=tmp_path / "run") as (run, model, _), pytest.raises(RunStopped) as stopped:
+            play(toy, run, model, 3, lambda: [os.kill(os.getpid(), signum) for _ in "x" if not run._watch._signalled])
+        assert signal.getsignal(signum) == usual
+    finally:
+        signal.signal(signum, before)
+    assert (stopped.value.step, stopped.value.code) == (3, 75)
+    told = capfd.readouterr().err
+    assert "stopping after the step in progress" in told
+    assert "stopped after step 3, and saved" in told
+    fingerprint, done = toy.train(out=tmp_path / "run")
+    assert (fingerprint, done) == (whole, list(range(4, 11)))
+
+
+def test_without_a_directory_signals_act_as_always(toy):
+    """Where nothing can be saved, Ctrl-C is Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with toy.run() as (run, model, _), pytest.raises(KeyboardInterrupt):
+            play(toy, run, model, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_programs_own_handlers_stay(toy, tmp_path):
+    """A program that handles SIGTERM itself goes on doing so."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("own"))
+    try:
+        with toy.run(out=tmp_path) as (run, model, _):
+            assert play(toy, run, model, 3, lambda: os.kill(os.getpid(), signal.SIGTERM)) == 10
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "own" in heard
+
+
+def test_all_ranks_stop_at_one_step(toy, tmp_path):
+    """One rank that is asked stops all, at the same step, whoever asks it and whenever in the step."""
+
+    def program(transport):
+        with toy.run(out=tmp_path, transport=transport) as (run, model, _):
+            try:
+                act = (lambda: setattr(run._watch, "_signalled", True)) if transport.rank == 2 else lambda: None
+                return play(toy, run, model, 4, act)
+            except RunStopped as stopped:
+                return stopped.step, unisono.World.current().world_size
+
+    steps = run_ranks(program, 4)
+    assert steps[0][0] == 4
+    assert set(steps) == {steps[0]}
+
+
+def test_the_last_step_is_no_stop(toy, tmp_path):
+    """A run that is asked to stop in its last step simply ends."""
+    with toy.run(out=tmp_path) as (run, model, _):
+        assert play(toy, run, model, 10, lambda: setattr(run._watch, "_signalled", True)) == 10
+        assert run.result()["finished"]
+
+
+def test_what_a_run_tells(toy, tmp_path, monkeypatch):
+    """Steps, phases, replica, samples and checkpoints stand on the beacon."""
+    page = Beacon.create(tmp_path / "beacon-0")
+    monkeypatch.setattr(World, "current", classmethod(lambda cls: cls(beacon=str(tmp_path / "beacon-0"))))
+    seen = []
+    with toy.run(out=tmp_path / "run", checkpoint_every=2) as (run, model, _):
+        assert page.read().is_joined
+        play(toy, run, model, 4, lambda: seen.append(page.read()))
+        last = page.read()
+    first = seen[0]
+    assert (first.step, first.done, first.phase, first.replica, len(first.samples)) == (4, 3, "compute", 0, 3)
+    assert [reading.replica for reading in seen] == [0, 1, 2, 3]
+    assert sorted(index for reading in seen for index in reading.samples) == sorted(
+        run.loader(toy.data, batch_size=12).sampler.batch(4).tolist()
+    )
+    assert (last.done, last.saved, last.state) == (10, 10, JOINED)
+    assert page.read().state == QUIET
+
+
+def test_a_stopped_run_is_remembered_as_such(tmp_path):
+    """The launcher must be able to tell a stop on request from a program that exits with the same code."""
+    Beacon.create(tmp_path / "b")
+    watch = Watch(World(rank=1, world_size=2, beacon=str(tmp_path / "b")), is_process=True)
+    watch.stopped(3)
+    watch.close()
+    watch.close()
+    assert Beacon(tmp_path / "b").read().state == STOPPED
