@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install train test test-slow test-all check format clean
+.PHONY: help install train test test-slow faults test-all check format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -28,6 +28,9 @@ test: $(STAMP)  ## the default tests: minutes
 
 test-slow: $(STAMP)  ## the slow tests alone
 	$(BIN)/python -m pytest -m slow
+
+faults: $(STAMP)  ## the fault matrix: kills, full disks, power cuts, damage
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/faults
 
 test-all: test test-slow  ## every test
 
