@@ -401,6 +401,7 @@ for name, writer in (("safe", write), ("unsafe", unsafe)):
 """
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_moment_leaves_the_old_or_the_new_state(tmp_path):
     """Killed before, after or inside any write, a directory verifies without complaint; an unsafe writer is caught."""
     script = tmp_path / "crash.py"

@@ -18,6 +18,7 @@ from unisono.errors import CheckpointError
 
 FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
+STATE_FILE = "state.json"
 DIRECTORY_NAME = re.compile(r"step-(\d{8,18})\.[0-9a-f]{8}")
 _MOST_BYTES = 16 << 20
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -110,6 +111,8 @@ def _checked(content: dict[str, Any]) -> Manifest:
         if not _SHA256.fullmatch(sha256):
             raise CheckpointError(f"has no SHA-256 of {name!r}.")
         files[name] = FileSum(_count(entry, "bytes"), sha256)
+    if STATE_FILE not in files:
+        raise CheckpointError(f"names no {STATE_FILE}.")
     metrics = _typed(content, "metrics", dict)
     if not all(type(value) in (int, float) for value in metrics.values()):
         raise CheckpointError("expected numbers as metrics.")

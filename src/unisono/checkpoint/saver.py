@@ -7,7 +7,6 @@ saved. No collective is called in a thread.
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -146,13 +145,6 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
         if missing:
             pause.wait(_POLL_S)
     return files
-
-
-def report_at_close(error: CheckpointError, warn: Callable[[str], None]) -> None:
-    """Raise `error`, unless another exception is on its way up already: then only say it."""
-    if sys.exc_info()[1] is None:
-        raise error
-    warn(str(error))
 
 
 def _receipt(draft: Draft, rank: int) -> Path:

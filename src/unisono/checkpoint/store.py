@@ -30,12 +30,11 @@ from unisono.checkpoint.files import (
     write_synced,
 )
 from unisono.checkpoint.format import State
-from unisono.checkpoint.manifest import DIRECTORY_NAME, FILE_NAME, Facts, Manifest, encode, read_manifest
+from unisono.checkpoint.manifest import DIRECTORY_NAME, FILE_NAME, STATE_FILE, Facts, Manifest, encode, read_manifest
 from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, stem_of
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError
 
-STATE_FILE = "state.json"
 LATEST = "LATEST"
 Guard = Callable[[], None]
 """Raises where this process may no longer commit: another launch has taken over the run directory."""

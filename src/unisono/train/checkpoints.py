@@ -1,5 +1,6 @@
 """A run's checkpoints as its ranks see them: the leader decides, every rank copies its share, a thread writes it."""
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any, final
 
 from unisono.checkpoint import saver, store
 from unisono.checkpoint.format import State
-from unisono.checkpoint.manifest import Facts
+from unisono.checkpoint.manifest import STATE_FILE, Facts
 from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
 from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
 from unisono.collectives.transport import Transport
@@ -169,6 +170,7 @@ class Checkpoints:
                 self._saver.wait()
             except CheckpointError as error:  # the leader has read it in the receipt, and tells all
                 failure = error
+        self._transport.barrier()  # every rank has begun its share before the leader waits for it
         leader_says(self._transport, self._saver.wait)
         if failure is not None:
             raise failure
@@ -179,10 +181,13 @@ class Checkpoints:
         Raises:
             CheckpointError: It failed; only warned of where another exception is on its way up.
         """
+        is_failing = sys.exc_info()[1] is not None
         try:
             self._saver.close()
         except CheckpointError as error:
-            saver.report_at_close(error, lambda text: warnings.warn(text, stacklevel=2))
+            if not is_failing:
+                raise
+            warnings.warn(str(error), stacklevel=2)
 
     def _begin(self, step: int, state: State, mine: Files) -> tuple[str, bool]:
         needed = sum(tensor.nbytes for part in state.tensors.values() for tensor in part.values())
@@ -215,7 +220,7 @@ class Checkpoints:
         try:
             before()
             files = saver.write_share(draft, mine)
-            files[store.STATE_FILE] = draft.put(store.STATE_FILE, [store.encode_values(values)])
+            files[STATE_FILE] = draft.put(STATE_FILE, [store.encode_values(values)])
             deadline = time.monotonic() + _SHARE_TIMEOUT_S
             files |= saver.collect_receipts(draft, range(1, num_writers), lambda: self._saver.is_hopeless(deadline))
             path = store.commit(draft, files, facts, self.guard)

@@ -1,0 +1,72 @@
+"""What is kept and who writes what: plain decisions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, plan_shards, stem_of
+from unisono.errors import ConfigError
+
+
+def others(*valid):
+    return [Candidate(step=step, is_valid=is_valid, metric=metric) for step, is_valid, metric in valid]
+
+
+NEW = Candidate(step=50, is_valid=True, metric=0.5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "listed", "kept"),
+    [
+        (CheckpointPolicy(keep=1), [(40, True, 0.9), (30, True, 0.1)], [False, False]),
+        (CheckpointPolicy(keep=2), [(40, True, None), (30, True, None)], [True, False]),
+        (CheckpointPolicy(keep=2), [(40, False, None), (30, True, None)], [False, True]),
+        (CheckpointPolicy(keep=2), [(60, False, None), (40, True, None)], [True, True]),
+        (CheckpointPolicy(keep=1, best="a"), [(40, True, 0.4), (30, True, 0.9)], [False, True]),
+        (CheckpointPolicy(keep=1, best="a"), [(40, True, 0.5), (30, True, 0.4)], [False, False]),
+        (CheckpointPolicy(keep=1, best="a", best_mode="min"), [(40, True, 0.4), (30, True, 0.4)], [True, False]),
+        (CheckpointPolicy(keep=1, best="a"), [(40, False, 0.9), (30, True, 0.6)], [False, True]),
+        (CheckpointPolicy(keep=1, best="a"), [(40, True, None)], [False]),
+        (CheckpointPolicy(keep=2, best="a"), [(40, True, 0.9), (30, True, 0.8)], [True, False]),
+        (CheckpointPolicy(), [], []),
+    ],
+)
+def test_what_is_kept(policy, listed, kept):
+    """The newest valid ones and the best stay; damaged ones take no place and go once the run has passed them."""
+    assert choose_kept(others(*listed), NEW, policy) == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"keep": 0}, "keep >= 1, got 0"), ({"best_mode": "most"}, "max, min, got 'most'"), ({"when_busy": "x"}, "wait")],
+)
+def test_policies_out_of_range(settings, said):
+    """A policy out of range is refused with what is known."""
+    with pytest.raises(ConfigError, match=said):
+        CheckpointPolicy(**settings)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(), st.integers(0, 999))), st.integers(1, 9))
+def test_every_tensor_is_written_once(sizes, num_writers):
+    """Whatever the state, its tensors are in one share each, of a file of their own stem; the shares are even."""
+    sizes = {stem.replace(".", "").replace("-", "") or "x": part for stem, part in sizes.items()}
+    shares = plan_shards(sizes, num_writers)
+    assert len(shares) == num_writers
+    written = [(stem_of(file), name) for share in shares for file, names in share.items() for name in names]
+    assert sorted(written) == sorted((stem, name) for stem, part in sizes.items() for name in part)
+    assert {stem_of(file) for share in shares for file in share} == set(sizes)
+    loads = [sum(sizes[stem_of(file)][name] for file, names in share.items() for name in names) for share in shares]
+    largest = max((size for part in sizes.values() for size in part.values()), default=0)
+    assert max(loads) - min(loads) <= largest
+    files = [file for share in shares for file in share]
+    assert len(files) == len(set(files))
+
+
+def test_names_of_files():
+    """One writer needs no numbers; more have them, from 1."""
+    assert plan_shards({"model": {"a": 1}}, 1) == [{"model.safetensors": ["a"]}]
+    assert plan_shards({"model": {"a": 1, "b": 2}}, 2) == [
+        {"model-00001-of-00002.safetensors": ["b"]},
+        {"model-00002-of-00002.safetensors": ["a"]},
+    ]
+    assert stem_of("model.safetensors") == stem_of("model-00002-of-00004.safetensors") == "model"

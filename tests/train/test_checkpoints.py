@@ -1,0 +1,295 @@
+"""Saving beside the training: the step's end is what is saved, errors surface, ranks share, nothing is called saved.
+
+The threads here are held by events, never by time.
+"""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from unisono.checkpoint import staging, store
+from unisono.checkpoint.format import State
+from unisono.checkpoint.manifest import Facts
+from unisono.checkpoint.policy import CheckpointPolicy
+from unisono.collectives.loopback import LoopbackTransport, run_ranks
+from unisono.errors import CheckpointError, UnisonoError
+from unisono.train.checkpoints import Checkpoints
+
+RUN = "r" * 32
+
+
+def state_of(step, size=1000):
+    tensors = {
+        "model": {f"w{i}": torch.full((size + i,), float(step)) for i in range(5)},
+        "optimizer": {"w0/m": torch.full((size,), float(-step), dtype=torch.float64)},
+    }
+    return State(tensors=tensors, values={"step": step})
+
+
+def same(left, right):
+    return left.values == right.values and all(
+        torch.equal(tensor, right.tensors[stem][name]) for stem, part in left.tensors.items()
+        for name, tensor in part.items()
+    )  # fmt: skip
+
+
+def nothing():
+    pass
+
+
+def alone(path, **policy):
+    found = Checkpoints(path, LoopbackTransport(), CheckpointPolicy(**policy))
+    found.facts = Facts(run=RUN)
+    return found
+
+
+def steps_in(path):
+    return [step for step, _ in store.list_steps(path)]
+
+
+class Held:
+    """Holds the writing thread before it writes, until it is let go."""
+
+    def __init__(self):
+        self.may_go, self.has_come = threading.Event(), threading.Event()
+
+    def __call__(self):
+        self.has_come.set()
+        assert self.may_go.wait(60)
+
+
+def test_the_copy_is_of_the_steps_end(tmp_path):
+    """`save` returns before anything is written; what changes afterwards is not in the checkpoint."""
+    checkpoints, held, state = alone(tmp_path), Held(), state_of(1)
+    checkpoints.save(1, lambda: state, before=held)
+    assert held.has_come.wait(60)
+    assert steps_in(tmp_path) == []  # not there, and not called saved
+    for part in state.tensors.values():
+        for tensor in part.values():
+            tensor.fill_(7)
+    state.values["step"] = 7
+    held.may_go.set()
+    checkpoints.settle()
+    manifest, found = store.read(store.list_steps(tmp_path)[0][1], RUN)
+    assert manifest.step == 1
+    assert all(torch.equal(found.tensors["model"][n], t) for n, t in state_of(1).tensors["model"].items())
+    checkpoints.close()
+
+
+def test_without_a_background_it_is_there_at_once(tmp_path, monkeypatch):
+    """With ``in_background=False``, or where memory is short, `save` returns when the checkpoint is committed."""
+    checkpoints = alone(tmp_path, in_background=False)
+    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    assert steps_in(tmp_path) == [1]
+    monkeypatch.setattr("unisono.train.checkpoints.is_roomy", lambda needed: False)
+    checkpoints = alone(tmp_path)
+    checkpoints.save(2, lambda: state_of(2), before=nothing)
+    assert steps_in(tmp_path) == [2, 1]
+
+
+def test_one_in_flight(tmp_path):
+    """A save waits for the one before, or is left out where the policy says so; the last one never is."""
+    for when_busy, expected in (("wait", [2, 1]), ("skip", [1])):
+        directory, held = tmp_path / when_busy, Held()
+        checkpoints = alone(directory, when_busy=when_busy)
+        assert checkpoints.save(1, lambda: state_of(1), before=held)
+        assert held.has_come.wait(60)
+        if when_busy == "wait":
+            held.may_go.set()
+        begun = checkpoints.save(2, lambda: state_of(2), before=nothing, may_skip=True)
+        assert begun == (when_busy == "wait")
+        held.may_go.set()
+        checkpoints.settle()
+        assert steps_in(directory) == expected
+        assert checkpoints.save(3, lambda: state_of(3), before=nothing)
+        checkpoints.settle()
+        assert steps_in(directory)[0] == 3
+
+
+def test_an_error_surfaces_at_the_next_step(tmp_path):
+    """A save that fails in its thread is raised by the next `check`, once, and there is no such checkpoint."""
+
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    checkpoints = alone(tmp_path)
+    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    checkpoints.settle()
+    checkpoints.save(2, lambda: state_of(2), before=fail)
+    checkpoints._saver._thread.join()
+    with pytest.raises(CheckpointError, match="No space left"):
+        checkpoints.check()
+    checkpoints.check()
+    checkpoints.settle()
+    assert steps_in(tmp_path) == [1]
+    assert not list(tmp_path.glob(".*"))
+    checkpoints.save(3, lambda: state_of(3), before=nothing)  # and the next one works
+    checkpoints.settle()
+    assert steps_in(tmp_path) == [3, 1]
+
+
+def test_an_error_surfaces_at_the_end(tmp_path):
+    """What fails after the last step is raised by `close`, or only said where another error is on its way."""
+
+    def fail():
+        raise OSError(5, "Input/output error")
+
+    checkpoints = alone(tmp_path)
+    checkpoints.save(1, lambda: state_of(1), before=fail)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        checkpoints.close()
+    checkpoints.save(1, lambda: state_of(1), before=fail)
+    with pytest.raises(KeyError, match="mine"), pytest.warns(UserWarning, match="Input/output error"):
+        try:
+            raise KeyError("mine")
+        finally:
+            checkpoints.close()
+    assert steps_in(tmp_path) == []
+
+
+def test_a_guard_stops_the_commit(tmp_path):
+    """A launch that has been replaced writes nothing that anybody would find."""
+
+    def refuse():
+        raise CheckpointError("another launch has taken over")
+
+    checkpoints = alone(tmp_path)
+    checkpoints.guard = refuse
+    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    with pytest.raises(CheckpointError, match="taken over"):
+        checkpoints.settle()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_the_writing(tmp_path, world_size):
+    """A large state is written by all ranks, each its share, and read at any world size."""
+
+    def save(transport):
+        checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
+        checkpoints.facts = Facts(run=RUN, fencing_token=4)
+        for step in (1, 2, 3):
+            checkpoints.save(step, lambda step=step: state_of(step), before=nothing, epoch=step, metrics={"a": step})
+        checkpoints.settle()
+        checkpoints.close()
+
+    run_ranks(save, world_size)
+    assert steps_in(tmp_path) == [3, 2]
+    path = store.list_steps(tmp_path)[0][1]
+    shards = sorted(file.name for file in path.glob("*.safetensors"))
+    assert len([name for name in shards if name.startswith("model")]) == world_size
+    assert not list(path.glob("receipt*"))
+    manifest, found = store.read(path, RUN)
+    assert same(state_of(3), found)
+    assert (manifest.facts.epoch, manifest.facts.parent_step, manifest.facts.fencing_token) == (3, 2, 4)
+    assert manifest.facts.metrics == {"a": 3}
+
+    def load(transport):
+        step, state = Checkpoints(tmp_path, transport, CheckpointPolicy()).load(RUN, path.name, manifest.sha256)
+        return step == 3 and same(state_of(3), state)
+
+    assert run_ranks(load, 4) == [True] * 4
+
+
+def test_a_rank_that_cannot_write_its_share(tmp_path):
+    """Where one rank fails, nobody calls it saved: the leader tells all, and the older checkpoint stays."""
+    heard = []
+
+    def save(transport):
+        checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
+        checkpoints.facts = Facts(run=RUN)
+        checkpoints.save(1, lambda: state_of(1), before=nothing)
+        checkpoints.settle()
+        state = state_of(2)
+        if transport.rank == 1:  # after the plan is made, this rank's tensors cannot be written
+            real = checkpoints._staging.copy
+            checkpoints._staging.copy = lambda files: {
+                file: {name: tensor.to_sparse() for name, tensor in part.items()} for file, part in real(files).items()
+            }
+        checkpoints.save(2, lambda: state, before=nothing)
+        try:
+            checkpoints.settle()
+        except UnisonoError as error:
+            heard.append(str(error))
+
+    run_ranks(save, 3)
+    assert len(heard) == 3
+    assert all("has no place in a safetensors file" in text for text in heard)
+    assert steps_in(tmp_path) == [1]
+    assert not list(tmp_path.glob(".step*"))
+
+
+def test_a_rank_that_is_gone_is_not_waited_for(tmp_path, monkeypatch):
+    """Closing a run whose other ranks have left does not wait for their shares for ever; nothing is committed."""
+    monkeypatch.setattr("unisono.checkpoint.saver._GRACE_S", 0.1)
+    said = []
+
+    def save(transport):
+        checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
+        checkpoints.facts = Facts(run=RUN)
+        if transport.rank:
+            monkeypatch.setattr(checkpoints._saver, "start", lambda act: None)
+        checkpoints.save(1, lambda: state_of(1), before=nothing)
+        if not transport.rank:
+            with pytest.raises(CheckpointError, match=r"ranks \[1\] have not written their share") as caught:
+                checkpoints.close()
+            said.append(str(caught.value))
+
+    run_ranks(save, 2)
+    assert len(said) == 1
+    assert steps_in(tmp_path) == []
+
+
+def test_alone(tmp_path):
+    """The leader saves without the others, all of it, also where they usually share; other ranks write nothing."""
+
+    def save(transport):
+        checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
+        checkpoints.facts = Facts(run=RUN)
+        if transport.rank == 0:
+            checkpoints.save_alone(1, lambda: state_of(1), before=nothing)
+        else:
+            checkpoints.save_alone(2, lambda: pytest.fail("packed for nobody"), before=nothing)
+
+    run_ranks(save, 3)
+    assert steps_in(tmp_path) == [1]
+    assert same(state_of(1), store.read(store.list_steps(tmp_path)[0][1])[1])
+
+
+def test_the_best_is_kept(tmp_path):
+    """Beside the newest, the one with the best metric stays."""
+    checkpoints = alone(tmp_path, keep=1, best="loss", best_mode="min", in_background=False)
+    for step, loss in enumerate([5.0, 2.0, 3.0, float("nan"), 4.0], 1):
+        checkpoints.save(step, lambda step=step: state_of(step), before=nothing, metrics={"loss": loss})
+    assert steps_in(tmp_path) == [5, 2]
+
+
+def test_another_checkpoint_than_the_leaders(tmp_path):
+    """A rank that finds other bytes under the name the leader gave refuses them."""
+    checkpoints = alone(tmp_path, in_background=False)
+    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    with pytest.raises(CheckpointError, match="finds another checkpoint"):
+        checkpoints.load(RUN, store.list_steps(tmp_path)[0][1].name, "0" * 64)
+
+
+def test_memory_is_reserved_beside_the_training(tmp_path, monkeypatch):
+    """`reserve` gets the buffer in a thread, and the save uses it; nothing is reserved for a small state."""
+    checkpoints = alone(tmp_path)
+    checkpoints.reserve(lambda: state_of(1))
+    assert checkpoints._saver.is_idle
+    monkeypatch.setattr("unisono.train.checkpoints._RESERVE_FROM_BYTES", 1)
+    checkpoints.reserve(lambda: state_of(1))
+    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    held = checkpoints._staging.num_bytes
+    assert held == staging.bytes_of(state_of(1).tensors)
+    checkpoints.close()
+
+
+def test_the_latest_is_named(tmp_path):
+    """LATEST names the newest, for people."""
+    checkpoints = alone(tmp_path, in_background=False)
+    checkpoints.save(8, lambda: state_of(8), before=nothing)
+    assert (tmp_path / "LATEST").read_text().strip() == store.list_steps(tmp_path)[0][1].name
+    assert json.loads((tmp_path / (tmp_path / "LATEST").read_text().strip() / "manifest.json").read_text())["step"] == 8
