@@ -35,16 +35,12 @@ def main() -> None:
 
 def claims(quick: bool) -> Iterator[tuple[str, str, str]]:
     """Yield what is claimed, what was measured, and the bar."""
-    rows = bench(
-        ["-r", "2", "-s", "4KB,4MB,64MB", "-c", "all_reduce,tree_all_reduce", "--repeat", "9" if quick else "31"]
-    )
+    which = ["-c", "all_reduce,tree_all_reduce", "--repeat"]
+    rows = bench(["-r", "2", "-s", "4KB,4MB,64MB", *which, "9" if quick else "31"])
     for size, bar in ((4 << 10, 10), (4 << 20, 4), (64 << 20, 3)):
         for collective in ("tree_all_reduce", "all_reduce"):
-            shm = next(r for r in rows if (r["collective"], r["transport"], r["bytes"]) == (collective, "shm", size))
-            gloo = next(
-                r for r in rows if (r["collective"], r["transport"], r["bytes"]) == ("all_reduce", "gloo", size)
-            )
-            times = f"{shm['median_s'] * 1e3:.3f} ms, {gloo['median_s'] / shm['median_s']:.1f} times"
+            shm_s, gloo_s = medians(rows, collective, "shm")[size], medians(rows, "all_reduce", "gloo")[size]
+            times = f"{shm_s * 1e3:.3f} ms, {gloo_s / shm_s:.1f} times"
             yield f"2 ranks, {collective}, {size >> 10} KB, faster than gloo", times, f"{bar} times"
     sizes = "1KB,64KB,1MB,16MB" if quick else "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB"
     rows = bench(["-r", "4", "-s", sizes, *which, "5" if quick else "9"])
