@@ -17,6 +17,7 @@ BUILTINS = {
     "PeerLost": ConnectionError,
     "RankDivergence": RuntimeError,
     "PlaceError": RuntimeError,
+    "CallbackTimeout": TimeoutError,
     "StepError": RuntimeError,
     "NonFiniteError": ArithmeticError,
     "DataError": ValueError,

@@ -8,12 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.data.loader import move
-from unisono.data.sampler import Indices
-from unisono.errors import NonFiniteError
 from unisono.placement import cut
 from unisono.strategies.base import Micro
-
-_NUM_SHOWN = 16
 
 
 def pin(optimizer: Optimizer) -> None:
@@ -52,18 +48,3 @@ def update(model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: fl
     if scheduler is not None:
         scheduler.step()
     return lr
-
-
-def non_finite(step: int, indices: Indices, replicas: int, bad_replicas: tuple[int, ...]) -> NonFiniteError:
-    """Return the error that names step, replicas and samples; the step has changed nothing."""
-    first = cut(len(indices), replicas)[bad_replicas[0]]
-    ids = indices[first.start : first.stop].tolist()
-    shown = f"{ids[:_NUM_SHOWN]}{' ...' if len(ids) > _NUM_SHOWN else ''}"
-    return NonFiniteError(
-        f"step {step}: loss or gradient is NaN or infinite in replica {', '.join(map(str, bad_replicas))} of "
-        f"{replicas}; samples of replica {bad_replicas[0]}: {shown}. "
-        f"The weights are those of step {step - 1}. "
-        "Hint: look at these samples, lower the learning rate, or set clip_norm.",
-        step=step,
-        replicas=bad_replicas,
-    )

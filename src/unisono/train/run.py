@@ -1,5 +1,6 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
+import math
 import sys
 import time
 import weakref
@@ -33,7 +34,8 @@ from unisono.strategies.exact import Exact
 from unisono.train import score as scores
 from unisono.train.checks import check_whole
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import hosted_micros, non_finite, update
+from unisono.train.loop import hosted_micros, update
+from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.world import World
@@ -68,6 +70,8 @@ class Run:
             launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global gradient norm; None does not clip.
+        non_finite: What a NaN or infinity in a loss or gradient does. ``stop``: the run ends with `NonFiniteError`.
+            ``skip``: the step counts but updates nothing, neither weights nor schedule; too many in a row end the run.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
         checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
@@ -100,6 +104,7 @@ class Run:
         replicas: int | None = None,
         out: str | Path | None = None,
         clip_norm: float | None = None,
+        non_finite: str = "stop",
         threads: int | None = None,
         checkpoint_every: int | None = None,
         checkpoints: CheckpointPolicy | None = None,
@@ -140,11 +145,13 @@ class Run:
         set_determinism(self.threads)
         check_world(self.replicas, world.world_size)
         self.placement = place_evenly(self.replicas, world.world_size)
+        self.non_finite = NonFinite(non_finite)
         self._parts: Parts | None = None
         self._strategy: Strategy
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
-        self._registered: dict[str, Any] = {}
+        self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         self._stepped = self._saved = 0
+        self._stopped_by: str | None = None
         self._opened: dict[str, Any] | None = None
         self._metrics: dict[str, float] = {}
         self._measured: dict[int, dict[str, float]] = {}
@@ -290,14 +297,16 @@ class Run:
                     )
                     self._finish(per_epoch, first - 1, time.monotonic() - started, is_finished=False)
                 raise
+            if self._stopped_by is not None:
+                break
             if self._stepped != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             if step == first and step != last:
                 self._record.reserve(parts.pack)
             if step == last or step % (self._checkpoint_every or per_epoch) == 0:
-                metrics, done = self._measured.get(step), step // per_epoch
-                if self._record.save(step, parts.pack, epoch=done, metrics=metrics, may_skip=step != last):
-                    self._saved = step
+                self._save(parts, per_epoch, may_skip=step != last)
+        if self._stepped > self._saved:  # stopped between two checkpoints
+            self._save(parts, per_epoch)
         Sentinel(parts.model, self.transport).compare_now(self._stepped)  # the last update too
         self._record.settle()
         self._finish(per_epoch, first - 1, time.monotonic() - started)
@@ -320,10 +329,9 @@ class Run:
             raise StepError(f"expected the batch of step {self._stepped + 1}, got that of step {batch.step}.")
         parts.is_changing = True
         gradients = self._strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
-        if gradients.bad_replicas:
-            raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
+        is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
-        lr = update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
+        lr = update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm) if is_finite else math.nan
         self._stepped = batch.step
         parts.is_changing = False
         set_generators(mix(self.seed, "after", batch.step))
@@ -334,7 +342,7 @@ class Run:
                 num_samples=len(batch.indices),
                 samples=hash_samples(batch.indices),
                 loss=gradients.loss.hex(),
-                gradient=f"{gradients.checksum:016x}",
+                gradient=f"{gradients.checksum:016x}" if is_finite else "skipped",
                 weights=f"{gradients.weights:016x}",
                 lr=lr.hex(),
             )
@@ -375,6 +383,15 @@ class Run:
         )  # fmt: skip
         set_generators(mix(self.seed, "evaluated", self._stepped))
         return values
+
+    def stop(self, reason: str) -> None:
+        """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
+        self._stopped_by = reason
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None where nothing is kept."""
+        return self._record.path
 
     def record(self, metrics: Mapping[str, float]) -> None:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
@@ -418,6 +435,7 @@ class Run:
             "batch_size": loader.sampler.batch_size,
             "threads": self.threads,
             "clip_norm": self.clip_norm,
+            **self.non_finite.score,
             **parts.description,
             "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
             "settings": self._settings,
@@ -438,6 +456,12 @@ class Run:
         self._saved = self._stepped
         self._opened = score
 
+    def _save(self, parts: Parts, per_epoch: int, *, may_skip: bool = False) -> None:
+        step = self._stepped
+        metrics, done = self._measured.get(step), step // per_epoch
+        if self._record.save(step, parts.pack, epoch=done, metrics=metrics, may_skip=may_skip):
+            self._saved = step
+
     def _finish(self, per_epoch: int, resumed_from: int, train_s: float, *, is_finished: bool = True) -> None:
         self._result = {
             "fingerprint": self.fingerprint(),
@@ -448,6 +472,7 @@ class Run:
             "replicas": self.replicas,
             "seed": self.seed,
             "resumed_from_step": resumed_from,
+            **({"stopped_by": self._stopped_by} if self._stopped_by else {}),
             "train_s": round(train_s, 3),
         }
         self._write_result()
