@@ -18,13 +18,13 @@ def play(toy, run, model, at, act):
     """Train and call `act` in the midst of step `at`; returns the last step done."""
 
     def loss(micro):
-        if run._stepped + 1 == at:
+        if run._course.done + 1 == at:
             act()
         return F.cross_entropy(model(micro.x), micro.y)
 
     for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
         run.step(batch, loss)
-    return run._stepped
+    return run._course.done
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

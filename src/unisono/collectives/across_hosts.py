@@ -42,6 +42,7 @@ class HostsTransport(Transport):
         self.bytes_sent = self.bytes_across = 0
         self._below, self._local_board = below, board
         self._local = Collectives(board)
+        self.tree_reducer = self.reduce
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
         """See `Transport.all_to_all`."""

@@ -207,6 +207,16 @@ class GuardedTransport(Transport):
     def __init__(self, below: Transport) -> None:
         self._below = below
         self.rank, self.world_size = below.rank, below.world_size
+        self.tree_reducer = below.tree_reducer
+
+    @property
+    def step(self) -> int | None:
+        """See `Transport`."""
+        return self._below.step
+
+    @step.setter
+    def step(self, value: int | None) -> None:
+        self._below.step = value
 
     @property
     def bytes_sent(self) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unisono.collectives.across_hosts import HostsTransport
 from unisono.collectives.board_reduce import reduce_on_board
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node, combine, owned_nodes
@@ -57,8 +56,8 @@ def tree_all_reduce(
         transport.bytes_sent += reduce_on_board(transport.board, mine, owned, leaves, out, transport.told(note))
         return
     transport.agree(note)
-    if isinstance(transport, HostsTransport) and out.device.type == "cpu":
-        transport.reduce(partials, placement, leaves, out)
+    if transport.tree_reducer is not None and out.device.type == "cpu":
+        transport.tree_reducer(partials, placement, leaves, out)
         return
     chunk = out.numel() // world_size
     recv_splits = [len(found) * chunk for found in owned]

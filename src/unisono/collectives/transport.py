@@ -8,7 +8,7 @@ call it, in the same order, and it blocks until this rank's part is done. Implem
 import json
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Transport(ABC):
         bytes_sent: Payload bytes this rank has handed to *other* ranks so far.
         step: The step that is under way, for messages; None outside of steps.
         board: Shared memory that all ranks see, where there is some; reductions go through it directly.
+        tree_reducer: A way of its own to reduce along the tree, with the arguments of `reduce.tree_all_reduce` but the
+            last; used for CPU tensors where there is no board.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class Transport(ABC):
     bytes_sent: int
     step: int | None = None
     board: SharedBoard | None = None
+    tree_reducer: Callable[..., None] | None = None
 
     @abstractmethod
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:

@@ -24,6 +24,7 @@ class Course:
     Attributes:
         done: The last step that is done; 0 before the first.
         is_stopping: Whether the ranks have agreed to stop after this step.
+        stopped_by: Why the run's own code has ended it before its last step, if it has.
         result: What ``result.json`` holds; empty before the first end.
         is_open: Whether the directory has been opened.
     """
@@ -40,6 +41,7 @@ class Course:
         self._measured: dict[int, dict[str, float]] = {}
         self.done = 0
         self.is_stopping = False
+        self.stopped_by: str | None = None
         self.result: dict[str, Any] = {}
 
     @property
@@ -97,7 +99,9 @@ class Course:
             self._write_end(parts, is_finished=False)
 
     def finish(self, parts: Parts, *, is_finished: bool = True) -> None:
-        """Wait for the last checkpoint and write ``result.json``; collective."""
+        """Save what is not saved, wait for it, and write ``result.json``; collective."""
+        if self.done > self._saved:
+            self._save(parts, may_skip=False)
         self._record.settle()
         self._watch.saved(self._record.committed_step)
         parts.strategy.settle()
@@ -108,6 +112,12 @@ class Course:
         self._metrics |= metrics
         self._measured = {self.done: {**self._measured.get(self.done, {}), **metrics}}
         self._write()
+
+    def fingerprint(self, parts: Parts) -> str:
+        """Return the SHA-256 over the weights in name order; collective where a rank holds only a part of them."""
+        if parts.strategy.is_sharded and self.result.get("steps") == self.done:
+            return str(self.result["fingerprint"])  # known: one rank may ask alone
+        return parts.strategy.fingerprint(parts.model)
 
     @property
     def _epoch(self) -> int:
@@ -128,6 +138,7 @@ class Course:
             "epochs": self._epoch,
             **self._facts,
             "resumed_from_step": self._first - 1,
+            **({"stopped_by": self.stopped_by} if self.stopped_by else {}),
             "train_s": round(time.monotonic() - self._began, 3),
             **parts.strategy.report(),
         }

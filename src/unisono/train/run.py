@@ -1,5 +1,6 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -10,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.places import GuardedTransport, check_places, enter_world
 from unisono.collectives.process_group import connect, device_of
@@ -29,7 +29,8 @@ from unisono.train import score as scores
 from unisono.train.checks import check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros, non_finite
+from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros
+from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.train.watch import Watch
@@ -49,6 +50,8 @@ class Run:
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global gradient norm; None does not clip.
         strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
+        non_finite: What a NaN or infinity in a loss or gradient does. ``stop``: the run ends with `NonFiniteError`.
+            ``skip``: the step counts but updates nothing, neither weights nor schedule; too many in a row end the run.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
         checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
@@ -82,6 +85,7 @@ class Run:
         out: str | Path | None = None,
         clip_norm: float | None = None,
         strategy: str | StrategyOptions = "exact",
+        non_finite: str = "stop",
         threads: int | None = None,
         checkpoint_every: int | None = None,
         checkpoints: CheckpointPolicy | None = None,
@@ -109,25 +113,23 @@ class Run:
         chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
         self._watch = Watch(world, is_process=isinstance(transport, str))
         self._watch.note(b"join")
-        joined = (
-            connect(world, device=self.device.type, share_memory=transport == "auto")
-            if isinstance(transport, str)
-            else transport
-        )
+        joined = transport
+        if isinstance(joined, str):
+            joined = connect(world, device=self.device.type, share_memory=transport == "auto")
         self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
         enter_world(world)
         directory = world.run_dir or out
-        self._record = RunRecord(
-            None if directory is None else Path(directory), self.transport, checkpoints, detail=detail
-        )
+        path = None if directory is None else Path(directory)
+        self._record = RunRecord(path, self.transport, checkpoints, detail=detail)
         recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
         self.replicas = replicas or recorded_replicas or default
         self.threads = threads or recorded_threads or world.threads or 1
         set_determinism(self.threads)
         self.placement = chosen.place(self.replicas, world.world_size)
+        self.non_finite = NonFinite(non_finite)
         self._parts: Parts | None = None
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
-        self._registered: dict[str, Any] = {}
+        self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         self._course = Course(
             self._record,
             self._watch,
@@ -246,7 +248,7 @@ class Run:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
         course = self._course
-        course.open(checkpoint_format.to_json(self._score(parts, loader), "score"), parts, per_epoch)
+        course.open(self._score(parts, loader), parts, per_epoch)
         first = course.done + 1
         if first > last:
             self._record.tell(
@@ -265,6 +267,8 @@ class Run:
             except GeneratorExit:  # the loop was left: keep what it has done
                 course.leave(parts)
                 raise
+            if course.stopped_by is not None:
+                break
             if course.done != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             course.keep(parts, is_last=step == last)
@@ -291,11 +295,12 @@ class Run:
         parts.is_changing = True
         strategy = parts.strategy
         gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
-        if gradients.bad_replicas:
-            raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
+        is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
         self._watch.note(b"update")
-        lr = strategy.update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
+        lr = math.nan
+        if is_finite:
+            lr = strategy.update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         self._course.done = batch.step
         self._course.is_stopping = gradients.is_stop_asked and self._record.path is not None
         self._watch.done(batch.step)
@@ -341,16 +346,22 @@ class Run:
         set_generators(mix(self.seed, "evaluated", self._course.done))
         return values
 
+    def stop(self, reason: str) -> None:
+        """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
+        self._course.stopped_by = reason
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None where nothing is kept."""
+        return self._record.path
+
     def record(self, metrics: Mapping[str, float]) -> None:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
         self._course.measured(metrics)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
-        parts = self._prepared()
-        if parts.strategy.is_sharded and self._course.result.get("steps") == self._course.done:
-            return str(self._course.result["fingerprint"])  # the leader may ask alone
-        return parts.strategy.fingerprint(parts.model)
+        return self._course.fingerprint(self._prepared())
 
     def result(self) -> dict[str, Any]:
         """Return what ``result.json`` holds; empty before the last step is done."""
@@ -358,8 +369,7 @@ class Run:
 
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
-        steps = self._current_steps()
-        if steps is not None:
+        if (steps := self._current_steps()) is not None:
             steps.close()
         self._watch.close()
         if self._parts is not None:
@@ -380,18 +390,9 @@ class Run:
         return self._parts
 
     def _score(self, parts: Parts, loader: Loader) -> dict[str, Any]:
-        return {
-            "version": scores.SCORE_VERSION,
-            "seed": self.seed,
-            "replicas": self.replicas,
-            "batch_size": loader.sampler.batch_size,
-            "threads": self.threads,
-            "clip_norm": self.clip_norm,
-            "strategy": self._strategy.score(),
-            **parts.description,
-            "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
-            "settings": self._settings,
-        }
+        own = {name: getattr(self, name) for name in ("seed", "replicas", "threads", "clip_norm")}
+        rest = {"strategy": self._strategy.score(), **self.non_finite.score, "settings": self._settings}
+        return scores.compose(own | parts.description | rest, loader.fetcher.dataset, loader.sampler)
 
 
 def _world_of(transport: Transport) -> World:

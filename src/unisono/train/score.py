@@ -56,3 +56,19 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
         "shuffle": sampler.shuffle,
         "fingerprint": getattr(dataset, "fingerprint", None),
     }
+
+
+def compose(settings: dict[str, Any], dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
+    """Return the whole score in JSON's types.
+
+    Args:
+        settings: All of it but the data.
+        dataset: What is trained on.
+        sampler: How it is cut into steps.
+
+    Raises:
+        CheckpointError: A setting is not JSON-able; names it.
+    """
+    data = {"batch_size": sampler.batch_size, "data": describe_data(dataset, sampler)}
+    score: dict[str, Any] = to_json({"version": SCORE_VERSION, **settings, **data}, "score")
+    return score
