@@ -1,10 +1,14 @@
 """Real processes, joined by gloo through the launcher."""
 
+from datetime import timedelta
+
 import pytest
 
 from collectives.launched import launched
 from collectives.rank_programs import meet_again_and_again
 from ranks import run_processes
+from unisono.collectives.process_group import store_of
+from unisono.world import World
 
 SIZES = [2, 3]
 
@@ -76,3 +80,17 @@ def test_a_rank_that_goes_away(world_size):
     assert "lost" not in gone
     for rank, seen in enumerate(left_behind):
         assert seen["lost"].startswith(f"[rank {rank}/{world_size}] all_gather failed")
+
+
+def test_one_store_for_each_meeting_place(tmp_path):
+    """A process that connects again meets at the store it has, not at a file that another is about to remove."""
+    here, there = (World(world_size=2, local_world_size=2, rendezvous=f"file://{tmp_path / name}") for name in "ab")
+    first = store_of(here, timedelta(seconds=5))
+    first.set("key", "kept")
+    again = store_of(here, timedelta(seconds=7))
+    assert again is first
+    assert again.get("key") == b"kept"
+    assert again.timeout == timedelta(seconds=7)
+    other = store_of(there, timedelta(seconds=5))
+    assert other is not first
+    assert not other.check(["key"])
