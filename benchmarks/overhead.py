@@ -6,8 +6,9 @@
 
 Raw is a plain loop; with several processes, torch's DDP over gloo. All read batches that are in memory, except ours,
 which fetch theirs from a data set by index. Ours keep a run directory: ledger, metrics, progress and callbacks'
-agreement are on. The others run bare: no progress bar, no logger, no checkpoints. A step's time is the interval between two
-ends of steps; the table has the median over all rounds, the quartiles, and the median over rounds of (median - raw's median).
+agreement are on. The others run bare: no progress bar, no logger, no checkpoints. A step's time is the interval
+between two ends of steps; the table has the median over all rounds, the quartiles, and the median over rounds of
+(median - raw's median).
 """
 
 import contextlib
