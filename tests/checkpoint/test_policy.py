@@ -1,7 +1,7 @@
 """What is kept and who writes what: plain decisions."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, plan_shards, stem_of
@@ -46,6 +46,7 @@ def test_policies_out_of_range(settings, said):
         CheckpointPolicy(**settings)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may fill the machine
 @given(st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(), st.integers(0, 999))), st.integers(1, 9))
 def test_every_tensor_is_written_once(sizes, num_writers):
     """Whatever the state, its tensors are in one share each, of a file of their own stem; the shares are even."""

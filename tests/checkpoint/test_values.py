@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -67,6 +67,7 @@ def same(left, right):
     return left == right and repr(left) == repr(right)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may fill the machine
 @given(values)
 def test_json_round_trip(value):
     """Tuples, counters, integer keys, signed zeros and keys that look like our own marks come back as they were."""

@@ -124,7 +124,7 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
     Raises:
         CheckpointError: A rank could not write its share, or has left none when `is_hopeless` says to stop.
     """
-    missing, files = set(ranks), dict[str, FileSum]()
+    missing, files, failed = set(ranks), dict[str, FileSum](), ""
     pause = threading.Event()
     while missing:
         for rank in sorted(missing):
@@ -132,9 +132,9 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
             if not path.exists():
                 continue
             content = json.loads(path.read_bytes())
-            if "error" in content:
-                raise CheckpointError(f"rank {rank} could not write its share of step {draft.step}: {content['error']}")
-            files |= {name: FileSum(**entry) for name, entry in content["files"].items()}
+            if "error" in content:  # the others are heard out: nobody shall be writing when the draft is discarded
+                failed = failed or f"rank {rank} could not write its share of step {draft.step}: {content['error']}"
+            files |= {name: FileSum(**entry) for name, entry in content.get("files", {}).items()}
             missing.discard(rank)
             os.unlink(path)  # noqa: PTH108 - see `files`
         if missing and is_hopeless():
@@ -144,6 +144,8 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
             )
         if missing:
             pause.wait(_POLL_S)
+    if failed:
+        raise CheckpointError(failed)
     return files
 
 

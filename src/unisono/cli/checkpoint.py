@@ -16,9 +16,12 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and no
 _STEP = click.option("--step", type=int, metavar="N", help="The checkpoint of step N.  [default: the newest valid one]")
 
 
-@click.group(short_help="List, verify, rehearse, export or prune what a run has saved.")
+@click.group(short_help="Look after what a run has saved.")
 def checkpoint() -> None:
-    """Look after the checkpoints of a run; DIR is its run directory, or the checkpoints/ in it."""
+    """Look after the checkpoints of a run; DIR is its run directory, or the checkpoints/ in it.
+
+    Exit code: 0 when all is well; 1 when a checkpoint is damaged or a step is another; 2 for wrong usage.
+    """
 
 
 @checkpoint.command("list", short_help="Show what is there.")
