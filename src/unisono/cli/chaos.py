@@ -20,7 +20,7 @@ KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
 _RECIPE_OPTIONS = ("epochs", "batch_size", "model", "limit", "data", "checkpoint_every")
 
 
-@click.command(short_help="Kill a run's processes; prove that its result stays the same.")
+@click.command(short_help="Kill a run's processes, and prove that its bits stay the same.")
 @click.argument("target", metavar="RECIPE|SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(

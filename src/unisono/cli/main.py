@@ -11,7 +11,7 @@ VERBS = {
     "train": "Train a ready-made recipe.",
     "verify": "Prove that the number of workers does not change a bit.",
     "diff": "Show where two runs part, and what differed first.",
-    "chaos": "Kill a run's processes; prove that its result stays the same.",
+    "chaos": "Kill a run's processes, and prove that its bits stay the same.",
     "checkpoint": "Look after what a run has saved.",
     "bench": "Measure collectives on this machine, or explain how one works.",
 }
