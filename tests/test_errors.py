@@ -18,6 +18,7 @@ BUILTINS = {
     "LeaderFailed": RuntimeError,
     "RankDivergence": RuntimeError,
     "PlaceError": RuntimeError,
+    "CallbackTimeout": TimeoutError,
     "StepError": RuntimeError,
     "NonFiniteError": ArithmeticError,
     "DataError": ValueError,

@@ -13,6 +13,8 @@ PUBLIC = [
     "AUROC",
     "Accuracy",
     "ArrayDataset",
+    "Callback",
+    "CallbackTimeout",
     "CheckpointError",
     "CheckpointPolicy",
     "ConfigError",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unisono.data.partition import Partition as Partition
     from unisono.data.sampler import DistributedSampler as DistributedSampler
     from unisono.data.sampler import ExactSampler as ExactSampler
+    from unisono.errors import CallbackTimeout as CallbackTimeout
     from unisono.errors import CheckpointError as CheckpointError
     from unisono.errors import ConfigError as ConfigError
     from unisono.errors import DataError as DataError
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from unisono.metrics.rates import Throughput as Throughput
     from unisono.metrics.spans import SpanF1 as SpanF1
     from unisono.strategies.options import strategy as strategy
+    from unisono.train.callbacks.base import Callback as Callback
     from unisono.train.run import Run as Run
     from unisono.train.trainer import Trainer as Trainer
     from unisono.world import World as World
@@ -56,6 +58,8 @@ _HOMES = {
     "AUROC": "metrics.auroc",
     "Accuracy": "metrics.exact",
     "ArrayDataset": "data.loader",
+    "Callback": "train.callbacks.base",
+    "CallbackTimeout": "errors",
     "CheckpointError": "errors",
     "CheckpointPolicy": "checkpoint.policy",
     "ConfigError": "errors",

@@ -13,6 +13,7 @@ Each leaf also inherits the builtin it specialises, so ``except ValueError`` kee
     ├── LeaderFailed (RuntimeError)         rank 0 has stopped the run, for the reason it gives
     ├── RankDivergence (RuntimeError)       ranks disagree where they must be equal
     ├── PlaceError (RuntimeError)           code runs on the wrong ranks: a collective where only one of them is
+    ├── CallbackTimeout (TimeoutError)      a callback took longer than its deadline
     ├── StepError (RuntimeError)            a training step cannot be computed as asked
     ├── NonFiniteError (ArithmeticError)    NaN or infinity in a loss or gradient
     ├── DataError (ValueError)              data is missing, malformed or not what was pinned
@@ -77,6 +78,10 @@ class RankDivergence(UnisonoError, RuntimeError):
 
 class PlaceError(UnisonoError, RuntimeError):
     """Code is on the wrong ranks: a collective where only one rank runs, or a component that cannot run here."""
+
+
+class CallbackTimeout(UnisonoError, TimeoutError):
+    """A callback took longer than the trainer allows, and was interrupted."""
 
 
 class StepError(UnisonoError, RuntimeError):

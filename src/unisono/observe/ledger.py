@@ -63,6 +63,21 @@ class Detail:
     gradients: dict[str, str]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logged:
+    """What a trainer has logged at a step (``metrics.jsonl``).
+
+    Attributes:
+        step: 1-based.
+        epoch: 0-based.
+        values: By name.
+    """
+
+    step: int
+    epoch: int
+    values: dict[str, float]
+
+
 def hash_samples(indices: npt.NDArray[np.int64]) -> str:
     """Return a short hash of sample indices and their order."""
     return hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).hexdigest()
@@ -91,7 +106,7 @@ class Ledger:
         temporary.replace(path)
         self._file: IO[str] = path.open("a", buffering=1)
 
-    def append(self, entry: Entry | Detail) -> None:
+    def append(self, entry: Entry | Detail | Logged) -> None:
         """Write one line; it reaches the operating system before this returns."""
         self._file.write(json.dumps(asdict(entry)) + "\n")
 

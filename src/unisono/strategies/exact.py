@@ -86,7 +86,10 @@ class Exact(Strategy):
                 f"step {step}: this rank hosts replicas {hosted}, but got {[node for node, _ in partials]}."
             )
         total = self._reduce(partials, leaves)
-        compare(report.merge(self._transport, self._placement, weights, step), self._weights(), self._transport)
+        heads = report.merge(self._transport, self._placement, weights, step)
+        if any(head != heads[0] for head in heads):
+            self._buffers.start_replica()  # compare what the step began with, not what a replica has left
+        compare(heads, self._weights(), self._transport)
         bad_replicas = tuple(replica for replica in range(leaves) if not report.finite[replica])
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()

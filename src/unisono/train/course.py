@@ -23,6 +23,7 @@ class Course:
 
     Attributes:
         done: The last step that is done; 0 before the first.
+        stopped_by: Why the run ends before its last step, as if it were that; None where it does not.
         is_stopping: Whether the ranks have agreed to stop after this step.
         result: What ``result.json`` holds; empty before the first end.
         is_open: Whether the directory has been opened.
@@ -40,6 +41,7 @@ class Course:
         self._measured: dict[int, dict[str, float]] = {}
         self.done = 0
         self.is_stopping = False
+        self.stopped_by: str | None = None
         self.result: dict[str, Any] = {}
 
     @property
@@ -90,6 +92,12 @@ class Course:
             self._watch.stopped(self.done)
             raise RunStopped(self.done)
 
+    def keep_last(self, parts: Parts) -> None:
+        """Save where the run was stopped between two checkpoints; collective."""
+        if self.stopped_by is not None and self.done > self._saved:
+            self._save(parts, may_skip=False)
+            self._watch.saved(self._record.committed_step)
+
     def leave(self, parts: Parts) -> None:
         """Keep what has been done when the loop is left early; no collective, since other ranks may be gone."""
         if parts.strategy.saves_alone and not parts.is_changing and self.done > self._saved:
@@ -127,6 +135,7 @@ class Course:
             "epochs": self._epoch,
             **self._facts,
             "resumed_from_step": self._first - 1,
+            **({"stopped_by": self.stopped_by} if self.stopped_by else {}),
             "train_s": round(time.monotonic() - self._began, 3),
             **parts.strategy.report(),
         }

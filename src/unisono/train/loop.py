@@ -11,13 +11,11 @@ from unisono.collectives.transport import Transport
 from unisono.data.loader import move
 from unisono.data.sampler import Indices
 from unisono.determinism import drift
-from unisono.errors import NonFiniteError, RankDivergence
+from unisono.errors import RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
 from unisono.placement import cut
 from unisono.strategies.base import Gradients, Micro
-
-_NUM_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +62,15 @@ def hosted_micros(
             yield Micro(replica=replica, num_samples=sizes[replica], data=move(next(fetched), device))
 
 
-def non_finite(step: int, indices: Indices, replicas: int, bad_replicas: tuple[int, ...]) -> NonFiniteError:
-    """Return the error that names step, replicas and samples; the step has changed nothing."""
-    first = cut(len(indices), replicas)[bad_replicas[0]]
-    ids = indices[first.start : first.stop].tolist()
-    shown = f"{ids[:_NUM_SHOWN]}{' ...' if len(ids) > _NUM_SHOWN else ''}"
-    return NonFiniteError(
-        f"step {step}: loss or gradient is NaN or infinite in replica {', '.join(map(str, bad_replicas))} of "
-        f"{replicas}; samples of replica {bad_replicas[0]}: {shown}. "
-        f"The weights are those of step {step - 1}. "
-        "Hint: look at these samples, lower the learning rate, or set clip_norm.",
-        step=step,
-        replicas=bad_replicas,
-    )
-
-
 def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:
-    """Return the ledger's line of a step."""
+    """Return the ledger's line of a step; one with bad replicas was skipped, and NaN has no certain bits."""
     return Entry(
         step=batch.step,
         epoch=batch.epoch,
         num_samples=len(batch.indices),
         samples=hash_samples(batch.indices),
         loss=gradients.loss.hex(),
-        gradient=f"{gradients.checksum:016x}",
+        gradient="skipped" if gradients.bad_replicas else f"{gradients.checksum:016x}",
         weights=f"{gradients.weights:016x}",
         lr=lr.hex(),
     )

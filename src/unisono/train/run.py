@@ -1,5 +1,6 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.policy import CheckpointPolicy
-from unisono.collectives.places import GuardedTransport, check_places, enter_world
+from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
@@ -29,7 +30,8 @@ from unisono.train import score as scores
 from unisono.train.checks import check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros, non_finite
+from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros
+from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.train.watch import Watch
@@ -48,6 +50,8 @@ class Run:
             launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global gradient norm; None does not clip.
+        non_finite: What NaN or infinity in a loss or gradient does. ``stop``: it ends the run with `NonFiniteError`.
+            ``skip``: the step counts but updates neither weights nor schedule; too many in a row end the run.
         strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
@@ -81,6 +85,7 @@ class Run:
         replicas: int | None = None,
         out: str | Path | None = None,
         clip_norm: float | None = None,
+        non_finite: str = "stop",
         strategy: str | StrategyOptions = "exact",
         threads: int | None = None,
         checkpoint_every: int | None = None,
@@ -97,7 +102,7 @@ class Run:
             raise ConfigError(f"expected clip_norm > 0 (or None), got {clip_norm}.")
         if isinstance(transport, str) and transport not in ("auto", "gloo"):
             raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")
-        world = World.current() if isinstance(transport, str) else _world_of(transport)
+        world = World.current() if isinstance(transport, str) else world_of(transport)
         self.world = world
         self.device = device_of(world, device)
         self.seed, self.clip_norm = seed, clip_norm
@@ -117,9 +122,8 @@ class Run:
         self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
         enter_world(world)
         directory = world.run_dir or out
-        self._record = RunRecord(
-            None if directory is None else Path(directory), self.transport, checkpoints, detail=detail
-        )
+        self.directory = None if directory is None else Path(directory)
+        self._record = RunRecord(self.directory, self.transport, checkpoints, detail=detail)
         recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
         self.replicas = replicas or recorded_replicas or default
         self.threads = threads or recorded_threads or world.threads or 1
@@ -127,7 +131,8 @@ class Run:
         self.placement = chosen.place(self.replicas, world.world_size)
         self._parts: Parts | None = None
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
-        self._registered: dict[str, Any] = {}
+        self.non_finite = NonFinite(non_finite)
+        self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         self._course = Course(
             self._record,
             self._watch,
@@ -266,9 +271,12 @@ class Run:
             except GeneratorExit:  # the loop was left: keep what it has done
                 course.leave(parts)
                 raise
+            if course.stopped_by is not None:
+                break
             if course.done != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             course.keep(parts, is_last=step == last)
+        course.keep_last(parts)
         if parts.strategy.keeps_equal:
             Sentinel(parts.model, self.transport).compare_now(course.done)  # the last update too
         course.finish(parts)
@@ -293,11 +301,11 @@ class Run:
         strategy = parts.strategy
         strategy.is_stop_asked = self._watch.is_stop_asked
         gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
-        if gradients.bad_replicas:
-            raise non_finite(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
+        is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
         self._watch.note(b"update")
-        lr = strategy.update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
+        how = (parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
+        lr = strategy.update(*how) if is_finite else math.nan
         self._course.done = batch.step
         self._course.is_stopping = gradients.is_stop_asked and self._record.path is not None
         self._watch.done(batch.step)
@@ -347,6 +355,10 @@ class Run:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
         self._course.measured(metrics)
 
+    def stop(self, reason: str) -> None:
+        """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
+        self._course.stopped_by = reason
+
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
         parts = self._prepared()
@@ -389,13 +401,9 @@ class Run:
             "batch_size": loader.sampler.batch_size,
             "threads": self.threads,
             "clip_norm": self.clip_norm,
+            **self.non_finite.score,
             "strategy": self._strategy.score(),
             **parts.description,
             "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
             "settings": self._settings,
         }
-
-
-def _world_of(transport: Transport) -> World:
-    rank, size = transport.rank, transport.world_size
-    return World(rank=rank, world_size=size, local_rank=rank, local_world_size=size)

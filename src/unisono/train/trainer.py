@@ -1,15 +1,21 @@
-"""The trainer: a run with evaluation, metrics and progress in place, for models that map inputs to outputs."""
+"""The trainer: a run with evaluation, metrics, callbacks and progress in place, for models from inputs to outputs."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform
 from unisono.metrics.exact import Accuracy, Mean, Metric
+from unisono.observe.ledger import Ledger, Logged
 from unisono.observe.progress import ProgressLine
-from unisono.train.run import Run
+from unisono.train.callbacks.base import Callback, Loop
+from unisono.train.callbacks.chain import Chain
+from unisono.train.checks import check_whole
+from unisono.train.run import Batch, Run
 
 LossModule = Callable[[Tensor, Tensor], Tensor]
 """From (output, target) to the mean loss over the samples: ``nn.CrossEntropyLoss()``, ``F.mse_loss``, ..."""
@@ -26,6 +32,12 @@ class Trainer:
         loss: From (output, target) to a scalar, the mean over samples.
         scheduler: Steps after every optimizer step.
         metrics: By name; accuracy where None.
+        callbacks: Called in this order; see `Callback`.
+        callback_deadline_s: Longest time one callback may take for one hook.
+
+    Raises:
+        ConfigError: Two callbacks share a name.
+        PlaceError: A callback or metric cannot run with this many ranks.
 
     Example:
         >>> run = Run(seed=0, replicas=8, out="runs/digits")  # doctest: +SKIP
@@ -43,11 +55,19 @@ class Trainer:
         loss: LossModule,
         scheduler: Any = None,
         metrics: Mapping[str, Metric] | None = None,
+        callbacks: Sequence[Callback] = (),
+        callback_deadline_s: float = 300.0,
     ) -> None:
         self.run = run
         self.model, self.optimizer = run.prepare(model, optimizer, scheduler)
         self.loss = loss
         self.metrics: dict[str, Metric] = dict(metrics if metrics is not None else {"accuracy": Accuracy()})
+        check_places(self.metrics, run.world, everywhere=True)
+        self._loop = Loop(
+            run=run, model=self.model, optimizer=self.optimizer, epochs=0, steps_per_epoch=0, total_steps=0
+        )
+        self._epoch_begun = -1
+        self._chain = Chain(callbacks, self._loop, deadline_s=callback_deadline_s)
 
     def fit(
         self,
@@ -56,6 +76,9 @@ class Trainer:
         epochs: int,
         batch_size: int,
         test_set: Any = None,
+        eval_every: int | None = None,
+        log_every: int = 50,
+        max_steps: int | None = None,
         collate: Collate | None = None,
         transform: Transform | None = None,
         num_workers: int = 0,
@@ -67,38 +90,103 @@ class Trainer:
             train_set: Map-style; samples are pairs (x, y) unless `collate` makes them so.
             epochs: Passes over the data, counted from the run's start.
             batch_size: Samples per optimizer step, over all ranks.
-            test_set: Evaluated after every epoch, without `transform`.
+            test_set: Evaluated after every epoch, or every `eval_every` steps, and at the end; without `transform`.
+            eval_every: Steps between evaluations; None: once an epoch.
+            log_every: Steps between lines of ``metrics.jsonl`` (in a run directory); evaluations are always logged.
+            max_steps: Stop after this many steps, counted from the run's start.
             collate: As in `Run.loader`.
             transform: As in `Run.loader`.
             num_workers: As in `Run.loader`.
             show_progress: Whether the leader shows progress on standard error.
+
+        Raises:
+            RankDivergence: Ranks log different names, or hold different weights.
+            CallbackTimeout: A callback took longer than its deadline.
+            Exception: What a callback has raised.
         """
+        check_whole(eval_every=eval_every, log_every=log_every)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
         )
-        per_epoch, scores = len(loader), dict[str, float]()
-        progress: ProgressLine | None = None
-        try:
-            for batch in self.run.steps(loader, epochs=epochs):
-                if progress is None:
-                    is_shown = show_progress and self.run.world.is_leader
-                    progress = ProgressLine(epochs * per_epoch, per_epoch, first_step=batch.step - 1, is_shown=is_shown)
-                    if batch.step > 1:
-                        progress.note(f"resumed after step {batch.step - 1}")
-                loss = self.run.step(batch, self._loss)
-                progress.step(batch.step, loss, len(batch.indices))
-                if test_set is not None and batch.step % per_epoch == 0:
-                    scores = self.evaluate(test_set, collate=collate, num_workers=num_workers)
-                    self.run.record(scores)  # the checkpoint of this step tells them
-                    listed = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-                    progress.note(f"epoch {batch.epoch + 1}/{epochs}  {listed}")
-        finally:
-            if progress is not None:
-                progress.close()
-        if test_set is not None and not scores:  # nothing was left to do
-            scores = self.evaluate(test_set, collate=collate, num_workers=num_workers)
-        self.run.record(scores)
+        loop = self._loop
+        loop.epochs, loop.steps_per_epoch = epochs, len(loader)
+        loop.total_steps = min(epochs * len(loader), max_steps or epochs * len(loader))
+        loop.step, loop.scores, loop.stopped_by = 0, {}, None
+        test = _Test(test_set, collate, num_workers)
+        with _Sight(self.run, loop, is_shown=show_progress) as sight:
+            try:
+                for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
+                    if loop.step == 0 and self._begins(batch, sight):
+                        continue
+                    self._step(batch)
+                    sight.step()
+                    self._after_step(test, eval_every, log_every, sight)
+                if test_set is not None and not loop.scores:  # nothing was left to do
+                    self._evaluate(test)
+                if loop.step:
+                    self._chain("on_run_end")
+                    self._agree(sight)
+            finally:
+                self._chain.close()
+        self.run.record(loop.scores)
         return self.run.result()
+
+    def _begins(self, batch: Batch, sight: "_Sight") -> bool:
+        """Start this launch; say whether the run was to stop here already."""
+        loop = self._loop
+        loop.step, loop.epoch = batch.step - 1, batch.epoch
+        sight.begin()
+        self._chain("on_run_start")
+        self._agree(sight)
+        self._epoch_begun = -1
+        if loop.stopped_by is None:
+            loop.step = batch.step
+        return loop.stopped_by is not None
+
+    def _step(self, batch: Batch) -> None:
+        loop, chain = self._loop, self._chain
+        loop.step, loop.epoch, loop.indices = batch.step, batch.epoch, batch.indices
+        batch.indices.flags.writeable = False
+        if chain.is_empty:
+            loop.loss = self.run.step(batch, self._loss)
+            return
+        if batch.epoch != self._epoch_begun:
+            self._epoch_begun = batch.epoch
+            chain("on_epoch_start")
+        chain("on_step_start")
+        loop.loss = self.run.step(batch, self._loss)
+        loop.num_skipped = self.run.non_finite.num_skipped
+        chain("on_step_end")
+
+    def _after_step(self, test: "_Test", eval_every: int | None, log_every: int, sight: "_Sight") -> None:
+        loop = self._loop
+        is_last, ends_epoch = loop.step == loop.total_steps, loop.step % loop.steps_per_epoch == 0
+        is_evaluated = test.dataset is not None and (
+            is_last or (ends_epoch if eval_every is None else loop.step % eval_every == 0)
+        )
+        if is_evaluated:
+            self._evaluate(test)
+            self.run.record(loop.scores)  # the checkpoint of this step tells them
+            sight.tell_scores()
+            loop.log(**loop.scores)
+        if ends_epoch:
+            self._chain("on_epoch_end")
+        if is_evaluated or ends_epoch or is_last or loop.step % log_every == 0:
+            loop.log(**{"train/loss": loop.loss})
+            self._agree(sight)
+
+    def _agree(self, sight: "_Sight") -> None:
+        """Compare names and stops between ranks, write what was logged, and end the run where one asked for it."""
+        values = self._chain.agree()
+        sight.write(values)
+        if self._loop.stopped_by is not None:
+            self.run.stop(self._loop.stopped_by)
+            sight.note(f"stopped after step {self._loop.step}: {self._loop.stopped_by}")
+
+    def _evaluate(self, test: "_Test") -> None:
+        self._chain("on_evaluation_start")
+        self._loop.scores = self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers)
+        self._chain("on_evaluation_end")
 
     def evaluate(
         self, dataset: Any, *, prefix: str = "test_", collate: Collate | None = None, num_workers: int = 0
@@ -120,6 +208,72 @@ class Trainer:
 
     def _loss(self, micro: Any) -> Tensor:
         return self.loss(self.model(micro.x), micro.y)
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """What evaluations need."""
+
+    dataset: Any
+    collate: Collate | None
+    num_workers: int
+
+
+@final
+class _Sight:
+    """What the leader shows and writes while a trainer fits; nothing on the other ranks.
+
+    Args:
+        run: Its directory gets ``metrics.jsonl``.
+        loop: Where the training stands.
+        is_shown: Whether there is progress.
+    """
+
+    def __init__(self, run: Run, loop: Loop, *, is_shown: bool) -> None:
+        self._run, self._loop = run, loop
+        self._is_shown = is_shown and run.world.is_leader
+        self._progress: ProgressLine | None = None
+        self._logged: Ledger | None = None
+
+    def begin(self) -> None:
+        """Start to show; the file is cut where the run goes on."""
+        loop = self._loop
+        self._progress = ProgressLine(
+            loop.total_steps, loop.steps_per_epoch, first_step=loop.step, is_shown=self._is_shown
+        )
+        if loop.step:
+            self._progress.note(f"resumed after step {loop.step}")
+        if self._run.directory is not None and self._run.world.is_leader:
+            self._logged = Ledger(self._run.directory / "metrics.jsonl", loop.step, has_gaps=True)
+
+    def step(self) -> None:
+        """Show a step."""
+        if self._progress is not None:
+            self._progress.step(self._loop.step, self._loop.loss, len(self._loop.indices))
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        if self._progress is not None:
+            self._progress.note(text)
+
+    def tell_scores(self) -> None:
+        """Print the scores of an evaluation."""
+        loop = self._loop
+        listed = "  ".join(f"{name} {value:.4f}" for name, value in loop.scores.items())
+        self.note(f"epoch {loop.epoch + 1}/{loop.epochs}  {listed}")
+
+    def write(self, values: dict[str, float]) -> None:
+        """Write a line of ``metrics.jsonl``."""
+        if values and self._logged is not None:
+            self._logged.append(Logged(step=self._loop.step, epoch=self._loop.epoch, values=values))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._progress, self._logged):
+            if each is not None:
+                each.close()
 
 
 @final

@@ -1,0 +1,16 @@
+"""Callbacks and schedules for the trainer, under one name: ``from unisono import callbacks``."""
+
+from unisono.train.callbacks.averages import EMA as EMA
+from unisono.train.callbacks.averages import SWA as SWA
+from unisono.train.callbacks.averages import WeightAverage as WeightAverage
+from unisono.train.callbacks.base import Callback as Callback
+from unisono.train.callbacks.base import Loop as Loop
+from unisono.train.callbacks.monitors import GradientMonitor as GradientMonitor
+from unisono.train.callbacks.monitors import LearningRateMonitor as LearningRateMonitor
+from unisono.train.callbacks.monitors import MemoryMonitor as MemoryMonitor
+from unisono.train.callbacks.monitors import SamplePredictions as SamplePredictions
+from unisono.train.callbacks.stopping import EarlyStopping as EarlyStopping
+from unisono.train.callbacks.stopping import TimeLimit as TimeLimit
+from unisono.train.schedulers import Plateau as Plateau
+from unisono.train.schedulers import warmup_cosine as warmup_cosine
+from unisono.train.schedulers import warmup_linear as warmup_linear

@@ -1,0 +1,101 @@
+"""All callbacks of a trainer as one: called in order, on the right ranks, watched, agreed on."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from unisono.collectives.places import check_places, only_here
+from unisono.metrics.exchange import check_keys
+from unisono.train.callbacks.base import Callback, Loop, check_names, name_of
+from unisono.train.callbacks.watch import Watch
+
+HOOKS = (
+    "setup", "on_run_start", "on_epoch_start", "on_step_start", "on_step_end", "on_evaluation_start",
+    "on_evaluation_end", "on_epoch_end", "on_log", "on_run_end",
+)  # fmt: skip
+
+
+@final
+class Chain:
+    """Calls the hooks of callbacks.
+
+    Args:
+        callbacks: In the order they are called.
+        loop: What they are given.
+        deadline_s: Longest time one callback may take for one hook.
+
+    Raises:
+        ConfigError: Two callbacks share a name.
+        PlaceError: A callback cannot run with this many ranks.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], loop: Loop, *, deadline_s: float) -> None:
+        self.callbacks = list(callbacks)
+        check_names(self.callbacks)
+        check_places({f"callback {name_of(callback)!r}": callback for callback in self.callbacks}, loop.run.world)
+        self._loop = loop
+        self._world = loop.run.world
+        self._hooks = {hook: [c for c in self.callbacks if _overrides(c, hook)] for hook in HOOKS}
+        self._watch = Watch(deadline_s)
+        self("setup")
+        for callback in self.callbacks:
+            if _overrides(callback, "state_dict"):
+                loop.run.register(f"callback/{name_of(callback)}", callback)
+
+    def __call__(self, hook: str, *args: Any) -> None:
+        """Call one hook of every callback that has it.
+
+        Raises:
+            CallbackTimeout: One took longer than the deadline.
+            Exception: What a callback has raised, with a note where.
+        """
+        for callback in self._hooks[hook]:
+            if callback.runs_on == "leader" and not self._world.is_leader:
+                continue
+            what = f"{name_of(callback)}.{hook}"
+            try:
+                with only_here(f"callback {what}", self._world) if callback.runs_on == "leader" else _ANYWHERE:
+                    self._watch.call(what, self._loop.step, getattr(callback, hook), self._loop, *args)
+            except Exception as error:
+                error.add_note(
+                    f"in callback {what}, step {self._loop.step}, on rank {self._world.rank} of "
+                    f"{self._world.world_size}; the other ranks have stopped because of it"
+                )
+                raise
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to call."""
+        return not self.callbacks
+
+    def agree(self) -> dict[str, float]:
+        """Compare what the ranks log and whether they stop, hand the values on and return them; collective.
+
+        Raises:
+            RankDivergence: The ranks log different names; names both sets, on all ranks.
+        """
+        loop = self._loop
+        mine: Any = [sorted(loop.pending), loop.stopped_by]
+        everyone = [mine] if self._world.world_size == 1 else loop.run.transport.all_gather_json(mine)
+        check_keys([names for names, _ in everyone])
+        loop.stopped_by = next((reason for _, reason in everyone if reason), None)
+        values, loop.pending = loop.pending, {}
+        if values:
+            self("on_log", values)
+        return values
+
+    def close(self) -> None:
+        """Close every callback, whatever the others do; safe to call twice."""
+        self._watch.close()
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks:
+                if callback.runs_on != "leader" or self._world.is_leader:
+                    stack.callback(callback.close)
+
+
+_ANYWHERE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def _overrides(callback: Callback, name: str) -> bool:
+    method: Callable[..., Any] = getattr(type(callback), name)
+    return method is not getattr(Callback, name)

@@ -1,0 +1,110 @@
+"""Callbacks that look: learning rates, gradients and weights, memory, predictions of samples."""
+
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unisono.data.loader import Fetcher, Task, move
+from unisono.errors import ConfigError
+from unisono.train.callbacks.base import Callback, Loop
+
+
+@final
+class LearningRateMonitor(Callback):
+    """Log the learning rate of every parameter group that the next step will use: ``lr/0``, ``lr/1``, ..."""
+
+    def on_step_end(self, loop: Loop) -> None:
+        """See `Callback`."""
+        loop.log(**{f"lr/{index}": group["lr"] for index, group in enumerate(loop.optimizer.param_groups)})
+
+
+@final
+class GradientMonitor(Callback):
+    """Log norms of gradients and weights, and the ratio of the two: overall, and by parameter if asked.
+
+    Gradients are those of the step's batch over all ranks, after clipping. All ranks hold the same ones.
+
+    Args:
+        every: Steps between measurements.
+        by_parameter: Also log ``gradient_norm/NAME`` and ``weight_norm/NAME``.
+    """
+
+    def __init__(self, every: int = 50, *, by_parameter: bool = False) -> None:
+        if every < 1:
+            raise ConfigError(f"expected every >= 1, got {every}.")
+        self._every, self._by_parameter = every, by_parameter
+
+    def on_step_end(self, loop: Loop) -> None:
+        """See `Callback`."""
+        if loop.step % self._every:
+            return
+        named = [(name, p.detach(), p.grad) for name, p in loop.model.named_parameters() if p.grad is not None]
+        norms = {
+            "gradient_norm": torch._foreach_norm([gradient for _, _, gradient in named]),
+            "weight_norm": torch._foreach_norm([weight for _, weight, _ in named]),
+        }
+        values = {kind: float(torch.linalg.vector_norm(torch.stack(list(each)))) for kind, each in norms.items()}
+        values["gradient_to_weight"] = values["gradient_norm"] / values["weight_norm"] if values["weight_norm"] else 0.0
+        if self._by_parameter:
+            for kind, each in norms.items():
+                values |= {f"{kind}/{name}": float(norm) for (name, _, _), norm in zip(named, each, strict=True)}
+        loop.log(**values)
+
+
+@final
+class MemoryMonitor(Callback):
+    """Log the leader's peak memory at the end of every epoch: ``memory_peak_mib``, on a GPU ``gpu_memory_peak_mib``."""
+
+    def on_epoch_end(self, loop: Loop) -> None:
+        """See `Callback`."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        values = {"memory_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
+        if loop.run.device.type == "cuda":
+            values["gpu_memory_peak_mib"] = torch.cuda.max_memory_allocated(loop.run.device) / 2**20
+        loop.log(**values)
+
+
+@final
+class SamplePredictions(Callback):
+    """Show what the model says of a few samples after every evaluation; on the leader only.
+
+    Args:
+        dataset: Map-style; samples are pairs (x, y) unless `collate` makes them so.
+        indices: Which samples.
+        show: Gets the loop, the outputs and the targets.
+        collate: As in `Run.loader`.
+        predict: From model and inputs to outputs.
+    """
+
+    runs_on = "leader"
+
+    def __init__(
+        self,
+        dataset: Any,
+        indices: Sequence[int],
+        show: Callable[[Loop, Tensor, Any], None],
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        predict: Callable[[nn.Module, Any], Tensor] = lambda model, x: model(x),
+    ) -> None:
+        self._fetcher = Fetcher(dataset, 0, collate=collate)
+        self._task = Task(-1, np.array(indices, dtype=np.int64))
+        self._show, self._predict = show, predict
+
+    def on_evaluation_end(self, loop: Loop) -> None:
+        """See `Callback`."""
+        batch = move(self._fetcher[self._task], loop.run.device)
+        modes = [(module, module.training) for module in loop.model.modules()]
+        loop.model.eval()
+        try:
+            with torch.no_grad():
+                output = self._predict(loop.model, batch.x)
+        finally:
+            for module, was_training in modes:
+                module.training = was_training
+        self._show(loop, output, batch.y)

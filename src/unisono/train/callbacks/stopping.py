@@ -1,0 +1,108 @@
+"""Callbacks that end a run: no improvement any more, or no time."""
+
+import math
+import time
+from typing import Any, final
+
+from unisono.errors import ConfigError
+from unisono.train.callbacks.base import Callback, Loop
+
+
+def check_mode(mode: str) -> None:
+    """Refuse what is neither ``min`` nor ``max``.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if mode not in ("min", "max"):
+        raise ConfigError(f"expected mode 'min' or 'max', got {mode!r}.")
+
+
+def score_of(loop: Loop, monitor: str) -> float:
+    """Return one score of the last evaluation.
+
+    Raises:
+        ConfigError: There is none of that name; lists those there are.
+    """
+    if monitor not in loop.scores:
+        raise ConfigError(f"expected one of the scores {', '.join(sorted(loop.scores))}, got {monitor!r}.")
+    return loop.scores[monitor]
+
+
+@final
+class EarlyStopping(Callback):
+    """Stop when a score has not improved for several evaluations.
+
+    Scores are the same bits on all ranks, so all decide alike; the counters travel with the checkpoint, so a resumed
+    run decides as an uninterrupted one. A run that has stopped stays stopped.
+
+    Args:
+        monitor: A score, as ``test_loss``.
+        mode: Whether ``min`` or ``max`` is better.
+        patience: Evaluations without improvement before the run ends, at least 1.
+        min_delta: What counts as improvement, at least.
+
+    Attributes:
+        best: The best score so far; None before the first.
+        num_bad: Evaluations since.
+    """
+
+    def __init__(self, monitor: str, *, mode: str = "min", patience: int = 3, min_delta: float = 0.0) -> None:
+        check_mode(mode)
+        if patience < 1 or not min_delta >= 0:
+            raise ConfigError(f"expected patience >= 1 and min_delta >= 0, got {patience} and {min_delta}.")
+        self._monitor, self._mode, self._patience, self._min_delta = monitor, mode, patience, min_delta
+        self.best: float | None = None
+        self.num_bad = 0
+
+    def on_run_start(self, loop: Loop) -> None:
+        """See `Callback`."""
+        self._judge(loop)
+
+    def on_evaluation_end(self, loop: Loop) -> None:
+        """See `Callback`."""
+        score = score_of(loop, self._monitor)
+        sign = 1 if self._mode == "max" else -1
+        if not math.isnan(score) and (self.best is None or sign * (score - self.best) > self._min_delta):
+            self.best, self.num_bad = score, 0
+        else:
+            self.num_bad += 1
+        self._judge(loop)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        return {"best": self.best, "num_bad": self.num_bad}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback`."""
+        self.best, self.num_bad = state["best"], state["num_bad"]
+
+    def _judge(self, loop: Loop) -> None:
+        if self.num_bad >= self._patience:
+            loop.stop(f"{self._monitor} has not improved on {self.best} for {self.num_bad} evaluations")
+
+
+@final
+class TimeLimit(Callback):
+    """Stop when this launch has trained for so long; the same command goes on from there.
+
+    Looked at where the trainer logs; as soon as one rank's time is up, all stop.
+
+    Args:
+        seconds: Above 0.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ConfigError(f"expected seconds > 0, got {seconds}.")
+        self._seconds = seconds
+        self._began = 0.0
+
+    def on_run_start(self, loop: Loop) -> None:
+        """See `Callback`."""
+        self._began = time.monotonic()
+
+    def on_step_end(self, loop: Loop) -> None:
+        """See `Callback`."""
+        if time.monotonic() - self._began > self._seconds:
+            loop.stop(f"the time limit of {self._seconds:g} s was reached")

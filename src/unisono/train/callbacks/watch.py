@@ -1,0 +1,97 @@
+"""A deadline for callbacks: one that hangs on one rank ends the run with its name, instead of a wait without end."""
+
+import ctypes
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+from unisono.errors import CallbackTimeout, ConfigError
+
+
+@final
+class Watch:
+    """Calls functions and interrupts one that takes too long.
+
+    A thread looks at the clock now and then; a call in time costs two assignments. In the main thread a late call is
+    interrupted as by Ctrl-C, even while it sleeps or waits; in another thread as soon as it runs Python code again.
+
+    Args:
+        deadline_s: Longest time for one call.
+
+    Raises:
+        ConfigError: Not above 0.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        if not deadline_s > 0:
+            raise ConfigError(f"expected a deadline for callbacks above 0 s, got {deadline_s}.")
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._busy: tuple[str, float, int] | None = None  # what, since when, in which thread
+        self._is_late = False
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def call(self, what: str, step: int, function: Callable[..., None], *args: Any) -> None:
+        """Call ``function(*args)``.
+
+        Raises:
+            CallbackTimeout: It took too long and was interrupted.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="callback-watch", daemon=True)
+            self._thread.start()
+        self._busy = (what, time.monotonic(), threading.get_ident())
+        try:
+            function(*args)
+            with self._lock:  # never between the look at the clock and the interruption
+                self._busy = None
+            if self._is_late:
+                self._await_interruption()
+        except (KeyboardInterrupt, CallbackTimeout):
+            if not self._is_late:
+                raise
+            self._is_late = False
+            raise CallbackTimeout(
+                f"callback {what} at step {step} took longer than {self._deadline_s:g} s. "
+                "Hint: callback_deadline_s= of the trainer allows more."
+            ) from None
+        finally:
+            self._busy = None
+
+    def close(self) -> None:
+        """End the thread; safe to call twice. The next call starts another."""
+        if self._thread is not None:
+            self._is_closed.set()
+            self._thread.join()
+            self._thread = None
+            self._is_closed.clear()
+
+    def _look(self) -> None:
+        while not self._is_closed.wait(min(1.0, self._deadline_s / 4)):
+            with self._lock:
+                busy = self._busy
+                if busy is None or self._is_late or time.monotonic() - busy[1] < self._deadline_s:
+                    continue
+                self._is_late = True
+                _interrupt(busy[2])
+
+    def _await_interruption(self) -> None:
+        """Let the interruption, which is under way, arrive here and nowhere else."""
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            time.sleep(0.001)
+        raise CallbackTimeout  # it was lost: a handler of the program's own has taken it
+
+
+def _interrupt(thread: int) -> None:
+    is_main = thread == threading.main_thread().ident
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.pthread_kill(thread, signal.SIGINT)
+        return
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CallbackTimeout))
+    if is_main:
+        sys.stderr.write("unisono: a callback is late, but this program handles SIGINT itself; waiting for it.\n")
