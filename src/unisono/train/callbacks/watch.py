@@ -2,7 +2,6 @@
 
 import ctypes
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,13 +9,15 @@ from typing import Any, final
 
 from unisono.errors import CallbackTimeout, ConfigError
 
+_SIGNAL = signal.SIGVTALRM  # hardly a program uses it; SIGINT may be ignored, in background jobs for instance
+
 
 @final
 class Watch:
     """Calls functions and interrupts one that takes too long.
 
     A thread looks at the clock now and then; a call in time costs two assignments. In the main thread a late call is
-    interrupted as by Ctrl-C, even while it sleeps or waits; in another thread as soon as it runs Python code again.
+    interrupted by a signal, even while it sleeps or waits; in another thread as soon as it runs Python code again.
 
     Args:
         deadline_s: Longest time for one call.
@@ -34,6 +35,7 @@ class Watch:
         self._is_late = False
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
+        self._handles_signal = False
 
     def call(self, what: str, step: int, function: Callable[..., None], *args: Any) -> None:
         """Call ``function(*args)``.
@@ -42,8 +44,7 @@ class Watch:
             CallbackTimeout: It took too long and was interrupted.
         """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="callback-watch", daemon=True)
-            self._thread.start()
+            self._start()
         self._busy = (what, time.monotonic(), threading.get_ident())
         try:
             function(*args)
@@ -51,7 +52,7 @@ class Watch:
                 self._busy = None
             if self._is_late:
                 self._await_interruption()
-        except (KeyboardInterrupt, CallbackTimeout):
+        except CallbackTimeout:
             if not self._is_late:
                 raise
             self._is_late = False
@@ -69,6 +70,17 @@ class Watch:
             self._thread.join()
             self._thread = None
             self._is_closed.clear()
+        if self._handles_signal:
+            signal.signal(_SIGNAL, signal.SIG_DFL)
+            self._handles_signal = False
+
+    def _start(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+            signal.signal(_SIGNAL, _interrupted)
+            self._handles_signal = True
+        self._thread = threading.Thread(target=self._look, name="callback-watch", daemon=True)
+        self._thread.start()
 
     def _look(self) -> None:
         while not self._is_closed.wait(min(1.0, self._deadline_s / 4)):
@@ -77,21 +89,20 @@ class Watch:
                 if busy is None or self._is_late or time.monotonic() - busy[1] < self._deadline_s:
                     continue
                 self._is_late = True
-                _interrupt(busy[2])
+                if self._handles_signal:
+                    signal.pthread_kill(busy[2], _SIGNAL)
+                else:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(busy[2]), ctypes.py_object(CallbackTimeout)
+                    )
 
     def _await_interruption(self) -> None:
         """Let the interruption, which is under way, arrive here and nowhere else."""
         until = time.monotonic() + 10
         while time.monotonic() < until:
             time.sleep(0.001)
-        raise CallbackTimeout  # it was lost: a handler of the program's own has taken it
+        raise CallbackTimeout
 
 
-def _interrupt(thread: int) -> None:
-    is_main = thread == threading.main_thread().ident
-    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.pthread_kill(thread, signal.SIGINT)
-        return
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CallbackTimeout))
-    if is_main:
-        sys.stderr.write("unisono: a callback is late, but this program handles SIGINT itself; waiting for it.\n")
+def _interrupted(*_: object) -> None:
+    raise CallbackTimeout
