@@ -4,10 +4,11 @@
     python -m torch.distributed.run --standalone --nproc-per-node=1 benchmarks/overhead.py
     python -m torch.distributed.run --standalone --nproc-per-node=2 benchmarks/overhead.py
 
-Raw is a plain loop; with several processes, torch's DDP over gloo. All read batches that are in memory, except ours, which
-fetch theirs from a data set by index. Ours keep a run directory: ledger, metrics, progress and callbacks' agreement are on. The
-others run bare: no progress bar, no logger, no checkpoints. A step's time is the interval between two ends of steps;
-the table has the median over all rounds, the quartiles, and the median over rounds of (median - raw's median).
+Raw is a plain loop; with several processes, torch's DDP over gloo. All read batches that are in memory, except ours,
+which fetch theirs from a data set by index. Ours keep a run directory: ledger, metrics, progress and callbacks'
+agreement are on. The others run bare: no progress bar, no logger, no checkpoints. A step's time is the interval
+between two ends of steps; the table has the median over all rounds, the quartiles, and the median over rounds of
+(median - raw's median).
 """
 
 import contextlib
@@ -124,7 +125,7 @@ def fabric(tick: Callable[[], None]) -> None:
 
 
 def lightning(tick: Callable[[], None]) -> None:
-    import lightning as L  # noqa: N812
+    import lightning as L
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
