@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
 from unisono.collectives.process_group import connect, device_of
@@ -106,7 +105,7 @@ class Run:
         self.world = world
         self.device = device_of(world, device)
         self.seed, self.clip_norm = seed, clip_norm
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})
         self._allow_drift = allow_drift
         self._strategy = chosen = resolve(strategy)
         chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
@@ -252,7 +251,7 @@ class Run:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
         course = self._course
-        course.open(checkpoint_format.to_json(self._score(parts, loader), "score"), parts, per_epoch)
+        course.open(scores.describe_run(self, parts.description, self._strategy.score(), loader), parts, per_epoch)
         first = course.done + 1
         if first > last:
             self._record.tell(
@@ -392,18 +391,3 @@ class Run:
         if self._parts is None:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
         return self._parts
-
-    def _score(self, parts: Parts, loader: Loader) -> dict[str, Any]:
-        return {
-            "version": scores.SCORE_VERSION,
-            "seed": self.seed,
-            "replicas": self.replicas,
-            "batch_size": loader.sampler.batch_size,
-            "threads": self.threads,
-            "clip_norm": self.clip_norm,
-            **self.non_finite.score,
-            "strategy": self._strategy.score(),
-            **parts.description,
-            "data": scores.describe_data(loader.fetcher.dataset, loader.sampler),
-            "settings": self._settings,
-        }

@@ -5,12 +5,14 @@ machines and epochs is not in it: a run may go on longer, and anywhere.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.format import fingerprint, to_json
+from unisono.data.loader import Loader
 from unisono.data.sampler import ExactSampler
 
 SCORE_VERSION = 1
@@ -56,3 +58,29 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
         "shuffle": sampler.shuffle,
         "fingerprint": getattr(dataset, "fingerprint", None),
     }
+
+
+def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Loader) -> dict[str, Any]:
+    """Return the score of a run, in JSON's types.
+
+    Args:
+        run: Its seed, replicas, threads, clip_norm, non_finite and settings count.
+        parts: What `describe_model` and `describe_optimizer` have said.
+        strategy: Of the strategy.
+        loader: Its data, order and batch size count.
+    """
+    score = {
+        "version": SCORE_VERSION,
+        "seed": run.seed,
+        "replicas": run.replicas,
+        "batch_size": loader.sampler.batch_size,
+        "threads": run.threads,
+        "clip_norm": run.clip_norm,
+        **run.non_finite.score,
+        "strategy": strategy,
+        **parts,
+        "data": describe_data(loader.fetcher.dataset, loader.sampler),
+        "settings": run.settings,
+    }
+    found: dict[str, Any] = to_json(score, "score")
+    return found

@@ -15,7 +15,8 @@ from unisono.observe.progress import ProgressLine
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.checks import check_whole
-from unisono.train.run import Batch, Run
+from unisono.train.loop import Batch
+from unisono.train.run import Run
 
 LossModule = Callable[[Tensor, Tensor], Tensor]
 """From (output, target) to the mean loss over the samples: ``nn.CrossEntropyLoss()``, ``F.mse_loss``, ..."""
