@@ -11,6 +11,7 @@ from unisono.train.callbacks.monitors import MemoryMonitor as MemoryMonitor
 from unisono.train.callbacks.monitors import SamplePredictions as SamplePredictions
 from unisono.train.callbacks.stopping import EarlyStopping as EarlyStopping
 from unisono.train.callbacks.stopping import TimeLimit as TimeLimit
+from unisono.train.callbacks.tensorboard import TensorBoard as TensorBoard
 from unisono.train.schedulers import Plateau as Plateau
 from unisono.train.schedulers import warmup_cosine as warmup_cosine
 from unisono.train.schedulers import warmup_linear as warmup_linear

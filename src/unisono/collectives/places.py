@@ -38,6 +38,12 @@ def current_world() -> World:
     return getattr(_here, "world", None) or World.current()
 
 
+def world_of(transport: Transport) -> World:
+    """Return the world that a transport joins, all of it on this host."""
+    rank, size = transport.rank, transport.world_size
+    return World(rank=rank, world_size=size, local_rank=rank, local_world_size=size)
+
+
 class Distributed:
     """Base of components that know about ranks: metrics and callbacks.
 

@@ -23,6 +23,7 @@ class Course:
 
     Attributes:
         done: The last step that is done; 0 before the first.
+        stopped_by: Why the run ends before its last step, as if it were that; None where it does not.
         is_stopping: Whether the ranks have agreed to stop after this step.
         stopped_by: Why the run's own code has ended it before its last step, if it has.
         result: What ``result.json`` holds; empty before the first end.
@@ -91,6 +92,12 @@ class Course:
             self.finish(parts, is_finished=False)
             self._watch.stopped(self.done)
             raise RunStopped(self.done)
+
+    def keep_last(self, parts: Parts) -> None:
+        """Save where the run was stopped between two checkpoints; collective."""
+        if self.stopped_by is not None and self.done > self._saved:
+            self._save(parts, may_skip=False)
+            self._watch.saved(self._record.committed_step)
 
     def leave(self, parts: Parts) -> None:
         """Keep what has been done when the loop is left early; no collective, since other ranks may be gone."""

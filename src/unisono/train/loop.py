@@ -1,6 +1,5 @@
 """The pieces of a training step outside the strategy, as plain functions."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,14 +63,14 @@ def hosted_micros(
 
 
 def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:
-    """Return the ledger's line of a step; of a skipped one where its learning rate is NaN."""
+    """Return the ledger's line of a step; one with bad replicas was skipped, and NaN has no certain bits."""
     return Entry(
         step=batch.step,
         epoch=batch.epoch,
         num_samples=len(batch.indices),
         samples=hash_samples(batch.indices),
         loss=gradients.loss.hex(),
-        gradient="skipped" if math.isnan(lr) else f"{gradients.checksum:016x}",
+        gradient="skipped" if gradients.bad_replicas else f"{gradients.checksum:016x}",
         weights=f"{gradients.weights:016x}",
         lr=lr.hex(),
     )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.policy import CheckpointPolicy
-from unisono.collectives.places import GuardedTransport, check_places, enter_world
+from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform
@@ -49,9 +49,9 @@ class Run:
             launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global gradient norm; None does not clip.
+        non_finite: What NaN or infinity in a loss or gradient does. ``stop``: it ends the run with `NonFiniteError`.
+            ``skip``: the step counts but updates neither weights nor schedule; too many in a row end the run.
         strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
-        non_finite: What a NaN or infinity in a loss or gradient does. ``stop``: the run ends with `NonFiniteError`.
-            ``skip``: the step counts but updates nothing, neither weights nor schedule; too many in a row end the run.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
         checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
@@ -84,8 +84,8 @@ class Run:
         replicas: int | None = None,
         out: str | Path | None = None,
         clip_norm: float | None = None,
-        strategy: str | StrategyOptions = "exact",
         non_finite: str = "stop",
+        strategy: str | StrategyOptions = "exact",
         threads: int | None = None,
         checkpoint_every: int | None = None,
         checkpoints: CheckpointPolicy | None = None,
@@ -101,11 +101,11 @@ class Run:
             raise ConfigError(f"expected clip_norm > 0 (or None), got {clip_norm}.")
         if isinstance(transport, str) and transport not in ("auto", "gloo"):
             raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")
-        world = World.current() if isinstance(transport, str) else _world_of(transport)
+        world = World.current() if isinstance(transport, str) else world_of(transport)
         self.world = world
         self.device = device_of(world, device)
         self.seed, self.clip_norm = seed, clip_norm
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})
         self._allow_drift = allow_drift
         self._strategy = chosen = resolve(strategy)
         chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
@@ -119,8 +119,8 @@ class Run:
         self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
         enter_world(world)
         directory = world.run_dir or out
-        path = None if directory is None else Path(directory)
-        self._record = RunRecord(path, self.transport, checkpoints, detail=detail)
+        self.directory = None if directory is None else Path(directory)
+        self._record = RunRecord(self.directory, self.transport, checkpoints, detail=detail)
         recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
         self.replicas = replicas or recorded_replicas or default
         self.threads = threads or recorded_threads or world.threads or 1
@@ -248,7 +248,7 @@ class Run:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
         course = self._course
-        course.open(self._score(parts, loader), parts, per_epoch)
+        course.open(scores.describe_run(self, parts.description, self._strategy.score(), loader), parts, per_epoch)
         first = course.done + 1
         if first > last:
             self._record.tell(
@@ -272,6 +272,7 @@ class Run:
             if course.done != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
             course.keep(parts, is_last=step == last)
+        course.keep_last(parts)
         if parts.strategy.keeps_equal:
             Sentinel(parts.model, self.transport).compare_now(course.done)  # the last update too
         course.finish(parts)
@@ -298,9 +299,8 @@ class Run:
         is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
         self._watch.note(b"update")
-        lr = math.nan
-        if is_finite:
-            lr = strategy.update(parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
+        how = (parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
+        lr = strategy.update(*how) if is_finite else math.nan
         self._course.done = batch.step
         self._course.is_stopping = gradients.is_stop_asked and self._record.path is not None
         self._watch.done(batch.step)
@@ -346,18 +346,13 @@ class Run:
         set_generators(mix(self.seed, "evaluated", self._course.done))
         return values
 
-    def stop(self, reason: str) -> None:
-        """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
-        self._course.stopped_by = reason
-
-    @property
-    def directory(self) -> Path | None:
-        """The run directory; None where nothing is kept."""
-        return self._record.path
-
     def record(self, metrics: Mapping[str, float]) -> None:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
         self._course.measured(metrics)
+
+    def stop(self, reason: str) -> None:
+        """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
+        self._course.stopped_by = reason
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
@@ -388,13 +383,3 @@ class Run:
         if self._parts is None:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
         return self._parts
-
-    def _score(self, parts: Parts, loader: Loader) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("seed", "replicas", "threads", "clip_norm")}
-        rest = {"strategy": self._strategy.score(), **self.non_finite.score, "settings": self._settings}
-        return scores.compose(own | parts.description | rest, loader.fetcher.dataset, loader.sampler)
-
-
-def _world_of(transport: Transport) -> World:
-    rank, size = transport.rank, transport.world_size
-    return World(rank=rank, world_size=size, local_rank=rank, local_world_size=size)

@@ -5,12 +5,14 @@ machines and epochs is not in it: a run may go on longer, and anywhere.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.format import fingerprint, to_json
+from unisono.data.loader import Loader
 from unisono.data.sampler import ExactSampler
 
 SCORE_VERSION = 1
@@ -58,17 +60,27 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
     }
 
 
-def compose(settings: dict[str, Any], dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
-    """Return the whole score in JSON's types.
+def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Loader) -> dict[str, Any]:
+    """Return the score of a run, in JSON's types.
 
     Args:
-        settings: All of it but the data.
-        dataset: What is trained on.
-        sampler: How it is cut into steps.
-
-    Raises:
-        CheckpointError: A setting is not JSON-able; names it.
+        run: Its seed, replicas, threads, clip_norm, non_finite and settings count.
+        parts: What `describe_model` and `describe_optimizer` have said.
+        strategy: Of the strategy.
+        loader: Its data, order and batch size count.
     """
-    data = {"batch_size": sampler.batch_size, "data": describe_data(dataset, sampler)}
-    score: dict[str, Any] = to_json({"version": SCORE_VERSION, **settings, **data}, "score")
-    return score
+    score = {
+        "version": SCORE_VERSION,
+        "seed": run.seed,
+        "replicas": run.replicas,
+        "batch_size": loader.sampler.batch_size,
+        "threads": run.threads,
+        "clip_norm": run.clip_norm,
+        **run.non_finite.score,
+        "strategy": strategy,
+        **parts,
+        "data": describe_data(loader.fetcher.dataset, loader.sampler),
+        "settings": run.settings,
+    }
+    found: dict[str, Any] = to_json(score, "score")
+    return found
