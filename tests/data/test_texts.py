@@ -1,9 +1,13 @@
 """Texts as micro-batches: packed or padded, cut and counted, mapped and never copied."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
+from unisono.data.cache import cached_directory
 from unisono.data.loader import BatchedDataset, Fetcher, HasLengths, Task, fetch_all, sampler_of
 from unisono.data.text import PAD, TokenStore
 from unisono.data.texts import Texts, pack, pad
@@ -91,3 +95,34 @@ def test_the_fingerprint_says_what_batches_are_made_of():
         for p in (0, 9)
     }
     assert len(told) == 8
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from unisono.data.text import TokenStore
+from unisono.data.texts import Texts
+
+store = TokenStore.open(Path(sys.argv[1]), "train")
+texts = Texts(store)
+for start in range(0, len(texts), 256):
+    texts.fetch_micro_batch(np.arange(start, min(start + 256, len(texts))))
+print(int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    """A worker that has read a ten times repeated corpus holds as much memory of its own, but for 8 bytes a text."""
+    sizes = np.random.default_rng(0).integers(50, 400, 8000)
+    held = []
+    for times in (1, 10):
+        tokens = np.tile(store(sizes).tokens, times)
+        offsets = np.concatenate([[0], np.cumsum(np.tile(sizes, times))]).astype(np.int64)
+        whole = TokenStore(tokens=tokens, offsets=offsets, labels=np.zeros(len(offsets) - 1, np.int64))
+        entry = cached_directory(tmp_path / f"corpus{times}", lambda directory: whole.save(directory, "train"))  # noqa: B023
+        done = subprocess.run([sys.executable, "-c", MEASURE, str(entry)], capture_output=True, text=True, check=True)
+        held.append(int(done.stdout) * 1024)
+    assert tokens.nbytes > 60e6, "the corpus is too small to show anything"
+    assert held[1] - held[0] < 8e6

@@ -1,6 +1,6 @@
 """MNIST with the small convolutional network that tutorials on distributed training share (421,642 parameters).
 
-Three presets: ``best`` moves and turns the digits a little and trains for 12 epochs; ``fast`` does one epoch;
+Three presets: ``best`` moves and turns the digits a little and trains for 8 epochs; ``fast`` does one epoch;
 ``tutorial`` are the tutorials' settings (SGD 0.01, momentum 0.5).
 """
 

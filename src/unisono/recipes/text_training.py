@@ -40,10 +40,10 @@ class Settings:
 
 PRESETS = {
     "best": Settings(
-        lr=1e-3, cycle=True, weight_decay=0.3, embedding_decay=0.3,
-        regularise={"word_dropout": 0.3, "dropout": 0.5, "feature_dropout": 0.3, "shift": 49, "readout": "all"},
+        lr=1.2e-3, cycle=True, weight_decay=0.1, embedding_decay=0.3,
+        regularise={"word_dropout": 0.3, "dropout": 0.4, "feature_dropout": 0.2, "shift": 49, "readout": "all"},
     ),
-    "fast": Settings(lr=2e-3, cycle=True, clip_norm=1.0, regularise={"dropout": 0.1}),
+    "fast": Settings(lr=1e-3, cycle=True, regularise={"word_dropout": 0.1, "dropout": 0.2, "readout": "all"}),
     "article": Settings(lr=1e-3, clip_norm=0.1),
 }  # fmt: skip
 
