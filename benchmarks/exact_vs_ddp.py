@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono
-from unisono.recipes.imdb import GatedCNN
+from unisono.data.texts import PackedTexts, pack
+from unisono.recipes.gated_cnn import GatedCNN
 from unisono.recipes.mnist import SimpleCNN
 
 NUM_SEGMENTS, STEPS = 6, 8
@@ -29,8 +30,8 @@ def mlp() -> nn.Module:
                          nn.ReLU(), nn.Linear(1024, 10))  # fmt: skip
 
 
-def texts(num_samples: int) -> tuple[Tensor, Tensor]:
-    return torch.randint(2, 13352, (num_samples, 300)), torch.full((num_samples,), 300)
+def texts(num_samples: int) -> PackedTexts:
+    return pack([torch.randint(2, 13352, (300,)).int().numpy() for _ in range(num_samples)])
 
 
 JOBS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], object], int]] = {

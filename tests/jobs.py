@@ -21,8 +21,9 @@ from ranks import join
 from reference import bits
 from unisono.collectives.transport import Transport
 from unisono.data.digits import load_digits
+from unisono.data.texts import pack
 from unisono.recipes.digits import DigitsCNN
-from unisono.recipes.imdb import BagOfWords, GatedCNN, pad
+from unisono.recipes.gated_cnn import BagOfWords, GatedCNN
 
 NUM_SAMPLES, BATCH_SIZE = 1001, 96
 VOCABULARY = 50
@@ -70,8 +71,9 @@ class RandomTexts:
         return self.texts[index], self.labels[index]
 
     def fetch_micro_batch(self, indices: Any) -> Any:
-        """Return a padded micro-batch."""
-        return pad([self[index] for index in indices.tolist()])
+        """Return a packed micro-batch."""
+        texts = pack([self.texts[index] for index in indices.tolist()])
+        return texts, torch.tensor([self.labels[index] for index in indices.tolist()])
 
 
 def save_digits(folder: Path) -> str:

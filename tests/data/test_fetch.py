@@ -75,7 +75,7 @@ def test_second_mirror_answers_when_the_first_has_not_the_file(server, tmp_path)
 
 @pytest.mark.parametrize("kind", ["wrong", "short", "long", "none"])
 def test_bad_delivery_leaves_no_file(server, tmp_path, kind):
-    """Wrong bytes, a cut connection, endless bytes and 404 end in one DataError and an empty cache."""
+    """Wrong bytes, a cut connection, endless bytes and 404 end in one DataError; only what can go on is kept."""
     base, seen = server
     with pytest.raises(DataError, match=r"Hint: fetch file.gz on a machine with internet") as caught:
         download("file.gz", PIN, urls=[f"{base}/{kind}/"], cache=tmp_path, pause_s=0.01)
@@ -83,7 +83,19 @@ def test_bad_delivery_leaves_no_file(server, tmp_path, kind):
     assert str(tmp_path / "file.gz") in str(caught.value)
     assert len(seen) == 2
     assert ("the server sends more" in str(caught.value)) == (kind == "long")
-    assert [path.name for path in tmp_path.iterdir()] == [".file.gz.lock"]
+    left = {".file.gz.lock", ".file.gz.part"} if kind == "short" else {".file.gz.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
+def test_without_mirrors_nothing_is_asked(tmp_path):
+    """Offline: what is there is used; what is not is named, with its place."""
+    with pytest.raises(DataError, match=r"(?s)f: expected .* found nothing, and no download was allowed.*put it at"):
+        download("f", PIN, urls=(), cache=tmp_path)
+    (tmp_path / "f").write_bytes(CONTENT[:-1])
+    with pytest.raises(DataError, match="found another file"):
+        download("f", PIN, urls=(), cache=tmp_path)
+    (tmp_path / "f").write_bytes(CONTENT)
+    assert download("f", PIN, urls=(), cache=tmp_path) == tmp_path / "f"
 
 
 def test_offline_says_where_to_put_the_file(tmp_path):

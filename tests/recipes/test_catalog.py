@@ -16,11 +16,14 @@ GOOD = {"recipe": "digits", "model": "cnn", "epochs": 1, "batch_size": 8, "repli
 def test_the_catalog_is_pinned():
     """These recipes, models and defaults are a promise: changing one changes what users get."""
     assert {
-        name: (recipe.models, recipe.epochs, recipe.batch_size, recipe.replicas) for name, recipe in RECIPES.items()
+        name: (recipe.models, recipe.replicas, *((each.name, each.epochs, each.batch_size) for each in recipe.presets))
+        for name, recipe in RECIPES.items()
     } == {
-        "digits": (("cnn",), 20, 64, 8),
-        "mnist": (("cnn",), 10, 128, 8),
-        "imdb": (("gcnn", "bag"), 1, 128, 8),
+        "digits": (("cnn",), 8, ("default", 20, 64)),
+        "mnist": (("cnn",), 8, ("best", 8, 128), ("fast", 1, 128), ("tutorial", 10, 128)),
+        "imdb": (("gcnn", "bag"), 8, ("best", 3, 128), ("fast", 1, 128), ("article", 1, 128)),
+        "text": (("gcnn", "bag"), 8, ("default", 5, 64)),
+        "images": (("cnn",), 8, ("default", 10, 64)),
     }
     assert all(recipe.summary for recipe in RECIPES.values())
 
@@ -34,7 +37,7 @@ def test_an_unknown_recipe_names_the_nearest(typed, meant):
 
 def test_a_recipe_like_no_other_lists_them():
     """Without a near match the message lists what there is and guesses nothing."""
-    with pytest.raises(ConfigError, match=r"digits, mnist, imdb, got 'zzz'\.$"):
+    with pytest.raises(ConfigError, match=r"digits, mnist, imdb, text, images, got 'zzz'\.$"):
         find("zzz")
     assert find("mnist").name == "mnist"
 
@@ -88,18 +91,56 @@ def test_run_settings_are_what_a_run_takes():
 
 def test_data_is_checked_without_workers(tmp_path):
     """Missing data is found by the launcher: the digits bring their own, the others name what is not there."""
-    RECIPES["digits"].check_data(None, None)
+    RECIPES["digits"].check_data(Options(**GOOD))
     with pytest.raises(ConfigError, match="brings its own data"):
-        RECIPES["digits"].check_data(tmp_path, tmp_path)
-    for name in ("mnist", "imdb"):
+        RECIPES["digits"].check_data(Options(**GOOD, data=str(tmp_path)))
+    for name in ("mnist", "imdb", "text", "images"):
+        model = RECIPES[name].models[0]
         with pytest.raises(DataError, match=str(tmp_path)):
-            RECIPES[name].check_data(tmp_path, tmp_path)
+            RECIPES[name].check_data(
+                Options(**GOOD | {"recipe": name, "model": model}, data=str(tmp_path), cache=str(tmp_path / "cache"))
+            )
+
+
+@pytest.mark.parametrize("name", ["text", "images"])
+def test_own_data_must_be_named(name):
+    """There is nothing to download for a recipe on the user's own data."""
+    model = RECIPES[name].models[0]
+    with pytest.raises(ConfigError, match="your own"):
+        RECIPES[name].check_data(Options(**GOOD | {"recipe": name, "model": model}))
+
+
+def test_offline_says_which_file_to_put_where(tmp_path):
+    """Without network and without an earlier download the message names file, place and checksum."""
+    options = Options(**GOOD | {"recipe": "mnist"}, cache=str(tmp_path), offline=True)
+    with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte\.gz: expected 9,912,422 bytes.*put it at"):
+        RECIPES["mnist"].check_data(options)
+
+
+def test_options_of_other_recipes_are_refused():
+    """An option that would do nothing is a mistake of the user's, and named."""
+    with pytest.raises(ConfigError, match="'digits' has no use for --text-column"):
+        Options(**GOOD, text_column="x")
+    with pytest.raises(ConfigError, match="'mnist' has no preset 'b'; it has best, fast, tutorial"):
+        Options(**GOOD | {"recipe": "mnist"}, preset="b")
+    with pytest.raises(ConfigError, match="--precision fp32 or bf16"):
+        Options(**GOOD | {"recipe": "mnist"}, precision="fp8")
+
+
+def test_options_that_change_bits_are_in_the_score():
+    """Every such option appears when given and not otherwise; the others never do."""
+    plain = {**GOOD, "recipe": "imdb", "model": "gcnn"}
+    given = {"lr": 0.1, "precision": "bf16", "compile": True, "max_length": 9, "length_pool": 0, "preset": "fast"}
+    assert Options(**plain).score["settings"] == {"recipe": "imdb", "model": "gcnn", "limit": None}
+    assert Options(**plain, **given).score["settings"] == {**Options(**plain).score["settings"], **given}
+    assert Options(**plain, offline=True, num_workers=2, data="x").score == Options(**plain).score
 
 
 def test_the_catalog_imports_no_torch():
     """The launcher can check everything without paying for torch."""
     code = (
-        "import sys, unisono.recipes.catalog as c; c.RECIPES['digits'].check_data(None, None); "
+        "import sys, unisono.recipes.catalog as c, unisono.recipes.sources; "
+        "c.RECIPES['digits'].check_data(c.Options(recipe='digits', model='cnn', epochs=1, batch_size=1, replicas=1)); "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

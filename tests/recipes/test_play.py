@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.recipes import digits, imdb, mnist
+from unisono.recipes import digits, images, imdb, mnist, text
 from unisono.recipes.catalog import RECIPES, Options
 from unisono.recipes.play import play, spread, thinned
 
@@ -43,7 +43,9 @@ def test_thinned_keeps_rows_together():
     assert len(thinned(None, labels)[0]) == 7
 
 
-@pytest.mark.parametrize(("name", "module"), [("digits", digits), ("mnist", mnist), ("imdb", imdb)])
+@pytest.mark.parametrize(
+    ("name", "module"), [("digits", digits), ("mnist", mnist), ("imdb", imdb), ("text", text), ("images", images)]
+)
 def test_play_finds_the_recipe_s_file(monkeypatch, name, module):
     """Each recipe of the catalog is played by the file of its name, with the options as given."""
     played = []

@@ -81,12 +81,29 @@ class Job:
     metavar="S",
     help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
 )
+@click.option(
+    "--preset", metavar="NAME", help="The recipe's hyper-parameters by name, see docs/data.md.  [default: its first]"
+)
+@click.option("--lr", type=float, metavar="RATE", help="Learning rate in place of the preset's.")
+@click.option("--precision", default="fp32", metavar="fp32|bf16", show_default=True, help="bf16: autocast; other bits.")
+@click.option("--compile", is_flag=True, help="Send the model through torch.compile; other bits.")
+@click.option("--offline", is_flag=True, help="Use downloads that are there, and no network.")
+@click.option("--augment", metavar="LIST", help="Image changes: flip,shift=2,rotate=10,crop=0.8 or none.")
+@click.option("--image-size", metavar="HxW", help="Resize own images.  [default: all must have one size]")
+@click.option("--max-length", type=int, metavar="TOKENS", help="Cut longer texts off; says how many.  [default: never]")
+@click.option("--length-pool", type=int, metavar="BATCHES", help="Sort so many batches by text length; 0: none.")
+@click.option("--min-freq", type=int, metavar="COUNT", help="Least occurrences of a word that gets a number.")
+@click.option("--test-data", type=click.Path(), metavar="PATH", help="Own data to evaluate on.  [default: every tenth]")
+@click.option("--text-column", metavar="NAME", help="Column of own texts.  [default: text]")
+@click.option("--label-column", metavar="NAME", help="Column of their labels.  [default: label]")
+@click.option("--encoding", metavar="NAME", help="Encoding of own texts.  [default: utf-8]")
+@click.option("--skip-broken", is_flag=True, help="Leave out broken rows or images of own data, and count them.")
 @click.option("--allow-drift", is_flag=True, help="Resume although software or CPU differ; recorded with the run.")
 @click.option("--detail", is_flag=True, help="Record what each step is made of, for unisono diff.")
 @strategy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
 def train(recipe: str, workers: str, as_json: bool, max_restarts: int, heartbeat: float | None, **given: Any) -> None:
-    """Train RECIPE: digits, mnist or imdb.
+    """Train RECIPE: digits, mnist, imdb, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
     printed at the end does not depend on -n. A worker that dies is replaced, and the run goes on from its last
@@ -149,7 +166,8 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
     chosen = {name: value for name, value in given.items() if value is not None}
     chosen["strategy"] = strategy
     chosen["cache"] = str(default_cache())
-    defaults = {"epochs": found.epochs, "batch_size": found.batch_size, "replicas": found.replicas}
+    preset = found.preset(given.get("preset"))
+    defaults = {"epochs": preset.epochs, "batch_size": preset.batch_size, "replicas": found.replicas}
     recorded = _recorded_score(given.get("out"))
     if not strategy.is_exact:
         count = resolve_workers(workers)
@@ -168,7 +186,7 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
     if strategy.is_exact:
         count = resolve_workers(workers, options.replicas)
     strategy.place(options.replicas, count)
-    found.check_data(options.data_path, options.cache_path)
+    found.check_data(options)
     return Job(options=options, workers=count)
 
 

@@ -22,6 +22,7 @@ from typing import BinaryIO, final
 
 import pooch
 
+from unisono.data.resume import fetch_resuming
 from unisono.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ def locate(
     urls: Sequence[str],
     cache: Path,
     verify: bool = True,
+    offline: bool = False,
 ) -> dict[str, Path]:
     """Return one path per file name, each with exactly the pinned bytes.
 
@@ -93,12 +95,13 @@ def locate(
         urls: Mirrors, tried in order; each followed by the file name gives an address.
         cache: Directory for downloads.
         verify: False accepts other bytes in the user's own directory; downloads are always checked.
+        offline: Use what an earlier download left in `cache`, and no network.
 
     Raises:
         DataError: A file is missing, has other bytes, or no mirror could deliver it.
     """
     if source is None:
-        return {name: download(name, pin, urls=urls, cache=cache) for name, pin in pins.items()}
+        return {name: download(name, pin, urls=() if offline else urls, cache=cache) for name, pin in pins.items()}
     paths = {name: _in_source(source, name, alone=len(pins) == 1) for name in pins}
     if verify:
         for name, pin in pins.items():
@@ -139,7 +142,7 @@ def download(
     Args:
         name: File name, in the cache and behind each mirror's URL.
         pin: What the file must be.
-        urls: Mirrors, tried in order, all of them `num_attempts` times.
+        urls: Mirrors, tried in order, all of them `num_attempts` times; none means: no network.
         cache: Directory that keeps the file.
         num_attempts: Rounds over all mirrors.
         pause_s: Wait between two rounds.
@@ -152,6 +155,13 @@ def download(
     target = cache / name
     if _is_pinned(target, pin):
         return target
+    by_hand = (
+        f"Hint: fetch {name} on a machine with internet access and put it at {target}, or pass the directory that "
+    )
+    by_hand += "holds it as data."
+    if not urls:
+        found = "another file" if target.exists() else "nothing"
+        raise DataError(f"{target}: expected {pin}, found {found}, and no download was allowed. {by_hand}")
     failures: list[str] = []
     with file_lock(cache / f".{name}.lock"):
         if _is_pinned(target, pin):
@@ -170,8 +180,7 @@ def download(
     raise DataError(
         f"{name}: expected {pin} from {len(urls)} mirrors, found none that delivers it:\n  "
         + "\n  ".join(failures)
-        + f"\nHint: fetch {name} on a machine with internet access and put it at {target}, or pass the "
-        "directory that holds it as data."
+        + f"\n{by_hand}"
     )
 
 
@@ -183,30 +192,12 @@ def _retrieve(url: str, target: Path, pin: Pin, *, timeout_s: float) -> None:
     """Download one address; `target` appears only when verified (pooch: temporary file, check, rename)."""
 
     def fetch(address: str, output: str, _: object) -> None:
-        with Path(output).open("wb") as raw:
-            get = pooch.HTTPDownloader(timeout=timeout_s)
-            get(address, _CappedFile(raw, pin.size_bytes), None)
+        # What an interrupted download left goes on; once whole it is handed to pooch, and gone if it is not right.
+        part = target.with_name(f".{target.name}.part")
+        fetch_resuming(address, part, size_bytes=pin.size_bytes, timeout_s=timeout_s)
+        part.replace(output)
 
     pooch.retrieve(url, known_hash=f"sha256:{pin.sha256}", fname=target.name, path=target.parent, downloader=fetch)
-
-
-@final
-class _CappedFile:
-    """A file that refuses more bytes than pinned, so that no mirror can fill the disk."""
-
-    def __init__(self, raw: BinaryIO, limit_bytes: int) -> None:
-        self._raw = raw
-        self._limit_bytes = limit_bytes
-        self._written_bytes = 0
-
-    def write(self, chunk: bytes) -> None:
-        self._written_bytes += len(chunk)
-        if self._written_bytes > self._limit_bytes:
-            raise ValueError(f"expected {self._limit_bytes:,} bytes, the server sends more")
-        self._raw.write(chunk)
-
-    def flush(self) -> None:
-        self._raw.flush()
 
 
 @contextmanager

@@ -22,7 +22,8 @@ import numpy as np
 from unisono.data.archive import Limits, stream_members
 from unisono.data.cache import cache_key, cached_directory
 from unisono.data.fetch import Pin, locate, sha256_file
-from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary, tokenise
+from unisono.data.parallel import tokenise_all
+from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
 from unisono.errors import DataError
 from unisono.world import default_cache
 
@@ -57,11 +58,12 @@ class Review(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ImdbData:
-    """The reviews as token numbers; label 0 is negative, 1 positive."""
+    """The reviews as token numbers; label 0 is negative, 1 positive. `key` names content and settings."""
 
     train: TokenStore
     test: TokenStore
     vocabulary: Vocabulary
+    key: str
 
 
 def load_imdb(
@@ -71,6 +73,7 @@ def load_imdb(
     min_freq: int = 20,
     max_tokens: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    offline: bool = False,
 ) -> ImdbData:
     """Load the reviews as memory-mapped token stores; tokenise them first where nobody did yet.
 
@@ -81,13 +84,14 @@ def load_imdb(
         min_freq: A word needs so many occurrences in the training split.
         max_tokens: Largest number of vocabulary entries, ``<pad>`` and ``<unk>`` included; None: no cap.
         limits: Bounds for archives that are not pinned.
+        offline: Use what is in the cache, and no network.
 
     Raises:
         DataError: The data is missing, malformed or not what was pinned.
         ConfigError: The settings leave no word.
     """
     cache = cache or default_cache({})
-    source = find_source(data, cache)
+    source = find_source(data, cache, offline=offline)
     known: list[Review] = []
     if source.is_dir():
         known = read_reviews(source, limits=limits)
@@ -111,10 +115,11 @@ def load_imdb(
         train=TokenStore.open(entry, "train"),
         test=TokenStore.open(entry, "test"),
         vocabulary=Vocabulary.load(entry / "vocabulary.json"),
+        key=key,
     )
 
 
-def find_source(data: Path | None, cache: Path) -> Path:
+def find_source(data: Path | None, cache: Path, *, offline: bool = False) -> Path:
     """Return the archive or the directory to read; the bytes of a known archive are verified here.
 
     Raises:
@@ -135,7 +140,7 @@ def find_source(data: Path | None, cache: Path) -> Path:
             f"{data}: expected one of {', '.join(PINS)} or a directory aclImdb with train and test, "
             f"found neither. Hint: put {ORIGINAL} there, or pass no data to download it."
         )
-    return locate({name: PINS[name]}, source=data, urls=MIRRORS, cache=cache / "imdb")[name]
+    return locate({name: PINS[name]}, source=data, urls=MIRRORS, cache=cache / "imdb", offline=offline)[name]
 
 
 def save_stores(directory: Path, reviews: Sequence[Review], *, min_freq: int, max_tokens: int | None = None) -> None:
@@ -145,7 +150,7 @@ def save_stores(directory: Path, reviews: Sequence[Review], *, min_freq: int, ma
         ConfigError: The settings leave no word.
     """
     parts = {split: [review for review in reviews if review.split == split] for split in SPLITS}
-    tokenised = {split: tokenise(review.text for review in part) for split, part in parts.items()}
+    tokenised = {split: tokenise_all([review.text for review in part]) for split, part in parts.items()}
     vocabulary = build_vocabulary(tokenised["train"].counts(), min_freq=min_freq, max_tokens=max_tokens)
     for split, part in parts.items():
         TokenStore(

@@ -45,6 +45,24 @@ class BatchedDataset(Protocol):
         """Return the samples at `indices`, collated into fresh contiguous tensors."""
 
 
+@runtime_checkable
+class KeyedDataset(Protocol):
+    """A data set that can hand out a randomly changed micro-batch at once."""
+
+    def fetch_keyed(self, indices: Indices, *, seed: int, epoch: int) -> Any:
+        """Return the samples at `indices`, collated; what is random in a sample is keyed by (seed, epoch, index)."""
+
+
+@runtime_checkable
+class HasLengths(Protocol):
+    """A data set whose samples cost differently much, and that says how its batches are made of them."""
+
+    length_pool: int
+
+    def lengths(self) -> Indices:
+        """Return the cost of each sample, int64 (n,)."""
+
+
 @final
 class ArrayDataset:
     """Samples in arrays of equal length: NumPy arrays (memory-mapped ones too) or tensors.
@@ -124,12 +142,16 @@ class Fetcher:
         self.seed = seed
         self._transform = transform
         self._collate = collate
-        self._is_batched = isinstance(dataset, BatchedDataset) and transform is None and collate is None
+        is_plain = transform is None and collate is None
+        self._is_batched = is_plain and isinstance(dataset, BatchedDataset)
+        self._is_keyed = is_plain and isinstance(dataset, KeyedDataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, task: Task) -> Any:
+        if self._is_keyed and task.epoch >= 0:
+            return _named(self.dataset.fetch_keyed(task.indices, seed=self.seed, epoch=task.epoch))
         if self._is_batched:
             return _named(self.dataset.fetch_micro_batch(task.indices))
         samples = [self._sample(task.epoch, index) for index in task.indices.tolist()]
@@ -213,6 +235,20 @@ class Loader:
             if len(indices)
         )
         return fetch_all(self.fetcher, tasks, num_workers=self._num_workers, prefetch=self._prefetch)
+
+
+def sampler_of(dataset: Any, batch_size: int, replicas: int, *, seed: int, shuffle: bool) -> ExactSampler:
+    """Return the sampler of a data set; one that `HasLengths` gets micro-batches of about equal cost."""
+    by_length = dataset if isinstance(dataset, HasLengths) else None
+    return ExactSampler(
+        len(dataset),
+        batch_size,
+        replicas,
+        seed=seed,
+        shuffle=shuffle,
+        lengths=None if by_length is None else by_length.lengths(),
+        length_pool=0 if by_length is None else by_length.length_pool,
+    )
 
 
 def move(data: Any, device: torch.device) -> Any:

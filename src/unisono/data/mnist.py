@@ -86,7 +86,9 @@ class ImageSplits:
         )
 
 
-def load_mnist(data: Path | None, *, cache: Path | None = None, verify: bool = True) -> ImageSplits:
+def load_mnist(
+    data: Path | None, *, cache: Path | None = None, verify: bool = True, offline: bool = False
+) -> ImageSplits:
     """Load MNIST: 60,000 training and 10,000 test images.
 
     Args:
@@ -94,6 +96,7 @@ def load_mnist(data: Path | None, *, cache: Path | None = None, verify: bool = T
             downloads them.
         cache: Directory for downloads; ``~/.cache/unisono`` where None. The files go to its ``mnist``.
         verify: False also accepts other data sets under the same file names (Fashion-MNIST, KMNIST).
+        offline: Use what is in the cache, and no network.
 
     Returns:
         Images uint8 (n, 28, 28) and labels int64 (n,).
@@ -109,6 +112,7 @@ def load_mnist(data: Path | None, *, cache: Path | None = None, verify: bool = T
         urls=MIRRORS,
         cache=(cache or default_cache({})) / "mnist",
         verify=verify,
+        offline=offline,
     )
     train_images, train_labels, test_images, test_labels = (read_idx(paths[name]) for name in chosen)
     _check_pair(train_images, train_labels, paths[chosen[0]])

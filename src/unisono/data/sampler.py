@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+from unisono.data.lengths import Lengths, arrange_pool, deal
 from unisono.errors import ConfigError
 from unisono.placement import cut
 from unisono.seeding import mix
@@ -66,23 +67,42 @@ class ExactSampler:
         replicas: Parts each batch is cut into.
         seed: The run's seed.
         shuffle: Whether each epoch has its own random order; else the data set's.
+        lengths: int64 (num_samples,): what each sample costs (tokens of a text, say). Micro-batches of a step then
+            have about equal totals, and batches samples of similar length, see `length_pool`.
+        length_pool: Batches that are sorted by length together; 0 and 1 leave each batch its random samples.
 
     Raises:
-        ConfigError: A number is below 1.
+        ConfigError: A number is below 1, `length_pool` negative, or not one length per sample.
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int, replicas: int = 1, *, seed: int = 0, shuffle: bool = True
+        self,
+        num_samples: int,
+        batch_size: int,
+        replicas: int = 1,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        lengths: Lengths | None = None,
+        length_pool: int = 0,
     ) -> None:
         for name, value in (("num_samples", num_samples), ("batch_size", batch_size), ("replicas", replicas)):
             if value < 1:
                 raise ConfigError(f"expected {name} >= 1, got {value}.")
+        if length_pool < 0 or (lengths is not None and len(lengths) != num_samples):
+            raise ConfigError(
+                f"expected length_pool >= 0 and {num_samples} lengths, one per sample, got length_pool={length_pool} "
+                f"and {None if lengths is None else len(lengths)}."
+            )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.replicas = replicas
         self.seed = seed
         self.shuffle = shuffle
         self.steps_per_epoch = -(-num_samples // batch_size)
+        self._lengths = lengths
+        self._length_pool = length_pool if shuffle and lengths is not None else 0
+        self._pool: tuple[tuple[int, int], Indices] | None = None
         self._block: tuple[int, int, Indices] | None = None
 
     def epoch_of(self, step: int) -> int:
@@ -93,12 +113,29 @@ class ExactSampler:
         """Return the sample indices of `step` (1-based): int64, ``batch_size`` long but for an epoch's last batch."""
         epoch, index = divmod(step - 1, self.steps_per_epoch)
         start = index * self.batch_size
-        return self._order(epoch, start, min(start + self.batch_size, self.num_samples))
+        if self._length_pool > 1:
+            pool, offset = divmod(index, self._length_pool)
+            batch = self._sorted_pool(epoch, pool)[offset * self.batch_size :][: self.batch_size]
+        else:
+            batch = self._order(epoch, start, min(start + self.batch_size, self.num_samples))
+        return batch if self._lengths is None else deal(batch, self._lengths, self.replicas)
 
     def micro_batches(self, step: int) -> list[Indices]:
         """Return the sample indices of each replica in `step`; the last ones may be empty."""
         batch = self.batch(step)
         return [batch[part.start : part.stop] for part in cut(len(batch), self.replicas)]
+
+    def _sorted_pool(self, epoch: int, number: int) -> Indices:
+        """Return the samples of a pool of batches, arranged by length."""
+        if self._pool is None or self._pool[0] != (epoch, number):
+            assert self._lengths is not None
+            size = self._length_pool * self.batch_size
+            pool = self._order(epoch, number * size, min((number + 1) * size, self.num_samples))
+            places = np.arange(len(pool) // self.batch_size)
+            if len(places):
+                places = permute(places, len(places), mix(self.seed, "pool", epoch, number))
+            self._pool = (epoch, number), arrange_pool(pool, self._lengths, self.batch_size, places)
+        return self._pool[1]
 
     def _order(self, epoch: int, start: int, stop: int) -> Indices:
         if not self.shuffle:

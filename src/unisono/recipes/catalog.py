@@ -12,6 +12,21 @@ from unisono.strategies.options import ExactOptions, StrategyOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """A recipe's hyper-parameters under a name; the numbers are in the recipe's file.
+
+    Attributes:
+        name: For ``--preset``.
+        epochs: Default.
+        batch_size: Default: samples per optimizer step over all workers.
+    """
+
+    name: str
+    epochs: int
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """One ready-made job.
 
@@ -19,20 +34,40 @@ class Recipe:
         name: As typed after ``unisono train``.
         summary: One line for ``--help``.
         models: Names for ``--model``; the first is the default.
-        epochs: Default.
-        batch_size: Default: samples per optimizer step over all workers.
+        presets: The first is the default.
         replicas: Default.
-        check_data: Takes the options' data and cache directories; finds, downloads, verifies and caches the data
-            before any worker starts.
+        check_data: Finds, downloads, verifies and caches the options' data before any worker starts.
+        takes: Options beyond those of every recipe.
     """
 
     name: str
     summary: str
     models: tuple[str, ...]
-    epochs: int
-    batch_size: int
+    presets: tuple[Preset, ...]
     replicas: int
-    check_data: Callable[[Path | None, Path | None], object]
+    check_data: Callable[["Options"], object]
+    takes: tuple[str, ...] = ()
+
+    def preset(self, name: str | None) -> Preset:
+        """Return a preset by name; the default for None.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        names = [preset.name for preset in self.presets]
+        if name is not None and name not in names:
+            raise ConfigError(f"recipe {self.name!r} has no preset {name!r}; it has {', '.join(names)}.")
+        return self.presets[names.index(name) if name else 0]
+
+
+TEXT = ("max_length", "length_pool", "min_freq")
+OWN = ("test_data", "skip_broken")
+OWN_TEXT = (*TEXT, *OWN, "text_column", "label_column", "encoding")
+IMAGE = ("augment",)
+OWN_IMAGE = (*IMAGE, *OWN, "image_size")
+SPEED = ("lr", "precision", "compile")
+SCORED = ("preset", *SPEED, *IMAGE, "image_size", *TEXT, *OWN, "text_column", "label_column", "encoding")
+"""Options that change bits; those that are given stand in the score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +78,11 @@ class Options:
         limit: Use at most so many training and so many test samples, spread evenly over the data.
         data: Directory or file with the data; None downloads it.
         cache: Directory for downloads and prepared data; the user's cache directory where None.
+        preset: Named hyper-parameters; the recipe's first where None.
+        lr: Learning rate in place of the preset's.
+        precision: ``fp32`` or ``bf16`` (autocast).
+        compile: Whether the model goes through `torch.compile`.
+        offline: Use no network.
     """
 
     recipe: str
@@ -61,18 +101,58 @@ class Options:
     allow_drift: bool = False
     detail: bool = False
     strategy: StrategyOptions = ExactOptions()  # noqa: RUF009 - frozen
+    preset: str | None = None
+    lr: float | None = None
+    precision: str = "fp32"
+    compile: bool = False
+    offline: bool = False
+    augment: str | None = None
+    image_size: str | None = None
+    max_length: int | None = None
+    length_pool: int | None = None
+    min_freq: int | None = None
+    test_data: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    encoding: str | None = None
+    skip_broken: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "replicas", "threads", "limit", "checkpoint_every"):
+        positive = (
+            "epochs",
+            "batch_size",
+            "replicas",
+            "threads",
+            "limit",
+            "checkpoint_every",
+            "max_length",
+            "min_freq",
+        )
+        for name in positive:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"expected --{name.replace('_', '-')} >= 1, got {value}.")
+                raise ConfigError(f"expected {_flag(name)} >= 1, got {value}.")
         check_seed(self.seed)
-        if self.num_workers < 0:
-            raise ConfigError(f"expected --num-workers >= 0, got {self.num_workers}.")
-        models = find(self.recipe).models
-        if self.model not in models:
-            raise ConfigError(f"recipe {self.recipe!r} has no model {self.model!r}; it has {', '.join(models)}.")
+        for name in ("num_workers", "length_pool"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"expected {_flag(name)} >= 0, got {value}.")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise ConfigError(f"expected --lr > 0, got {self.lr}.")
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigError(f"expected --precision fp32 or bf16, got {self.precision!r}.")
+        recipe = find(self.recipe)
+        if self.model not in recipe.models:
+            raise ConfigError(f"recipe {self.recipe!r} has no model {self.model!r}; it has {', '.join(recipe.models)}.")
+        recipe.preset(self.preset)
+        for name in (*OWN_TEXT, *OWN_IMAGE, *SPEED):
+            if name not in recipe.takes and self.given(name) is not None:
+                raise ConfigError(f"recipe {self.recipe!r} has no use for {_flag(name)}. Hint: leave it out.")
+
+    def given(self, name: str) -> Any:
+        """Return an option's value, None where it was left at its default."""
+        value = getattr(self, name)
+        return None if value is False or value == "fp32" else value
 
     @property
     def data_path(self) -> Path | None:
@@ -80,15 +160,26 @@ class Options:
         return None if self.data is None else Path(self.data)
 
     @property
+    def test_path(self) -> Path | None:
+        """Where the user's data for evaluation is, None for a part of the other."""
+        return None if self.test_data is None else Path(self.test_data)
+
+    @property
     def cache_path(self) -> Path | None:
         """Where downloads and prepared data are kept."""
         return None if self.cache is None else Path(self.cache)
+
+    @property
+    def preset_name(self) -> str:
+        """The preset that is played."""
+        return find(self.recipe).preset(self.preset).name
 
     @property
     def score(self) -> dict[str, Any]:
         """The part of the run's score that these options decide, as in ``score.json``."""
         names = ("seed", "replicas", "batch_size", "threads")
         settings = {"recipe": self.recipe, "model": self.model, "limit": self.limit}
+        settings |= {name: self.given(name) for name in SCORED if self.given(name) is not None}
         return {
             **{name: getattr(self, name) for name in names},
             "strategy": self.strategy.score(),
@@ -100,6 +191,10 @@ class Options:
         shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift", "detail")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
         return {**chosen, "strategy": self.strategy, "settings": self.score["settings"], **more}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def find(name: str) -> Recipe:
@@ -115,24 +210,36 @@ def find(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _check_digits(data: Path | None, cache: Path | None) -> object:
+def _check_digits(options: Options) -> object:
     from unisono.data.digits import load_digits
 
-    if data is not None:
-        raise ConfigError(f"recipe 'digits' brings its own data, got --data {data}. Hint: leave --data out.")
+    if options.data is not None:
+        raise ConfigError(f"recipe 'digits' brings its own data, got --data {options.data}. Hint: leave --data out.")
     return load_digits()
 
 
-def _check_mnist(data: Path | None, cache: Path | None) -> object:
+def _check_mnist(options: Options) -> object:
     from unisono.data.mnist import load_mnist
 
-    return load_mnist(data, cache=cache)
+    return load_mnist(options.data_path, cache=options.cache_path, offline=options.offline)
 
 
-def _check_imdb(data: Path | None, cache: Path | None) -> object:
-    from unisono.data.imdb import load_imdb
+def _check_imdb(options: Options) -> object:
+    from unisono.recipes.sources import imdb_data
 
-    return load_imdb(data, cache=cache)
+    return imdb_data(options)
+
+
+def _check_text(options: Options) -> object:
+    from unisono.recipes.sources import own_texts, tell_skipped
+
+    return tell_skipped(options, own_texts(options))
+
+
+def _check_images(options: Options) -> object:
+    from unisono.recipes.sources import own_images, tell_skipped
+
+    return tell_skipped(options, own_images(options))
 
 
 RECIPES = {
@@ -140,15 +247,36 @@ RECIPES = {
     for recipe in (
         Recipe(
             name="digits", summary="handwritten digits, 8x8, bundled with scikit-learn: seconds",
-            models=("cnn",), epochs=20, batch_size=64, replicas=8, check_data=_check_digits,
+            models=("cnn",), presets=(Preset(name="default", epochs=20, batch_size=64),), replicas=8,
+            check_data=_check_digits,
         ),
         Recipe(
-            name="mnist", summary="handwritten digits, 28x28: SimpleCNN, SGD with momentum",
-            models=("cnn",), epochs=10, batch_size=128, replicas=8, check_data=_check_mnist,
+            name="mnist", summary="handwritten digits, 28x28: the tutorials' SimpleCNN",
+            models=("cnn",), replicas=8, check_data=_check_mnist, takes=(*SPEED, *IMAGE),
+            presets=(
+                Preset(name="best", epochs=8, batch_size=128),
+                Preset(name="fast", epochs=1, batch_size=128),
+                Preset(name="tutorial", epochs=10, batch_size=128),
+            ),
         ),
         Recipe(
             name="imdb", summary="sentiment of film reviews: gated CNN, or a bag of words",
-            models=("gcnn", "bag"), epochs=1, batch_size=128, replicas=8, check_data=_check_imdb,
+            models=("gcnn", "bag"), replicas=8, check_data=_check_imdb, takes=(*SPEED, *TEXT),
+            presets=(
+                Preset(name="best", epochs=3, batch_size=128),
+                Preset(name="fast", epochs=1, batch_size=128),
+                Preset(name="article", epochs=1, batch_size=128),
+            ),
+        ),
+        Recipe(
+            name="text", summary="your own labelled texts: CSV, TSV, JSON lines or a folder per class",
+            models=("gcnn", "bag"), replicas=8, check_data=_check_text, takes=(*SPEED, *OWN_TEXT),
+            presets=(Preset(name="default", epochs=5, batch_size=64),),
+        ),
+        Recipe(
+            name="images", summary="your own labelled images: a folder per class, or NumPy arrays",
+            models=("cnn",), replicas=8, check_data=_check_images, takes=(*SPEED, *OWN_IMAGE),
+            presets=(Preset(name="default", epochs=10, batch_size=64),),
         ),
     )
 }  # fmt: skip

@@ -1,4 +1,8 @@
-"""MNIST with the small convolutional network that tutorials on distributed training share (421,642 parameters)."""
+"""MNIST with the small convolutional network that tutorials on distributed training share (421,642 parameters).
+
+Three presets: ``best`` moves and turns the digits a little and trains for 8 epochs; ``fast`` does one epoch;
+``tutorial`` are the tutorials' settings (SGD 0.01, momentum 0.5).
+"""
 
 from typing import Any
 
@@ -7,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.data.mnist import load_mnist, normalise
+from unisono.data.augment import Augment
+from unisono.data.mnist import MEAN, STD, load_mnist
+from unisono.data.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.play import thinned
+from unisono.recipes.speed import channels_last, one_cycle, tune
 
 
 class SimpleCNN(nn.Module):
@@ -33,19 +40,36 @@ class SimpleCNN(nn.Module):
         return F.log_softmax(self.fc2(x), dim=1)
 
 
+AUGMENT = {"best": "shift=2,rotate=10", "fast": "none", "tutorial": "none"}
+LR = {"best": 3e-3, "fast": 3e-3, "tutorial": 0.01}
+
+
 def train(options: Options) -> dict[str, Any]:
-    """Play the recipe: SGD, learning rate 0.01, momentum 0.5."""
+    """Play the recipe."""
     with unisono.Run(**options.run_settings()) as run:
-        splits = load_mnist(options.data_path, cache=options.cache_path)
-        train_images, train_labels = thinned(options.limit, splits.train_images, splits.train_labels)
-        test_images, test_labels = thinned(options.limit, splits.test_images, splits.test_labels)
-        model = SimpleCNN()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
-        trainer = unisono.Trainer(run, model, optimizer, loss=F.nll_loss)
+        splits = load_mnist(options.data_path, cache=options.cache_path, offline=options.offline)
+        augment = Augment.parse(AUGMENT[options.preset_name] if options.augment is None else options.augment)
+        train_set, test_set = (
+            Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment, key="mnist")
+            for images, labels in (
+                (splits.train_images, splits.train_labels),
+                (splits.test_images, splits.test_labels),
+            )
+        )
+        # Convolutions are nearly twice as fast on images whose channels lie together.
+        model = tune(channels_last(SimpleCNN()), options)
+        lr = LR[options.preset_name] if options.lr is None else options.lr
+        optimizer: torch.optim.Optimizer
+        if options.preset_name == "tutorial":
+            optimizer, scheduler = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5, fused=True), None
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
+            scheduler = one_cycle(optimizer, lr=lr, steps=options.epochs * -(-len(train_set) // options.batch_size))
+        trainer = unisono.Trainer(run, model, optimizer, loss=F.nll_loss, scheduler=scheduler)
         return trainer.fit(
-            unisono.ArrayDataset(normalise(train_images), train_labels),
+            train_set,
             epochs=options.epochs,
             batch_size=options.batch_size,
-            test_set=unisono.ArrayDataset(normalise(test_images), test_labels),
+            test_set=test_set,
             num_workers=options.num_workers,
         )

@@ -22,4 +22,6 @@ def spread(num_samples: int, limit: int | None) -> npt.NDArray[np.int64]:
 
 def thinned(limit: int | None, *arrays: Any) -> list[Any]:
     """Return the rows of arrays that `spread` chooses."""
+    if limit is None:
+        return list(arrays)  # as they are: memory-mapped ones stay so
     return [array[spread(len(array), limit)] for array in arrays]

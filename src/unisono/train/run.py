@@ -15,10 +15,10 @@ from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
-from unisono.data.loader import Collate, Fetcher, Loader, Transform
-from unisono.data.sampler import ExactSampler
+from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
 from unisono.determinism import describe_environment, set_determinism, set_generators
 from unisono.errors import ConfigError, StepError
+from unisono.memory import keep_freed_memory
 from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
 from unisono.seeding import check_seed, mix
@@ -125,6 +125,7 @@ class Run:
         self.replicas = replicas or recorded_replicas or default
         self.threads = threads or recorded_threads or world.threads or 1
         set_determinism(self.threads)
+        keep_freed_memory()
         self.placement = chosen.place(self.replicas, world.world_size)
         self.non_finite = NonFinite(non_finite)
         self._parts: Parts | None = None
@@ -212,7 +213,7 @@ class Run:
         """
         check_whole(batch_size=batch_size)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        sampler = ExactSampler(len(fetcher), batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
+        sampler = sampler_of(dataset, batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
         hosted = self.placement[self.world.rank]
         return Loader(sampler, fetcher, hosted, num_workers=num_workers, prefetch=prefetch)
 

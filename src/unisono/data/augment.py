@@ -1,0 +1,146 @@
+"""Random changes to images, keyed by sample: the same for every rank, world size, loader process and batch.
+
+What happens to a sample is decided by (seed, epoch, sample index) alone, through counter-based numbers: nothing is
+drawn from a stream. All chosen changes are one affine map per image, applied in one pass with bilinear weights; a map
+of whole pixels (flip, shift) moves the values bit for bit.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Self, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from unisono.errors import ConfigError
+from unisono.seeding import mix
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+
+
+def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray[np.float64]:
+    """Return `count` numbers in [0, 1) for each sample, float64 (n, count): a pure function of its key.
+
+    SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014) over a counter that starts
+    at a well-mixed place for each (seed, epoch).
+    """
+    start = np.uint64(mix(seed, "augment", epoch))
+    counters: npt.NDArray[np.uint64] = indices.astype(np.uint64)[:, None] * np.uint64(256)
+    counters = (counters + np.arange(1, count + 1).astype(np.uint64)).astype(np.uint64)
+    # Whole numbers of 64 bits wrap around; arrays do so silently.
+    z: npt.NDArray[np.uint64] = (counters * np.uint64(0x9E3779B97F4A7C15) + start).astype(np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    drawn: npt.NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Augment:
+    """Which changes an image may undergo in training.
+
+    Attributes:
+        flip: Mirror left and right, every second image.
+        shift: Move by up to so many whole pixels each way; what comes in from outside is background.
+        rotate: Turn by up to so many degrees either way.
+        crop: Cut out a part with sides of at least this share of the image's, and enlarge it; 1 cuts nothing.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    flip: bool = False
+    shift: int = 0
+    rotate: float = 0.0
+    crop: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.shift < 0 or not 0 <= self.rotate <= 180 or not 0 < self.crop <= 1:
+            raise ConfigError(
+                f"expected shift >= 0, 0 <= rotate <= 180 and 0 < crop <= 1, got shift={self.shift}, "
+                f"rotate={self.rotate:g}, crop={self.crop:g}."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``flip,shift=2,rotate=10,crop=0.8``; ``none`` changes nothing.
+
+        Raises:
+            ConfigError: An unknown name, or a value that is no number.
+        """
+        chosen: dict[str, float | int | bool] = {}
+        kinds = {"shift": int, "rotate": float, "crop": float}
+        for item in (item.strip() for item in text.split(",") if item.strip() not in ("", "none")):
+            name, equals, value = item.partition("=")
+            try:
+                chosen[name] = True if name == "flip" and not equals else kinds[name](value)
+            except (KeyError, ValueError):
+                raise ConfigError(
+                    f"expected flip, shift=PIXELS, rotate=DEGREES or crop=SHARE, joined by commas, got {item!r}."
+                ) from None
+        return cls(**chosen)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        told = [
+            (each.name, getattr(self, each.name)) for each in fields(self) if getattr(self, each.name) != each.default
+        ]
+        return ",".join(name if value is True else f"{name}={value:g}" for name, value in told) or "none"
+
+    def apply(self, images: Floats, seed: int, epoch: int, indices: Indices) -> Floats:
+        """Return changed images.
+
+        Args:
+            images: float32 (n, channels, height, width); 0 is the background.
+            seed: The run's seed.
+            epoch: 0-based; every epoch changes a sample in another way.
+            indices: int64 (n,): the samples' numbers.
+        """
+        if self == Augment():
+            return images
+        height, width = images.shape[2:]
+        drawn = uniforms(seed, epoch, indices, 7)
+        if self.rotate == 0 and self.crop == 1:
+            return self._move(images, drawn)
+        angle = np.radians(self.rotate) * (2 * drawn[:, 0] - 1)
+        side = self.crop + (1 - self.crop) * drawn[:, 1]
+        # Where each output pixel comes from, in pixels from the centre: turn, shrink, mirror, then move.
+        y, x = np.meshgrid(np.arange(height) - (height - 1) / 2, np.arange(width) - (width - 1) / 2, indexing="ij")
+        cos, sin = ((f(angle) * side)[:, None, None] for f in (np.cos, np.sin))
+        mirrored = np.where(self.flip & (drawn[:, 2] < 0.5), -1.0, 1.0)[:, None, None]
+        down, right = self._steps(drawn)
+        free = 1 - side
+        down = down + free * (drawn[:, 5] - 0.5) * height
+        right = right + free * (drawn[:, 6] - 0.5) * width
+        source_y = cos * y + sin * x * mirrored + (down + (height - 1) / 2)[:, None, None]
+        source_x = -sin * y + cos * x * mirrored + (right + (width - 1) / 2)[:, None, None]
+        return _bilinear(images, source_y, source_x)
+
+    def _steps(self, drawn: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return whole pixels down and right, from -shift to shift."""
+        reach = 2 * self.shift + 1
+        return np.floor(drawn[:, 3] * reach) - self.shift, np.floor(drawn[:, 4] * reach) - self.shift
+
+    def _move(self, images: Floats, drawn: npt.NDArray[np.float64]) -> Floats:
+        """Flip and shift by whole pixels, without touching a value."""
+        height, width = images.shape[2:]
+        down, right = (steps.astype(np.int64)[:, None] for steps in self._steps(drawn))
+        rows = np.arange(height) + down  # (n, height): the row each output row comes from
+        columns = np.where(self.flip & (drawn[:, 2:3] < 0.5), np.arange(width)[::-1], np.arange(width)) + right
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        number = np.arange(len(images))[:, None, None]
+        picked = images[number, :, rows.clip(0, height - 1)[:, :, None], columns.clip(0, width - 1)[:, None, :]]
+        picked[~inside] = 0  # (n, height, width, channels)
+        return np.ascontiguousarray(np.moveaxis(picked, 3, 1))
+
+
+def _bilinear(images: Floats, y: npt.NDArray[np.float64], x: npt.NDArray[np.float64]) -> Floats:
+    """Return images read at fractional places, float64 (n, height, width) each; 0 outside."""
+    height, width = images.shape[2:]
+    # grid_sample's places run from -1 to 1, from edge to edge.
+    places = np.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], axis=-1).astype(np.float32)
+    read = functional.grid_sample(torch.from_numpy(images), torch.from_numpy(places), align_corners=False)
+    return read.numpy()

@@ -1,0 +1,192 @@
+"""Texts of the user's own as token stores: classes found, split, tokenised once per machine.
+
+In: files or folders as `tables` reads them. Out: `TextData`, memory-mapped. The cache's key holds the content's
+checksum and every setting, so an edited file is read again, and what is there is never stale. Imports no torch.
+"""
+
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.data.cache import cache_key, cached_directory
+from unisono.data.fetch import atomic_write, sha256_file
+from unisono.data.parallel import tokenise_all
+from unisono.data.tables import Broken, Columns, Row, read_rows
+from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
+from unisono.errors import ConfigError, DataError
+from unisono.world import default_cache
+
+MAX_CLASSES = 1000
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TextData:
+    """Labelled texts as token numbers.
+
+    Attributes:
+        train: Training texts.
+        test: Held-out texts.
+        vocabulary: Built from the training texts.
+        classes: Label number to name.
+        skipped: Broken rows that were left out.
+        first_skipped: Why, for the first few, with their places.
+        key: Names content and settings.
+    """
+
+    train: TokenStore
+    test: TokenStore
+    vocabulary: Vocabulary
+    classes: tuple[str, ...]
+    skipped: int
+    first_skipped: tuple[str, ...]
+    key: str
+
+
+def load_texts(
+    data: Path,
+    *,
+    test_data: Path | None = None,
+    columns: Columns | None = None,
+    skip_broken: bool = False,
+    test_every: int = 10,
+    min_freq: int = 2,
+    max_tokens: int | None = None,
+    cache: Path | None = None,
+) -> TextData:
+    """Load labelled texts; read and tokenise them first where nobody did yet.
+
+    Args:
+        data: A CSV, TSV or JSON lines file (gzipped or not), a folder per class, or a folder with ``train`` and
+            ``test`` that each hold a folder per class.
+        test_data: The same, for evaluation; None holds out every `test_every`-th text of each class.
+        columns: Names of the columns, and the encoding.
+        skip_broken: Leave broken rows out and count them, instead of refusing the file.
+        test_every: See `test_data`.
+        min_freq: A word needs so many occurrences in the training texts.
+        max_tokens: Largest vocabulary; None: no cap.
+        cache: Directory for token stores; ``~/.cache/unisono`` where None.
+
+    Raises:
+        DataError: Something is missing or broken (names file and line), or there are fewer than two classes.
+        ConfigError: The settings leave no word.
+    """
+    columns = columns or Columns()
+    if test_every < 2:
+        raise ConfigError(f"expected test_every >= 2, got {test_every}.")
+    if test_data is None and data.is_dir() and (data / "train").is_dir() and (data / "test").is_dir():
+        data, test_data = data / "train", data / "test"
+    sources = [data] if test_data is None else [data, test_data]
+    settings: dict[str, str | int | None] = {
+        "tokeniser": "basic_english", "min_freq": min_freq, "max_tokens": max_tokens,
+        "unicode": unicodedata.unidata_version, "text": columns.text, "label": columns.label,
+        "encoding": columns.encoding, "skip_broken": skip_broken, "test_every": test_every,
+    }  # fmt: skip
+    checksums = "/".join(content_checksum(source) for source in sources)
+    key = cache_key(source_sha256=checksums, settings=settings, format_version=FORMAT_VERSION)
+
+    def build(directory: Path) -> None:
+        broken = Broken(skip=skip_broken)
+        parts = [read_rows(source, columns, broken) for source in sources]
+        _save(directory, parts, test_every, broken, min_freq=min_freq, max_tokens=max_tokens)
+
+    entry = cached_directory((cache or default_cache({})) / "text" / f"tokens-{key}", build)
+    about = json.loads((entry / "about.json").read_text())
+    return TextData(
+        train=TokenStore.open(entry, "train"),
+        test=TokenStore.open(entry, "test"),
+        vocabulary=Vocabulary.load(entry / "vocabulary.json"),
+        classes=tuple(about["classes"]),
+        skipped=about["skipped"],
+        first_skipped=tuple(about["first"]),
+        key=key,
+    )
+
+
+def content_checksum(source: Path) -> str:
+    """Return a SHA-256 over a file, or over names and contents of all files of a folder.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    if not source.is_dir():
+        return sha256_file(source)
+    digest = hashlib.sha256()
+    for path in sorted(path for path in source.rglob("*") if path.is_file() and not path.is_symlink()):
+        digest.update(f"{path.relative_to(source).as_posix()}\n{sha256_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str]], source: Path) -> list[str]:
+    """Return the classes of the training part, sorted (numbers by value), after checking them.
+
+    Args:
+        labels: Of the training part, then of the test part, if there is one.
+        places: Where each stands.
+        source: Named in errors.
+
+    Raises:
+        DataError: Fewer than two classes, too many, or a class that only the test part has.
+    """
+    found = Counter(labels[0])
+    if len(found) < 2:
+        only = next(iter(found), "none")
+        raise DataError(
+            f"{source}: expected at least two classes, found only {only!r}, {found.total():,} times. "
+            "Hint: is this the column of the labels?"
+        )
+    if len(found) > MAX_CLASSES:
+        raise DataError(
+            f"{source}: expected at most {MAX_CLASSES} classes, found {len(found):,} labels "
+            f"(the first: {', '.join(map(repr, list(found)[:4]))}). Hint: is this the column of the labels?"
+        )
+    for label, place in zip(labels[1], places[1], strict=True) if len(labels) > 1 else ():
+        if label not in found:
+            raise DataError(
+                f"{place}: expected one of the training classes {', '.join(map(repr, sorted(found)[:12]))}, "
+                f"found {label!r}. Hint: correct the label, or add texts of it to the training data."
+            )
+    return sorted(found, key=lambda label: (0, int(label), "") if label.isdecimal() else (1, 0, label))
+
+
+def hold_out(labels: npt.NDArray[np.int64], every: int) -> npt.NDArray[np.bool_]:
+    """Mark every `every`-th sample of each class, counted within the class: a pure function of the labels."""
+    is_test = np.zeros(len(labels), dtype=np.bool_)
+    for label in np.unique(labels):
+        is_test[np.flatnonzero(labels == label)[every - 1 :: every]] = True
+    return is_test
+
+
+def _save(directory: Path, parts: list[list[Row]], test_every: int, broken: Broken, **settings: Any) -> None:
+    """Number the labels, split, tokenise, write."""
+    source = Path(parts[0][0].place.partition(", line")[0])
+    labels = [[row.label for row in part] for part in parts]
+    classes = number_labels(labels, [[row.place for row in part] for part in parts], source)
+    numbers = {label: number for number, label in enumerate(classes)}
+    texts = [[row.text for row in part] for part in parts]
+    targets = [np.array([numbers[label] for label in part], dtype=np.int64) for part in labels]
+    if len(parts) == 1:
+        is_test = hold_out(targets[0], test_every)
+        if not is_test.any():
+            raise DataError(
+                f"{source}: expected at least {test_every} texts of some class, so that one can be held out for "
+                f"evaluation, found {len(texts[0])} texts. Hint: pass --test-data."
+            )
+        texts = [[text for text, held in zip(texts[0], is_test, strict=True) if held is flag] for flag in
+                 (np.False_, np.True_)]  # fmt: skip
+        targets = [targets[0][~is_test], targets[0][is_test]]
+    tokenised = [tokenise_all(part) for part in texts]
+    vocabulary = build_vocabulary(tokenised[0].counts(), **settings)
+    for split, part, target in zip(("train", "test"), tokenised, targets, strict=True):
+        TokenStore(tokens=part.encode(vocabulary), offsets=part.offsets, labels=target).save(directory, split)
+    vocabulary.save(directory / "vocabulary.json")
+    about = {"classes": classes, "skipped": broken.count, "first": broken.first}
+    atomic_write(directory / "about.json", lambda file: file.write(json.dumps(about).encode("ascii")))

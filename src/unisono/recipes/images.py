@@ -1,0 +1,72 @@
+"""Your own labelled images: a convolutional network for any size and number of classes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import unisono
+from unisono.data.augment import Augment
+from unisono.data.pictures import Pictures
+from unisono.recipes.catalog import Options
+from unisono.recipes.play import thinned
+from unisono.recipes.sources import own_images
+from unisono.recipes.speed import channels_last, one_cycle, tune
+
+AUGMENT = "flip,shift=2"
+WIDTHS = (32, 64, 128)
+
+
+class ImageCNN(nn.Module):
+    """Three blocks of convolution, batch normalisation and pooling, mean over places: (n, c, h, w) -> (n, classes)."""
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        blocks: list[nn.Module] = []
+        for before, after in zip((channels, *WIDTHS), WIDTHS, strict=False):
+            blocks += [
+                nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
+                nn.MaxPool2d(2, ceil_mode=True),
+            ]  # fmt: skip
+        self.features = nn.Sequential(*blocks)
+        self.classify = nn.Sequential(nn.Dropout(0.25), nn.Linear(WIDTHS[-1], num_classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return class scores."""
+        scores: Tensor = self.classify(self.features(images).mean(dim=(2, 3)))
+        return scores
+
+
+def train(options: Options) -> dict[str, Any]:
+    """Play the recipe: AdamW, one cycle up to 3e-3."""
+    with unisono.Run(**options.run_settings()) as run:
+        data = own_images(options)
+        augment = Augment.parse(AUGMENT if options.augment is None else options.augment)
+        train_set, test_set = (
+            Pictures(
+                *thinned(options.limit, images, labels), mean=data.mean, std=data.std, augment=augment, key=data.key
+            )
+            for images, labels in (
+                (data.train_images, data.train_labels),
+                (data.test_images, data.test_labels),
+            )
+        )
+        network = channels_last(ImageCNN(train_set.images.shape[3], len(data.classes)))
+        model = tune(network, options)
+        lr = 3e-3 if options.lr is None else options.lr
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
+        steps = options.epochs * -(-len(train_set) // options.batch_size)
+        trainer = unisono.Trainer(
+            run, model, optimizer, loss=nn.CrossEntropyLoss(), scheduler=one_cycle(optimizer, lr=lr, steps=steps)
+        )
+        result = trainer.fit(
+            train_set,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            test_set=test_set,
+            num_workers=options.num_workers,
+        )
+        if data.skipped:
+            run.record({"skipped_images": data.skipped})
+            result = run.result()
+        return result

@@ -1,0 +1,71 @@
+"""Data as a recipe's options name it; the launcher prepares it through these functions, the workers open what is there.
+
+Imports no torch.
+"""
+
+import logging
+from typing import TypeVar
+
+from unisono.data.images import ImageData, load_images, parse_size
+from unisono.data.imdb import ImdbData, load_imdb
+from unisono.data.own_texts import TextData, load_texts
+from unisono.data.tables import Columns
+from unisono.errors import ConfigError
+from unisono.recipes.catalog import Options
+
+log = logging.getLogger(__name__)
+
+Own = TypeVar("Own", TextData, ImageData)
+
+
+def imdb_data(options: Options) -> ImdbData:
+    """Return the film reviews."""
+    min_freq = 20 if options.min_freq is None else options.min_freq
+    return load_imdb(options.data_path, cache=options.cache_path, min_freq=min_freq, offline=options.offline)
+
+
+def own_texts(options: Options) -> TextData:
+    """Return the user's own texts.
+
+    Raises:
+        ConfigError: No data was named.
+    """
+    if options.data_path is None:
+        raise ConfigError("recipe 'text' trains on your own texts. Hint: --data FILE.csv, or a folder per class.")
+    return load_texts(
+        options.data_path,
+        test_data=options.test_path,
+        columns=Columns(
+            text=options.text_column or "text",
+            label=options.label_column or "label",
+            encoding=options.encoding or "utf-8",
+        ),
+        skip_broken=options.skip_broken,
+        min_freq=2 if options.min_freq is None else options.min_freq,
+        cache=options.cache_path,
+    )
+
+
+def own_images(options: Options) -> ImageData:
+    """Return the user's own images.
+
+    Raises:
+        ConfigError: No data was named.
+    """
+    if options.data_path is None:
+        raise ConfigError("recipe 'images' trains on your own images. Hint: --data DIR, a folder per class.")
+    return load_images(
+        options.data_path,
+        test_data=options.test_path,
+        size=None if options.image_size is None else parse_size(options.image_size),
+        skip_broken=options.skip_broken,
+        cache=options.cache_path,
+    )
+
+
+def tell_skipped(options: Options, data: Own) -> Own:
+    """Warn of broken rows or images that were left out, and return `data`."""
+    if data.skipped:
+        first = "\n  ".join(data.first_skipped)
+        log.warning("%s: %d broken ones left out, the first:\n  %s", options.data, data.skipped, first)
+    return data

@@ -1,0 +1,123 @@
+"""`train text` and `train images`: from the user's own files to a fingerprint that no world changes."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from unisono.recipes.catalog import Options
+from unisono.recipes.play import play
+
+WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "poor", "awful"]}
+
+
+@pytest.fixture(autouse=True)
+def _switches(monkeypatch):
+    """No launcher's variables, and torch's switches put back."""
+    for name in list(os.environ):
+        if name in ("RANK", "WORLD_SIZE") or name.startswith(("UNISONO_R", "SLURM_", "OMPI_")):
+            monkeypatch.delenv(name)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """300 short reviews in a CSV file, with one broken row."""
+    chance = random.Random(0)
+    lines = ["id,review,mark"]
+    for number in range(300):
+        label = ("neg", "pos")[number % 2]
+        words = [chance.choice([*WORDS[label], "the", "film", "was"]) for _ in range(chance.randint(2, 60))]
+        lines.append(f"{number},{' '.join(words)},{label}")
+    lines.insert(150, "broken")
+    (tmp_path / "my.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "my.csv"
+
+
+def result_of(tmp_path, **options) -> dict:
+    defaults = {
+        "replicas": 4,
+        "cache": str(tmp_path / "cache"),
+        "out": str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"),
+    }
+    chosen = Options(**{**defaults, **options})
+    play(chosen)
+    return json.loads((tmp_path / chosen.out / "result.json").read_text())
+
+
+def texts(tmp_path, reviews, **more) -> dict:
+    return result_of(
+        tmp_path, recipe="text", model="bag", epochs=4, batch_size=20, data=str(reviews), text_column="review",
+        label_column="mark", skip_broken=True, lr=0.05, **more,
+    )  # fmt: skip
+
+
+def test_own_texts_are_learnt(tmp_path, reviews):
+    """From a CSV file to a classifier; the skipped row and what the maximal length cuts are counted."""
+    result = texts(tmp_path, reviews, max_length=20)
+    assert result["metrics"]["test_accuracy"] > 0.9
+    assert result["metrics"]["skipped_rows"] == 1
+    assert result["metrics"]["train_texts_cut"] > 50
+
+
+@pytest.mark.parametrize("more", [{"length_pool": 5}, {"num_workers": 2}])
+def test_the_order_by_length_is_exact(tmp_path, reviews, more):
+    """A second run, also with loader processes, has the same bits; another pool has others."""
+    plain = texts(tmp_path, reviews)
+    again = texts(tmp_path, reviews, **more)
+    assert (plain["fingerprint"] == again["fingerprint"]) == ("num_workers" in more)
+
+
+def test_own_images_are_learnt(tmp_path):
+    """From a folder per class to a classifier, augmented."""
+    for label, level in (("dark", 60), ("light", 190)):
+        (tmp_path / "own" / label).mkdir(parents=True)
+        for number in range(40):
+            noise = np.random.default_rng([number, level]).integers(-50, 50, (8, 8))
+            Image.fromarray((level + noise).astype(np.uint8)).save(tmp_path / "own" / label / f"{number}.png")
+    result = result_of(tmp_path, recipe="images", model="cnn", epochs=4, batch_size=16, data=str(tmp_path / "own"))
+    assert result["metrics"]["test_accuracy"] == 1.0
+
+
+@pytest.mark.slow
+def test_the_fingerprint_is_that_of_every_world(tmp_path, reviews):
+    """One worker and two, by way of the command line, prove equal."""
+    command = [sys.executable, "-m", "unisono", "train", "text", "--data", str(reviews), "--text-column", "review",
+               "--label-column", "mark", "--skip-broken", "--replicas", "4", "--epochs", "1", "--json",
+               "--batch-size", "32", "--length-pool", "4"]  # fmt: skip
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "UNISONO"))}
+    environment = clean | {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    found = set()
+    for count, loaders in (("1", "0"), ("2", "1"), ("3", "0")):
+        done = subprocess.run(
+            [*command, "-n", count, "--num-workers", loaders],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "1 broken ones left out" in done.stderr
+        found.add(json.loads(done.stdout)["fingerprint"])
+    assert len(found) == 1
+
+
+def test_one_class_is_said_before_any_worker_starts(tmp_path):
+    """The launcher answers with exit code 2, file and cause, and nothing is cached."""
+    (tmp_path / "one.csv").write_text("text,label\na,x\nb,x\n")
+    command = [sys.executable, "-m", "unisono", "train", "text", "--data", str(tmp_path / "one.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "one.csv: expected at least two classes, found only 'x', 2 times" in done.stderr
+    assert done.stderr.count("expected") == 1

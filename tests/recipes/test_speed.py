@@ -1,0 +1,88 @@
+"""Options for speed: each keeps parameters and shapes, gives close numbers, and says by its bits that it was there."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from unisono.data.texts import pack
+from unisono.recipes.catalog import Options
+from unisono.recipes.gated_cnn import GatedCNN
+from unisono.recipes.mnist import SimpleCNN
+from unisono.recipes.speed import channels_last, one_cycle, tune
+from unisono.recipes.text_training import PRESETS, build
+
+
+def options(**more) -> Options:
+    return Options(recipe="imdb", model="gcnn", epochs=1, batch_size=8, replicas=1, **more)
+
+
+TEXTS = pack([(torch.arange(length) % 40 + 1).int().numpy() for length in (5, 150, 400)])
+LABELS = torch.tensor([0, 1, 0])
+
+
+def trained(model: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    scores = model(TEXTS)
+    F.cross_entropy(scores, LABELS).backward()
+    return scores.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+def gated() -> GatedCNN:
+    torch.manual_seed(0)
+    return GatedCNN(50, readout="all")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own compiler
+@pytest.mark.parametrize("more", [{"precision": "bf16"}, pytest.param({"compile": True}, marks=pytest.mark.slow)])
+def test_an_option_gives_close_numbers_and_other_bits(more):
+    """Scores and gradients in float32, near the plain ones; names of parameters stay."""
+    if "compile" in more and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    plain, fast = gated(), tune(gated(), options(**more))
+    assert [name for name, _ in fast.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    (expected, gradients), (found, others) = trained(plain), trained(fast)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, expected, atol=2e-3)
+    for ours, theirs in zip(others, gradients, strict=True):
+        assert torch.allclose(ours, theirs, atol=0.02 * float(theirs.abs().max()) + 1e-7)
+    assert ("precision" not in more) or not torch.equal(found, expected)
+
+
+def test_without_options_nothing_changes():
+    """The control: plain and tuned models agree to the bit."""
+    assert torch.equal(trained(gated())[0], trained(tune(gated(), options()))[0])
+
+
+def test_channels_last_keeps_values():
+    """Another layout of the same weights."""
+    torch.manual_seed(0)
+    model = SimpleCNN()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    channels_last(model)
+    assert model.conv2.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not model.conv2.weight.is_contiguous()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_one_cycle_rises_and_falls():
+    """From little to the highest rate to nothing, over all steps; one step is enough."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    schedule, rates = one_cycle(optimizer, lr=0.5, steps=100), []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if len(rates) < 100:
+            schedule.step()
+    assert max(rates) == pytest.approx(0.5)
+    assert rates.index(max(rates)) == 29
+    assert rates[-1] < 1e-4
+    one_cycle(optimizer, lr=0.5, steps=1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds_both_models(name):
+    """The bag takes what it can of the regularisation."""
+    for kind in ("gcnn", "bag"):
+        assert build(kind, 50, 3, PRESETS[name])(TEXTS).shape == (3, 3)
