@@ -29,7 +29,7 @@ from unisono.train import score as scores
 from unisono.train.checks import check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros
+from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros, world_of
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
@@ -101,7 +101,7 @@ class Run:
             raise ConfigError(f"expected clip_norm > 0 (or None), got {clip_norm}.")
         if isinstance(transport, str) and transport not in ("auto", "gloo"):
             raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")
-        world = World.current() if isinstance(transport, str) else _world_of(transport)
+        world = World.current() if isinstance(transport, str) else world_of(transport)
         self.world = world
         self.device = device_of(world, device)
         self.seed, self.clip_norm = seed, clip_norm
@@ -161,7 +161,10 @@ class Run:
             environment["world_size"] = self.world.world_size
         check_alike(self.transport, parts.description, environment)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
-        setting = Setting(transport=self.transport, placement=self.placement, seed=self.seed, device=self.device)
+        setting = Setting(
+            transport=self.transport, placement=self.placement, seed=self.seed, device=self.device,
+            clip_norm=self.clip_norm,
+        )  # fmt: skip
         parts.strategy = self._strategy.build(model, optimizer, setting)
         parts.strategy.is_stop_asked = self._watch.is_stop_asked
         self._parts = parts
@@ -293,6 +296,7 @@ class Run:
         if batch.step != self._course.done + 1:
             raise StepError(f"expected the batch of step {self._course.done + 1}, got that of step {batch.step}.")
         parts.is_changing = True
+        self._course.usage.begin()
         strategy = parts.strategy
         gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
@@ -305,6 +309,7 @@ class Run:
         self._course.is_stopping = gradients.is_stop_asked and self._record.path is not None
         self._watch.done(batch.step)
         parts.is_changing = False
+        self._course.usage.end(len(batch.indices))
         set_generators(mix(self.seed, "after", batch.step))
         self._record.append(lambda: entry_of(batch, gradients, lr))
         return gradients.loss
@@ -393,8 +398,3 @@ class Run:
         own = {name: getattr(self, name) for name in ("seed", "replicas", "threads", "clip_norm")}
         rest = {"strategy": self._strategy.score(), **self.non_finite.score, "settings": self._settings}
         return scores.compose(own | parts.description | rest, loader.fetcher.dataset, loader.sampler)
-
-
-def _world_of(transport: Transport) -> World:
-    rank, size = transport.rank, transport.world_size
-    return World(rank=rank, world_size=size, local_rank=rank, local_world_size=size)
