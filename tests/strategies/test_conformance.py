@@ -13,17 +13,17 @@ from unisono.strategies.options import CATALOG, find
 
 CASES = list(conformance.CASES)
 PROGRAMS = list(conformance.PROGRAMS)
-THREADS = dict.fromkeys(CASES, (2,)) | {
-    "allreduce": (1, 2),
-    "exact": (2,),
-    "ddp": (1,),
-    "allreduce-tree": (3,),
-    "local-sgd": (2,),
-    "ps": (3,),
-    "ps-2": (4,),
+THREADS: dict[str, tuple[int, ...]] = {
+    "exact": (2,), "ddp": (1,), "allreduce": (1, 2), "allreduce-tree": (3,), "local-sgd": (2,),
+    "ps": (3,), "ps-2": (4,), "dp": (1,), "balanced_dp": (1,), "fsdp": (1,),
+    "model_parallel": (1, 2),
+}  # fmt: skip
+"""World sizes in threads; a strategy that needs processes has one rank here, or none."""
+ALONE = ("dp", "balanced_dp")
+PROCESSES = {
+    2: [case for case in CASES if case not in (*ALONE, "ps-2")],
+    3: [case for case in CASES if case not in ALONE],
 }
-"""World sizes in threads; a strategy that needs processes has one rank here."""
-PROCESSES = {2: [case for case in CASES if case != "ps-2"], 3: CASES}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def check(reports):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize(("case", "world_size"), [(case, size) for case in CASES for size in THREADS[case]])
+@pytest.mark.parametrize(("case", "world_size"), [(case, size) for case in CASES for size in THREADS.get(case, ())])
 def test_in_one_process(data, case, world_size, program):
     """Every strategy keeps these promises alone and on loopback ranks."""
     check(run_threads(conformance.PROGRAMS[program], world_size, case, data))
@@ -61,7 +61,7 @@ def test_in_processes(launched, case, program, world_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["ddp", "allreduce"])
+@pytest.mark.parametrize("case", ["ddp", "allreduce", "ps"])
 def test_a_killed_rank_ends_the_run_with_a_clear_error(data, tmp_path, case):
     """The launcher names the rank that was killed; nobody waits for it."""
     started = time.monotonic()

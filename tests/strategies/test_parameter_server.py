@@ -1,11 +1,17 @@
 """The synchronous parameter server: the bits of a tree all-reduce between its workers, however many servers."""
 
 import pytest
+from torch import nn
 
 import unisono
 from ranks import run_threads
 from strategies.strategy_runs import train
 from unisono.errors import ConfigError
+
+
+def even():
+    """Return a model of layers of equal size."""
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
 
 
 def weights(world_size, strategy, **settings):
@@ -27,15 +33,16 @@ def test_the_bits_are_those_of_a_tree_between_the_workers(workers):
 
 
 def test_the_server_is_the_bottleneck():
-    """Per step a server sends its parameters to everyone; two servers share that; a ring's ranks send the same each."""
+    """A server sends its parameters to everyone; two servers share that; a ring's ranks send the same each."""
 
     def sent(world_size, strategy):
-        return [report["bytes"] for report in run_threads(lambda transport: train(transport, strategy), world_size)]
+        found = run_threads(lambda transport: train(transport, strategy, build=even), world_size)
+        return [report["bytes"] for report in found]
 
     one, two = sent(5, unisono.strategy("ps")), sent(6, unisono.strategy("ps", servers=2))
     ring = sent(4, unisono.strategy("allreduce"))
     assert one[0] > 2.5 * max(one[1:])
-    assert max(two) < 0.95 * one[0]
+    assert max(two) < 0.7 * one[0]
     assert max(ring) < 1.05 * min(ring) < one[0]
 
 

@@ -219,8 +219,13 @@ def _is_extra(name: str) -> bool:
 
 def fingerprint(model: nn.Module) -> str:
     """Return the SHA-256 over parameters and buffers in name order: name, dtype, shape, bytes."""
+    return fingerprint_of(unique_tensors(model))
+
+
+def fingerprint_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the same over tensors by name; a tied tensor once."""
     digest = hashlib.sha256()
-    for name, tensor in unique_tensors(model).items():
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""``unisono bench``: measure collectives on this machine, or explain how one works."""
+"""``unisono bench``: measure collectives on this machine or explain one, compare strategies."""
 
 import importlib.util
 import json
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.bench_strategies import strategies
 from unisono.cli.outcome import perform
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def bench() -> None:
 
     Exit code: 0 when everything was measured; see each command.
     """
+
+
+bench.add_command(strategies)
 
 
 @bench.command(short_help="Time collectives over message sizes, or explain one.")

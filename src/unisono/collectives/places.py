@@ -211,7 +211,7 @@ class GuardedTransport(Transport):
     """
 
     def __init__(self, below: Transport) -> None:
-        self._below = below
+        self._below = self._first = below
         self.rank, self.world_size = below.rank, below.world_size
         self.tree_reducer = below.tree_reducer
 
@@ -263,6 +263,13 @@ class GuardedTransport(Transport):
         refuse_alone("all_gather_json")
         return self._below.all_gather_json(value)
 
+    def replace(self, below: Transport) -> None:
+        """Let another transport carry from now on, between fewer ranks; the first one is closed in the end."""
+        below.bytes_sent = self._below.bytes_sent
+        self._below = below
+        self.rank, self.world_size = below.rank, below.world_size
+        self.tree_reducer = below.tree_reducer
+
     def close(self) -> None:
         """See `Transport.close`."""
-        self._below.close()
+        self._first.close()

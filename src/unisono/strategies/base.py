@@ -64,12 +64,14 @@ class Setting:
         placement: The replicas that each rank computes, in rank order.
         seed: The run's seed.
         device: Of this rank.
+        clip_norm: Largest global gradient norm, or None.
     """
 
     transport: Transport
     placement: Sequence[range]
     seed: int
     device: torch.device
+    clip_norm: float | None = None
 
     @property
     def replicas(self) -> int:
@@ -83,6 +85,7 @@ class Strategy(ABC):
     Where a method gets model or optimizer, they are those that `build` was given. All methods are collective.
 
     Attributes:
+        transport: Joins the ranks.
         is_sharded: Whether a rank holds a part of the weights only, so that hashing them needs all ranks.
         evaluates_alike: Whether a forward pass in evaluation needs all ranks, so that they must do equally many.
         keeps_equal: Whether the ranks must hold the same weights after every step.
@@ -90,6 +93,7 @@ class Strategy(ABC):
         is_stop_asked: Whether this rank has been asked to stop the run; asked once a step, which tells all ranks.
     """
 
+    transport: Transport
     is_sharded: bool = False
     evaluates_alike: bool = False
     keeps_equal: bool = False

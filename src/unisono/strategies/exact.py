@@ -47,7 +47,7 @@ class Exact(Strategy):
     def __init__(self, model: nn.Module, transport: Transport, placement: Sequence[range], seed: int) -> None:
         super().__init__()
         self._names = dict(model.named_parameters())
-        self._transport = transport
+        self.transport = transport
         self._placement = placement
         self._replicas = placement[-1].stop
         self._seed = seed
@@ -71,13 +71,13 @@ class Exact(Strategy):
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`."""
-        self._transport.step = step
+        self.transport.step = step
         self._plan()
         sizes = [len(part) for part in cut(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)
         report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
         weights = checksum(self._weights().values())
-        hosted = self._placement[self._transport.rank]
+        hosted = self._placement[self.transport.rank]
         self._buffers.start_step()
         leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
         partials = accumulate(hosted.start, leaf_values, leaves, self._add)
@@ -87,16 +87,16 @@ class Exact(Strategy):
             )
         total = self._reduce(partials, leaves)
         report.stop[0] = self.is_stop_asked()
-        heads = report.merge(self._transport, self._placement, weights, step)
+        heads = report.merge(self.transport, self._placement, weights, step)
         if any(head != heads[0] for head in heads):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
-        compare(heads, self._weights(), self._transport)
+        compare(heads, self._weights(), self.transport)
         bad_replicas = tuple(replica for replica in range(leaves) if not report.finite[replica])
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()
         else:
             merged = total.views[len(self._trainable) :]
-            self._buffers.finish_step(self._transport, merged, report.changed)
+            self._buffers.finish_step(self.transport, merged, report.changed)
             for view, is_saved in zip(merged, self._buffers.is_saved(), strict=False):
                 if not is_saved:  # a resumed run has other values there: no part of the record
                     view.zero_()
@@ -123,7 +123,7 @@ class Exact(Strategy):
             a is not b for a, b in zip(trainable, self._trainable, strict=True)
         ):
             self._trainable = trainable
-            self._layout = Layout(trainable, self._buffers.floats(), self._transport.world_size)
+            self._layout = Layout(trainable, self._buffers.floats(), self.transport.world_size)
             self._pool, self._last = [], None
         if self._last is not None:
             self._pool.append(self._last)  # the gradients of the step before are no longer needed
@@ -181,7 +181,7 @@ class Exact(Strategy):
                 self._placement,
                 leaves,
                 out,
-                self._transport,
+                self.transport,
             )
         self._pool += [buffer for _, buffer in partials[1:]]
         return total

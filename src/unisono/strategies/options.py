@@ -227,9 +227,104 @@ class PSOptions(StrategyOptions):
         return [range(0)] * self.servers + place_evenly(replicas, workers)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsyncPSOptions(PSOptions):
+    """The asynchronous parameter server."""
+
+    name: ClassVar[str] = "ps_async"
+    summary: ClassVar[str] = "asynchronous parameter server with a bound on staleness"
+    engine: ClassVar[str] = "async_server:AsyncParameterServer"
+    needs_processes: ClassVar[bool] = True
+
+    max_staleness: int = option(4, "Steps that a worker may be ahead of the slowest one; 0 is ps.", at_least=0)
+    timeout_s: float = option(300.0, "Longest silence of server or workers.", at_least=0.1)
+
+    def __post_init__(self) -> None:
+        StrategyOptions.__post_init__(self)
+        if self.servers != 1:
+            raise ConfigError(f"strategy ps_async has one server, got servers {self.servers}. Hint: ps has several.")
+
+    def score(self) -> dict[str, Any]:
+        """See `StrategyOptions.score`."""
+        return {"name": self.name, "max_staleness": self.max_staleness}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DPOptions(PreciseOptions):
+    """DataParallel in one process."""
+
+    name: ClassVar[str] = "dp"
+    summary: ClassVar[str] = "DataParallel: one process, several devices (on the CPU threads)"
+    engine: ClassVar[str] = "data_parallel:DataParallel"
+    most_ranks: ClassVar[int | None] = 1
+
+    devices: int = option(2, "GPUs of the process, or threads on the CPU.")
+    dim: int = option(0, "Dimension of inputs and outputs that is the batch.", at_least=0)
+
+    def __post_init__(self) -> None:
+        StrategyOptions.__post_init__(self)
+        if self.devices < 2:
+            raise ConfigError(
+                f"strategy {self.name} scatters over several devices, got devices {self.devices}. "
+                "Hint: --devices 2 or more; for one device --strategy exact."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BalancedDPOptions(DPOptions):
+    """DataParallel with a smaller share for the first device."""
+
+    name: ClassVar[str] = "balanced_dp"
+    summary: ClassVar[str] = "DataParallel whose first device takes fewer samples: gpu0_bsz, batch_chunk"
+
+    gpu0_bsz: int = option(0, "Samples of each forward pass that the first device takes.", at_least=0)
+    batch_chunk: int = option(1, "Cut every batch into so many forward passes that add up.", at_least=1)
+
+    def default_replicas(self, world_size: int) -> int:
+        """See `StrategyOptions.default_replicas`: one a chunk."""
+        return self.batch_chunk * self.accumulate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FSDPOptions(StrategyOptions):
+    """torch's FSDP2 with an exact reduction."""
+
+    name: ClassVar[str] = "fsdp"
+    summary: ClassVar[str] = "sharded weights and optimizer state (torch FSDP2), with the bits of exact"
+    engine: ClassVar[str] = "fsdp:FSDP"
+    is_exact: ClassVar[bool] = True
+    needs_processes: ClassVar[bool] = True
+
+    wrap: tuple[str, ...] | None = option(
+        None, "Classes of modules that are gathered one at a time.  [default: the model's direct children]"
+    )
+    offload: bool = option(False, "Keep the slices in the CPU's memory (GPUs only).")
+    param_dtype: str = option("fp32", "Compute in fp32 or bf16; slices and sums stay fp32.", "fp32", "bf16")
+
+    def score(self) -> dict[str, Any]:
+        """See `StrategyOptions.score`: how modules are grouped changes no bit."""
+        return {"name": self.name, "param_dtype": self.param_dtype}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelParallelOptions(StrategyOptions):
+    """Layers on several devices."""
+
+    name: ClassVar[str] = "model_parallel"
+    summary: ClassVar[str] = "layers on several devices of each process, by a map or by cost"
+    engine: ClassVar[str] = "model_parallel:ModelParallel"
+
+    devices: int = option(2, "Devices of each process (on the CPU logical ones).", at_least=2)
+    map: tuple[float, ...] | None = option(None, "Device of each child of the model, as 0,0,1.  [default: by cost]")
+
+
 CATALOG: Mapping[str, type[StrategyOptions]] = {
-    kind.name: kind for kind in (ExactOptions, DDPOptions, AllReduceOptions, PSOptions)
-}
+    kind.name: kind
+    for kind in (
+        ExactOptions, DDPOptions, AllReduceOptions, PSOptions, AsyncPSOptions, DPOptions, BalancedDPOptions,
+        FSDPOptions, ModelParallelOptions,
+    )
+}  # fmt: skip
 """Every strategy by name."""
 
 

@@ -8,6 +8,7 @@ from unisono.errors import RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
+from unisono.train.usage import Usage
 from unisono.train.watch import Watch
 
 
@@ -26,6 +27,7 @@ class Course:
         stopped_by: Why the run ends before its last step, as if it were that; None where it does not.
         is_stopping: Whether the ranks have agreed to stop after this step.
         stopped_by: Why the run's own code has ended it before its last step, if it has.
+        usage: What the steps have cost.
         result: What ``result.json`` holds; empty before the first end.
         is_open: Whether the directory has been opened.
     """
@@ -43,6 +45,8 @@ class Course:
         self.done = 0
         self.is_stopping = False
         self.stopped_by: str | None = None
+        self.usage = Usage()
+        self._cost: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
 
     @property
@@ -112,6 +116,7 @@ class Course:
         self._record.settle()
         self._watch.saved(self._record.committed_step)
         parts.strategy.settle()
+        self._cost = self.usage.summary(parts.strategy.transport)
         self._write_end(parts, is_finished=is_finished)
 
     def measured(self, metrics: Mapping[str, float]) -> None:
@@ -147,6 +152,7 @@ class Course:
             "resumed_from_step": self._first - 1,
             **({"stopped_by": self.stopped_by} if self.stopped_by else {}),
             "train_s": round(time.monotonic() - self._began, 3),
+            **self._cost,
             **parts.strategy.report(),
         }
         self._write()

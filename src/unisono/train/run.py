@@ -29,7 +29,7 @@ from unisono.train import score as scores
 from unisono.train.checks import check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros
+from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros, world_of
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
@@ -162,7 +162,10 @@ class Run:
             environment["world_size"] = self.world.world_size
         check_alike(self.transport, parts.description, environment)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
-        setting = Setting(transport=self.transport, placement=self.placement, seed=self.seed, device=self.device)
+        setting = Setting(
+            transport=self.transport, placement=self.placement, seed=self.seed, device=self.device,
+            clip_norm=self.clip_norm,
+        )  # fmt: skip
         parts.strategy = self._strategy.build(model, optimizer, setting)
         parts.strategy.is_stop_asked = self._watch.is_stop_asked
         self._parts = parts
@@ -295,6 +298,7 @@ class Run:
         if batch.step != self._course.done + 1:
             raise StepError(f"expected the batch of step {self._course.done + 1}, got that of step {batch.step}.")
         parts.is_changing = True
+        self._course.usage.begin()
         strategy = parts.strategy
         gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
         is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
@@ -306,6 +310,7 @@ class Run:
         self._course.is_stopping = gradients.is_stop_asked and self._record.path is not None
         self._watch.done(batch.step)
         parts.is_changing = False
+        self._course.usage.end(len(batch.indices))
         set_generators(mix(self.seed, "after", batch.step))
         self._record.append(lambda: entry_of(batch, gradients, lr))
         return gradients.loss

@@ -1,0 +1,218 @@
+"""Lines between one server and its workers, over which either may talk at any time (sockets; no pickle).
+
+A worker asks and waits for the answer; the server takes questions as they come and answers when it likes. A worker
+whose line breaks is dropped; a server whose line breaks ends its workers' run. Both sides prove that they know a key,
+which travels over the run's transport.
+"""
+
+import json
+import secrets
+import socket
+import struct
+import warnings
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import final
+
+import torch
+from torch import Tensor
+
+from unisono.collectives.operations import as_bytes, flat_of
+from unisono.collectives.transport import Transport
+from unisono.errors import PeerLost
+
+_HEAD = struct.Struct("<BQQdQ")
+
+
+def encode(kind: int, clock: int, count: int, value: float, body: Tensor | None = None) -> bytes:
+    """Return a message: its kind, two whole numbers, a float, and bytes."""
+    data = b"" if body is None else body.numpy().tobytes()
+    return _HEAD.pack(kind, clock, count, value, len(data)) + data
+
+
+def decode(message: bytes) -> tuple[int, int, int, float, Tensor]:
+    """Return what `encode` was given; the body as uint8."""
+    kind, clock, count, value, length = _HEAD.unpack_from(message)
+    body = torch.frombuffer(bytearray(message[_HEAD.size :]), dtype=torch.uint8) if length else torch.empty(0).byte()
+    return kind, clock, count, value, body
+
+
+def to_bytes(tensors: list[Tensor]) -> Tensor:
+    """Return the bytes of some tensors, one after the other."""
+    return torch.cat([as_bytes(flat_of(tensor.cpu())) for tensor in tensors]) if tensors else torch.empty(0).byte()
+
+
+def from_bytes(body: Tensor, tensors: list[Tensor]) -> None:
+    """Overwrite tensors with what `to_bytes` has returned for others like them."""
+    for tensor, piece in zip(tensors, body.split([tensor.nbytes for tensor in tensors]), strict=True):
+        tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+
+@final
+class ServerLines:
+    """The server's ends.
+
+    Attributes:
+        lines: By rank; those of workers that are alive.
+        dropped: Ranks of workers whose line broke.
+        bytes_sent: To all workers.
+    """
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        key = secrets.token_bytes(32)
+        hosts = {name for name, *_ in transport.all_gather_json([socket.gethostname()])}
+        address = "127.0.0.1" if len(hosts) == 1 else socket.gethostbyname(socket.gethostname())
+        listener = Listener((address, 0), backlog=transport.world_size, authkey=key)
+        try:
+            transport.all_gather_json([*listener.address, key.hex()])
+            self.lines: dict[int, Connection] = {}
+            while len(self.lines) < transport.world_size - 1:
+                line = listener.accept()
+                self.lines[int.from_bytes(line.recv_bytes(8), "little")] = line
+        finally:
+            listener.close()
+        self.dropped: list[int] = []
+        self.bytes_sent = 0
+        self._timeout_s = timeout_s
+
+    def take(self) -> list[tuple[int, bytes]]:
+        """Wait for questions and return them with the workers' ranks, in rank order; broken lines are dropped.
+
+        Raises:
+            PeerLost: No worker is left, or none has said anything in time.
+        """
+        if not self.lines:
+            raise PeerLost(f"all workers have died: {self.dropped}. Look for the first failure in their logs.")
+        ready = wait(list(self.lines.values()), self._timeout_s)
+        if not ready:
+            raise PeerLost(f"none of the workers {sorted(self.lines)} has sent anything for {self._timeout_s:g} s.")
+        found = []
+        for rank, line in sorted(self.lines.items()):
+            if line in ready:
+                try:
+                    found.append((rank, line.recv_bytes()))
+                except (EOFError, OSError):
+                    self.drop(rank)
+        return found
+
+    def answer(self, rank: int, message: bytes) -> None:
+        """Answer a worker's question; a worker that is gone is dropped."""
+        try:
+            self.lines[rank].send_bytes(message)
+            self.bytes_sent += len(message)
+        except (BrokenPipeError, ConnectionError):
+            self.drop(rank)
+
+    def drop(self, rank: int) -> None:
+        """Go on without a worker."""
+        self.lines.pop(rank).close()
+        self.dropped.append(rank)
+        warnings.warn(
+            f"rank {rank} has died; the parameter server goes on with {len(self.lines)} workers, without the samples "
+            "of that one.",
+            stacklevel=2,
+        )
+
+    def close(self) -> None:
+        """Hang up."""
+        for line in self.lines.values():
+            line.close()
+        self.lines = {}
+
+
+@final
+class WorkerLine:
+    """A worker's end."""
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        transport.all_gather_json([socket.gethostname()])
+        address, port, key = transport.all_gather_json([])[0]
+        self._who = f"[rank {transport.rank}/{transport.world_size}]"
+        self._line = Client((address, port), authkey=bytes.fromhex(key))
+        self._line.send_bytes(transport.rank.to_bytes(8, "little"))
+        self._timeout_s = timeout_s
+        self.bytes_sent = 0
+
+    def ask(self, message: bytes) -> bytes:
+        """Send a question and return the answer.
+
+        Raises:
+            PeerLost: The server is gone, or does not answer in time.
+        """
+        try:
+            self._line.send_bytes(message)
+            self.bytes_sent += len(message)
+            if not self._line.poll(self._timeout_s):
+                raise PeerLost(f"{self._who} the parameter server (rank 0) has not answered for {self._timeout_s:g} s.")
+            return self._line.recv_bytes()
+        except (EOFError, ConnectionError) as error:
+            if isinstance(error, PeerLost):
+                raise
+            raise PeerLost(
+                f"{self._who} the parameter server (rank 0) has died. Look for its failure in its log; "
+                "the run can be resumed from its last checkpoint."
+            ) from error
+
+    def close(self) -> None:
+        """Hang up."""
+        self._line.close()
+
+
+@final
+class StarTransport(Transport):
+    """A transport between the server and the workers that are still alive; every parcel goes through the server.
+
+    Args:
+        lines: The server's ends, or the worker's.
+        live: The ranks of the run that are alive, ascending.
+        rank: This rank of the run.
+    """
+
+    def __init__(self, lines: "ServerLines | WorkerLine", live: list[int], rank: int) -> None:
+        self._lines, self._live = lines, live
+        self.rank, self.world_size = live.index(rank), len(live)
+        self.bytes_sent = 0
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
+        """See `Transport.all_to_all`."""
+        head = json.dumps(send_splits).encode()
+        parcels = self._exchange(len(head).to_bytes(8, "little") + head + to_bytes([send]).numpy().tobytes())
+        for parcel, target in zip(parcels, recv.split(recv_splits), strict=True):
+            length = int.from_bytes(parcel[:8], "little")
+            splits = [count * recv.element_size() for count in json.loads(parcel[8 : 8 + length])]
+            start = 8 + length + sum(splits[: self.rank])
+            part = parcel[start : start + splits[self.rank]]
+            if part:
+                from_bytes(torch.frombuffer(bytearray(part), dtype=torch.uint8), [target])
+
+    def all_gather(self, send: Tensor, recv: Tensor) -> None:
+        """See `Transport.all_gather`."""
+        parcels = self._exchange(to_bytes([send]).numpy().tobytes())
+        for parcel, target in zip(parcels, recv.split(len(send)), strict=True):
+            from_bytes(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), [target])
+
+    def _exchange(self, mine: bytes) -> list[bytes]:
+        if isinstance(self._lines, WorkerLine):
+            return _unpack(self._lines.ask(mine))
+        parcels = {self._live[0]: mine}
+        while len(parcels) < len(self._live):
+            parcels |= dict(self._lines.take())
+            missing = [rank for rank in self._live[1:] if rank in self._lines.dropped]
+            if missing:
+                raise PeerLost(f"rank {missing[0]} died during an exchange of all ranks.")
+        answer = _pack([parcels[rank] for rank in self._live])
+        for rank in self._live[1:]:
+            self._lines.answer(rank, answer)
+        return [parcels[rank] for rank in self._live]
+
+
+def _pack(parcels: list[bytes]) -> bytes:
+    return b"".join(len(parcel).to_bytes(8, "little") + parcel for parcel in parcels)
+
+
+def _unpack(data: bytes) -> list[bytes]:
+    found, start = [], 0
+    while start < len(data):
+        length = int.from_bytes(data[start : start + 8], "little")
+        found.append(data[start + 8 : start + 8 + length])
+        start += 8 + length
+    return found

@@ -1,0 +1,193 @@
+"""DataParallel in one process: scatter the batch over devices, replicate the model, run all forward, gather.
+
+On CUDA the devices are GPUs and torch's own replicate and gather do the work. On the CPU they are logical: threads,
+each with its own copy of the module tree that shares the parameters, so that the strategy can be tried anywhere.
+Buffers of the first copy are the model's own, those of the others are thrown away, as in torch's DataParallel. Where
+the forward pass draws random numbers, logical devices take turns, since they share one generator.
+
+`balanced_dp` gives the first device, which also holds the gathered outputs and the optimizer's state, `gpu0_bsz`
+samples, and the others equal shares of the rest (see `split.balanced_sizes`).
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import gather, replicate
+from torch.optim import Optimizer
+
+from unisono.data.loader import move
+from unisono.determinism import set_generators
+from unisono.errors import ConfigError, StepError
+from unisono.placement import cut
+from unisono.seeding import mix
+from unisono.strategies.base import Setting
+from unisono.strategies.options import BalancedDPOptions, DPOptions
+from unisono.strategies.precision import Precise
+from unisono.strategies.split import balanced_sizes
+
+
+@final
+class DataParallel(Precise):
+    """See the module."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: DPOptions) -> None:
+        super().__init__(model, optimizer, setting, options)
+        self._options = options
+        if setting.device.type == "cuda":
+            count = torch.cuda.device_count()
+            if options.devices > count:
+                raise ConfigError(f"expected devices <= {count}, got {options.devices}. Hint: --devices {count}.")
+            self._devices = [torch.device("cuda", index) for index in range(options.devices)]
+        else:
+            self._devices = [setting.device] * options.devices
+        self._draws: bool | None = None  # whether forward passes draw random numbers
+        self._calls = 0
+        self._step = 0
+        self.sizes: list[int] = []
+
+    @classmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """See `Strategy.build`."""
+        return cls(model, optimizer, setting, options)
+
+    def begin(self, step: int, samples: list[int]) -> None:
+        """See `Replicated.begin`."""
+        self._step, self._calls = step, 0
+
+    def weight(self, num_samples: int, total: int) -> float:
+        """See `Replicated.weight`."""
+        return num_samples / total * self.loss_scale()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Replicated.forward`: scatter, replicate, run, gather."""
+        dim = self._options.dim
+        batch = _size_along((args, kwargs), dim)
+        first = self._options.gpu0_bsz if isinstance(self._options, BalancedDPOptions) else None
+        count = len(self._devices)
+        self.sizes = [len(p) for p in cut(batch, count)] if first is None else balanced_sizes(batch, first, count)
+        used = [index for index, size in enumerate(self.sizes) if size]
+        pieces = _scatter((args, kwargs), self.sizes, dim)
+        moved = [move(pieces[index], self._devices[index]) for index in used]
+        outputs = self._run(self._replicas(used), used, moved)
+        self._calls += 1
+        if self.setting.device.type == "cuda":
+            return gather(outputs, self.setting.device, dim)
+        return _joined(outputs, dim)
+
+    def _replicas(self, used: list[int]) -> list[nn.Module]:
+        """Return the copies of the model; the first one with samples is the model itself."""
+        if self.setting.device.type == "cuda":
+            return replicate(self.model, [self._devices[index] for index in used])
+        return [_shadow(self.model) if number else self.model for number in range(len(used))]
+
+    def _run(self, replicas: Sequence[nn.Module], used: list[int], inputs: Sequence[Any]) -> list[Any]:
+        results: list[Any] = [None] * len(replicas)
+        is_grad_enabled = torch.is_grad_enabled()
+        autocast = (
+            torch.is_autocast_enabled(self.setting.device.type),
+            torch.get_autocast_dtype(self.setting.device.type),
+        )
+
+        def play(number: int) -> None:
+            try:
+                args, kwargs = inputs[number]
+                with (
+                    torch.set_grad_enabled(is_grad_enabled),
+                    torch.autocast(self.setting.device.type, enabled=autocast[0], dtype=autocast[1]),
+                ):
+                    results[number] = replicas[number](*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
+                results[number] = error
+
+        in_turn = self._draws is not False and self.setting.device.type == "cpu"
+        before = torch.default_generator.get_state() if in_turn else None
+        drew = False
+        if in_turn:
+            for number, index in enumerate(used):
+                if index and before is not None:
+                    key = mix(self.setting.seed, "device", self._step, self._calls, index)
+                    drew |= not torch.equal(torch.default_generator.get_state(), before)
+                    set_generators(key)
+                    before = torch.default_generator.get_state()
+                play(number)
+            if before is not None:
+                drew |= not torch.equal(torch.default_generator.get_state(), before)
+            self._draws = bool(self._draws) or drew
+        else:
+            threads = [threading.Thread(target=play, args=(number,)) for number in range(len(replicas))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for index, result in zip(used, results, strict=True):
+            if isinstance(result, Exception):
+                result.add_note(f"on device {index} of {len(self._devices)}, with {self.sizes[index]} samples")
+                raise result
+        return results
+
+
+def _shadow(model: nn.Module) -> nn.Module:
+    """Return a copy of the module tree with the same parameters and its own buffers.
+
+    Raises:
+        StepError: A module refuses to be copied.
+    """
+    copies: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        copy = module._replicate_for_data_parallel()  # torch's own: a shallow copy with empty parameter tables
+        copy._former_parameters = {}
+        copies[module] = copy
+    for module, copy in copies.items():
+        copy._modules = {name: None if child is None else copies[child] for name, child in module._modules.items()}
+        copy._parameters = dict(module._parameters)
+        copy._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
+    if model not in copies:
+        raise StepError(f"{type(model).__name__} cannot be copied.")
+    return copies[model]
+
+
+def _size_along(value: Any, dim: int) -> int:
+    sizes = {tensor.shape[dim] for tensor in _tensors(value) if tensor.dim() > dim}
+    if len(sizes) != 1:
+        raise StepError(
+            f"expected inputs with one common length along dim {dim}, got {sorted(sizes) or 'no tensor'}. "
+            "Hint: pass tensors of the same batch to the model, and choose --dim."
+        )
+    return sizes.pop()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+def _scatter(value: Any, sizes: list[int], dim: int) -> list[Any]:
+    """Return each device's part of nested inputs: tensors are cut, other things given to all."""
+    if isinstance(value, Tensor) and value.dim() > dim:
+        return [piece.contiguous() for piece in value.split(sizes, dim)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [type(value)(*parts) for parts in zip(*(_scatter(item, sizes, dim) for item in value), strict=True)]
+    if isinstance(value, list | tuple):
+        columns = [_scatter(item, sizes, dim) for item in value]
+        return [type(value)(column[index] for column in columns) for index in range(len(sizes))]
+    if isinstance(value, dict):
+        scattered = {key: _scatter(item, sizes, dim) for key, item in value.items()}
+        return [{key: parts[index] for key, parts in scattered.items()} for index in range(len(sizes))]
+    return [value] * len(sizes)
+
+
+def _joined(outputs: list[Any], dim: int) -> Any:
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return torch.stack(outputs) if first.dim() == 0 else torch.cat(outputs, dim)
+    if isinstance(first, dict):
+        return {key: _joined([output[key] for output in outputs], dim) for key in first}
+    if isinstance(first, list | tuple):
+        parts = [_joined(list(column), dim) for column in zip(*outputs, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    raise StepError(f"expected a tensor, or tensors in a tuple, list or dictionary, got {type(first).__name__}.")

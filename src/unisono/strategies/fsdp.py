@@ -1,0 +1,348 @@
+"""Fully sharded data parallel (torch's FSDP2) with an exact reduction: the bits of `exact`, at a share of its memory.
+
+Every rank keeps a slice of each parameter and of its optimizer state. torch gathers a module's parameters before they
+are used and throws them away after; gradients are reduce-scattered. Here the reduce-scatter is ours: each rank receives
+its slice of every replica's gradient, one replica of every rank at a time, and adds them along the canonical tree with
+a binary counter. So bits depend on the score alone, as in `exact`, and a checkpoint loads on any number of ranks.
+
+All ranks must run equally many passes: a rank with fewer micro-batches than others repeats one, and nobody counts it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from unisono.checkpoint import format as checkpoint_format
+from unisono.checkpoint.format import State
+from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.transport import Transport
+from unisono.collectives.tree import Node, are_siblings, combine
+from unisono.determinism import checksum
+from unisono.errors import ConfigError, StepError
+from unisono.placement import cut
+from unisono.strategies.backward import run_backward
+from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
+from unisono.strategies.ddp import join_alone
+from unisono.strategies.options import FSDPOptions
+from unisono.strategies.replica_buffers import ReplicaBuffers
+from unisono.strategies.report import StepReport
+
+Stack = list[tuple[Node, list[Tensor]]]
+
+
+class _Rounds:
+    """Which replicas the ranks compute at the same time, in the step under way."""
+
+    def __init__(self, placement: Sequence[range], leaves: int) -> None:
+        self.leaves = leaves
+        self.present = [[replica for replica in hosted if replica < leaves] for hosted in placement]
+        self.count = max(len(found) for found in self.present)
+        self.now = 0
+
+    def replica_of(self, rank: int) -> int | None:
+        """Return the replica that a rank computes in this round, None if what it computes does not count."""
+        return self.present[rank][self.now] if self.now < len(self.present[rank]) else None
+
+
+def _push(stack: Stack, replica: int, value: list[Tensor], leaves: int) -> None:
+    """Put a leaf on a binary counter: what the tree allows is added at once."""
+    stack.append(((replica, replica + 1), value))
+    while len(stack) > 1 and are_siblings(stack[-2][0], stack[-1][0], leaves):
+        right_node, right = stack.pop()
+        left_node, left = stack.pop()
+        torch._foreach_add_(left, right)
+        stack.append(((left_node[0], right_node[1]), left))
+
+
+def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    return [torch.add(a, b) for a, b in zip(left, right, strict=True)]
+
+
+@final
+class _TreeReduceScatter:
+    """The reduce-scatter of one FSDP module, over all rounds of a step."""
+
+    def __init__(self, transport: Transport, rounds: Callable[[], _Rounds]) -> None:
+        self._transport, self._rounds = transport, rounds
+        self._stacks: list[Stack] = []
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for torch to fill."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Take every rank's slice; leave the sum in the last round, before it -0.0, which changes no bit."""
+        rounds, world_size = self._rounds(), self._transport.world_size
+        if rounds.now == 0:
+            self._stacks = [[] for _ in range(world_size)]
+        part = output_tensor.numel()
+        arrived = torch.empty_like(input_tensor)
+        self._transport.all_to_all(input_tensor, [part] * world_size, arrived, [part] * world_size)
+        for rank, leaf in enumerate(arrived.split(part)):
+            replica = rounds.replica_of(rank)
+            if replica is not None:
+                _push(self._stacks[rank], replica, [leaf], rounds.leaves)
+        if rounds.now < rounds.count - 1:
+            output_tensor.fill_(-0.0)
+            return
+        partials = {node: value for stack in self._stacks for node, value in stack}
+        output_tensor.copy_(combine(partials, rounds.leaves, _add)[0])
+        self._stacks = []
+
+
+@final
+class FSDP(Strategy):
+    """See the module."""
+
+    is_sharded = True
+    evaluates_alike = True
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: FSDPOptions) -> None:
+        self.model, self.optimizer, self.setting = model, optimizer, setting
+        self.transport, self.placement = setting.transport, setting.placement
+        self._owns_group = join_alone(self.transport)
+        self._rounds = _Rounds(self.placement, 1)
+        self._spare: Micro | None = None
+        self._whole: dict[str, dict[str, Tensor]] | None = None
+        if self.transport.world_size > 1 and not dist.is_initialized():
+            raise ConfigError("strategy fsdp needs processes. Hint: unisono run, or unisono.launch.")
+        before = dict(model.named_parameters())
+        try:
+            self._shard(model, options)
+        except BaseException:
+            self.close()
+            raise
+        after = dict(model.named_parameters())
+        for group in optimizer.param_groups:
+            names = {id(parameter): name for name, parameter in before.items()}
+            group["params"] = [after[names[id(parameter)]] for parameter in group["params"]]
+        self._buffers = ReplicaBuffers(model)
+        self._parameters = list(after.values())
+
+    @classmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """See `Strategy.build`."""
+        return cls(model, optimizer, setting, options)
+
+    def compute_gradients(
+        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+    ) -> Gradients:
+        """See `Strategy.compute_gradients`; the gradients are slices."""
+        self._whole = None
+        replicas = self.setting.replicas
+        sizes = [len(part) for part in cut(num_samples, replicas)]
+        leaves = min(num_samples, replicas)
+        rounds = self._rounds = _Rounds(self.placement, leaves)
+        report = StepReport(replicas)
+        weights = checksum(_local(parameter) for parameter in self._parameters)
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._buffers.start_step()
+        changed = np.zeros(self._buffers.num_buffers, dtype=bool)
+        floats: Stack = []
+        alone: Stack = []
+        mine = iter(micros)
+        for number in range(rounds.count):
+            rounds.now = number
+            replica = rounds.replica_of(self.transport.rank)
+            micro = next(mine, None) if replica is not None else self._spare
+            if micro is None or (replica is not None and micro.replica != replica):
+                raise StepError(
+                    f"step {step}: this rank has no sample to take part with. Hint: batch_size of at least the number "
+                    f"of processes ({self.transport.world_size})."
+                )
+            self._spare = micro
+            self._buffers.start_replica()
+            weight = sizes[micro.replica] / num_samples if replica is not None else 0.0
+            loss = run_backward(loss_function, micro, weight, seed=self.setting.seed, step=step, replicas=replicas)
+            if replica is None:
+                continue
+            views = [torch.empty_like(buffer) for buffer in self._buffers.floats()]
+            self._buffers.collect(views, weight, changed)
+            _push(floats, replica, views, leaves)
+            report.note(replica, loss.item())
+            if self.transport.world_size == 1:
+                kept = [
+                    torch.full_like(_local(p), -0.0) if p.grad is None else _local(p.grad) for p in self._parameters
+                ]
+                _push(alone, replica, kept, leaves)
+                for parameter in self._parameters:
+                    parameter.grad = None
+        if self.transport.world_size == 1:
+            self._put(combine(dict(alone), leaves, _add))
+        # torch's own part: each module's parameters are gathered once before forward and once before backward.
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
+        world_size = self.transport.world_size
+        self.transport.bytes_sent += 2 * rounds.count * (world_size - 1) * size // world_size
+        local = [_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        is_finite = all(bool(grad.isfinite().all()) for grad in local)
+        head = [step, weights, checksum(local), int(is_finite), int(self.is_stop_asked()), *map(int, changed)]
+        heads = report.merge(self.transport, self.placement, range(self.transport.world_size), head)
+        bad = [replica for replica in range(leaves) if not report.finite[replica]]
+        if not bad and not all(told[3] for told in heads):
+            bad = list(range(leaves))
+        self._merge_buffers(floats, np.array([told[5:] for told in heads]).any(axis=0), leaves, is_kept=not bad)
+        mask = 0xFFFFFFFFFFFFFFFF
+        return Gradients(
+            loss=math.fsum(n / num_samples * loss for n, loss in zip(sizes, report.losses, strict=True) if n),
+            checksum=sum(told[2] for told in heads) & mask,
+            weights=sum(told[1] for told in heads) & mask,
+            bad_replicas=tuple(bad),
+            is_stop_asked=any(told[4] for told in heads),
+        )
+
+    def clip(self, model: nn.Module, clip_norm: float) -> None:
+        """See `Strategy.clip`; norms are taken of whole tensors, one at a time, as `exact` does."""
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norms = [torch.linalg.vector_norm(_full(grad)) for grad in grads]
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        factor = torch.clamp(clip_norm / (total + 1e-6), max=1.0)
+        torch._foreach_mul_([_local(grad) for grad in grads], factor)
+
+    def settle(self) -> None:
+        """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
+        packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
+        self._whole = {
+            stem: {name: _full(tensor).detach().cpu().clone() for name, tensor in part.items()}
+            for stem, part in packed.tensors.items()
+        }
+
+    def pack(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,
+        values: Mapping[str, Any],
+        objects: Mapping[str, checkpoint_format.Stateful],
+    ) -> State:
+        """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
+        if self._whole is None:
+            self.settle()
+        assert self._whole is not None
+        packed = super().pack(model, optimizer, scheduler, values, objects)
+        return replace(packed, tensors={**packed.tensors, **self._whole})
+
+    def unpack(
+        self,
+        state: State,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,
+        objects: Mapping[str, checkpoint_format.Stateful],
+    ) -> None:
+        """See `Strategy.unpack`: each rank takes its slices."""
+        shapes = dict(model.named_parameters())
+        sliced = {
+            stem: {
+                name: self._slice(tensor, shapes.get(name if stem == "model" else name.rpartition("/")[0]))
+                for name, tensor in part.items()
+            }
+            for stem, part in state.tensors.items()
+        }
+        super().unpack(replace(state, tensors=sliced), model, optimizer, scheduler, objects)
+
+    def fingerprint(self, model: nn.Module) -> str:
+        """See `Strategy.fingerprint`."""
+        if self._whole is None:
+            self.settle()
+        assert self._whole is not None
+        return checkpoint_format.fingerprint_of(self._whole["model"])
+
+    def report(self) -> dict[str, Any]:
+        """See `Strategy.report`: the bytes of weights and optimizer state that this rank keeps."""
+        return {"state_bytes_per_rank": self.state_bytes()}
+
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters and optimizer state on this rank."""
+        state = [value for entry in self.optimizer.state.values() for value in entry.values()]
+        return sum(_local(tensor).nbytes for tensor in [*self._parameters, *state] if isinstance(tensor, Tensor))
+
+    def close(self) -> None:
+        """See `Strategy.close`."""
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns_group = False
+
+    def _shard(self, model: nn.Module, options: FSDPOptions) -> None:
+        kind = self.setting.device.type
+        if options.offload and kind == "cpu":
+            raise ConfigError("offload moves weights to the CPU, where they are already. Hint: leave --offload out.")
+        offload = CPUOffloadPolicy() if options.offload else OffloadPolicy()
+        dtype = {"fp32": None, "bf16": torch.bfloat16}[options.param_dtype]
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        mesh = init_device_mesh(kind, (self.transport.world_size,))
+        for child in _units(model, options.wrap):
+            fully_shard(child, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                if self.transport.world_size > 1:
+                    ours: Any = _TreeReduceScatter(self.transport, lambda: self._rounds)
+                    module.set_custom_reduce_scatter(ours)
+                if hasattr(module, "set_reduce_scatter_unused_params"):
+                    module.set_reduce_scatter_unused_params(True)
+
+    def _put(self, total: list[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, total, strict=True):
+            if parameter.requires_grad and isinstance(parameter, DTensor):
+                parameter.grad = DTensor.from_local(
+                    value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+                )
+
+    def _slice(self, whole: Tensor, like: Tensor | None) -> Tensor:
+        if not isinstance(like, DTensor) or whole.shape != like.shape:
+            return whole
+        parts = whole.to(like.device).chunk(self.transport.world_size)
+        rank = self.transport.rank
+        part = parts[rank].clone() if rank < len(parts) else whole.new_empty((0, *whole.shape[1:]), device=like.device)
+        return DTensor.from_local(part, like.device_mesh, like.placements, shape=whole.shape, stride=whole.stride())
+
+    def _merge_buffers(self, floats: Stack, changed: Any, leaves: int, *, is_kept: bool) -> None:
+        self._buffers.start_replica()
+        if not self._buffers.num_buffers or not is_kept:
+            return
+        merged: list[Tensor] = []
+        for index, buffer in enumerate(self._buffers.floats()):
+            length = padded_length(buffer.numel(), self.transport.world_size)
+            partials = []
+            for node, values in floats:
+                flat = buffer.new_zeros(length)
+                flat[: buffer.numel()] = values[index].reshape(-1)
+                partials.append((node, flat))
+            out = buffer.new_zeros(length)
+            tree_all_reduce(partials, self.placement, leaves, out, self.transport)
+            merged.append(out[: buffer.numel()].view(buffer.shape))
+        self._buffers.finish_step(self.transport, merged, changed)
+
+
+def _units(model: nn.Module, wrap: tuple[str, ...] | None) -> Iterator[nn.Module]:
+    """Yield the modules that are gathered and freed by themselves: children first."""
+    if wrap is None:
+        yield from (child for child in model.children() if any(True for _ in child.parameters()))
+        return
+    found = [module for module in model.modules() if type(module).__name__ in wrap and module is not model]
+    missing = set(wrap) - {type(module).__name__ for module in found}
+    if missing:
+        known = sorted({type(module).__name__ for module in model.modules()})
+        raise ConfigError(f"the model has no module of class {', '.join(sorted(missing))}; it has {', '.join(known)}.")
+    yield from reversed(found)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

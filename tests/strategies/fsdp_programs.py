@@ -1,0 +1,63 @@
+"""Sharded trainings beside exact ones, for ranks in processes."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import unisono
+from ranks import join
+from strategies.conformance import loss_of
+from strategies.strategy_runs import toy_data
+from unisono.collectives.transport import Transport
+from unisono.strategies.fsdp import FSDP
+
+
+def model_of() -> nn.Module:
+    """Return a model with batch statistics, dropout, and sizes that divide unevenly."""
+    return nn.Sequential(
+        nn.Linear(64, 33), nn.BatchNorm1d(33), nn.ReLU(), nn.Sequential(nn.Linear(33, 48), nn.Dropout(0.2)),
+        nn.ReLU(), nn.Linear(48, 10),
+    )  # fmt: skip
+
+
+def leg(
+    transport: Transport | None, strategy: str, steps: int, *, out: str | None = None, clip: float | None = None,
+    samples: int = 93, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Train to a step, four replicas, and say what is there."""
+    chosen = unisono.strategy(strategy, **options)
+    with unisono.Run(
+        seed=0, replicas=4, strategy=chosen, out=out, clip_norm=clip, transport=transport or "auto", checkpoint_every=4
+    ) as run:
+        model = model_of()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        front, optimizer = run.prepare(model, optimizer)
+        losses = [
+            run.step(batch, loss_of(front)).hex()
+            for batch in run.steps(run.loader(toy_data(samples), batch_size=16), epochs=9, max_steps=steps)
+        ]
+        used = run._prepared().strategy
+        kept = used.state_bytes() if isinstance(used, FSDP) else 0
+        return {"fingerprint": run.result()["fingerprint"], "losses": losses, "bytes": kept}
+
+
+def compare(transport: Transport | None, out: str) -> dict[str, Any]:
+    """Train with both strategies, with and without clipping and groups; then halfway into a run directory."""
+    joined = join(transport)
+    found = {
+        name: [leg(transport, strategy, 8, **settings) for strategy in ("exact", "fsdp")]
+        for name, settings in {"plain": {}, "clip": {"clip": 0.05}}.items()
+    }
+    found["wrap"] = [found["plain"][0], leg(transport, "fsdp", 8, wrap=("Linear",))]
+    found["half"] = [leg(transport, "fsdp", 4, out=out)]
+    joined.barrier()
+    return found
+
+
+def resume(transport: Transport | None, out: str) -> dict[str, Any]:
+    """Go on with a run directory."""
+    joined = join(transport)
+    found = leg(transport, "fsdp", 8, out=out)
+    joined.barrier()
+    return found

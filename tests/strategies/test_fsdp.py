@@ -1,0 +1,84 @@
+"""Sharded training: the fingerprint of exact, a share of the memory, checkpoints for any number of ranks."""
+
+import pytest
+import torch
+
+import unisono
+from ranks import once, run_processes
+from strategies import fsdp_programs
+from strategies.fsdp_programs import leg, model_of
+from unisono.collectives.tree import accumulate, combine
+from unisono.errors import ConfigError
+from unisono.strategies.fsdp import _add, _push
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Give the ranks' comparison of a world, and the run directory that it leaves."""
+
+    def make(world_size):
+        out = str(tmp_path_factory.mktemp("fsdp") / "run")
+        program = fsdp_programs.compare
+        return ([program(None, out)] if world_size == 1 else run_processes(program, world_size, out)), out
+
+    return once(make)
+
+
+@pytest.mark.parametrize(
+    "world_size", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", ["plain", "clip", "wrap"])
+def test_the_bits_are_those_of_exact(compared, name, world_size):
+    """Weights, statistics and losses, with dropout, clipping, uneven slices, and however modules are grouped."""
+    reports, _ = compared(world_size)
+    for report in reports:
+        exact, sharded = report[name]
+        assert sharded["fingerprint"] == exact["fingerprint"]
+        assert sharded["losses"] == exact["losses"]
+    assert reports[0]["plain"][0]["fingerprint"] != reports[0]["clip"][0]["fingerprint"]  # the control
+
+
+@pytest.mark.slow
+def test_memory_per_rank_falls(compared):
+    """Weights and moments on a rank are about a world-size-th of one process's."""
+    whole = compared(1)[0][0]["plain"][1]["bytes"]
+    assert whole == pytest.approx(3 * 4 * sum(p.numel() for p in model_of().parameters()), rel=0.01)
+    for world_size in (2, 3):
+        shares = [report["plain"][1]["bytes"] for report in compared(world_size)[0]]
+        assert sum(shares) == pytest.approx(whole, rel=0.05)
+        assert max(shares) < 1.1 * whole / world_size
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_any_number_of_ranks(compared):
+    """Saved by three, resumed by one and by two: the bits of a run that was never interrupted."""
+    expected = compared(1)[0][0]["plain"][1]["fingerprint"]
+    _, out = compared(3)
+    assert run_processes(fsdp_programs.resume, 2, out)[0]["fingerprint"] == expected
+    _, out = compared(2)
+    assert leg(None, "fsdp", 8, out=out)["fingerprint"] == expected
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3, 5, 8, 13])
+def test_the_counter_adds_as_the_tree_does(leaves):
+    """Leaf by leaf, the same subtrees and bits as `tree.accumulate`."""
+    values = list(torch.randn(leaves, 50))
+    stack = []
+    for index, value in enumerate(values):
+        _push(stack, index, [value.clone()], leaves)
+    expected = accumulate(0, values, leaves, torch.add)
+    assert [node for node, _ in stack] == [node for node, _ in expected]
+    total = combine(dict(stack), leaves, _add)[0]
+    assert torch.equal(total, combine(dict(expected), leaves, torch.add))
+
+
+def test_wrong_settings_are_refused():
+    """A class that the model does not have, and offloading from the CPU to itself."""
+    with pytest.raises(ConfigError, match="no module of class Transformer; it has BatchNorm1d"):
+        leg(None, "fsdp", 1, wrap=("Transformer",))
+    assert not torch.distributed.is_initialized()
+    with pytest.raises(ConfigError, match="where they are already"):
+        leg(None, "fsdp", 1, offload=True)
+    assert not torch.distributed.is_initialized()
+    with pytest.raises(ConfigError, match="fp32, bf16; got 'fp16'"):
+        unisono.strategy("fsdp", param_dtype="fp16")
