@@ -16,7 +16,6 @@ from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
 from unisono.placement import cut
 from unisono.strategies.base import Gradients, Micro
-from unisono.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +89,3 @@ def check_alike(transport: Transport, description: dict[str, Any], environment: 
                 f"rank {transport.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
                 "Hint: build the model after Run(seed=...), from nothing that depends on the rank."
             )
-
-
-def world_of(transport: Transport) -> World:
-    """Return the world that a transport given in place of a launcher joins: one host."""
-    rank, size = transport.rank, transport.world_size
-    return World(rank=rank, world_size=size, local_rank=rank, local_world_size=size)

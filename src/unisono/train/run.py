@@ -29,7 +29,7 @@ from unisono.train import score as scores
 from unisono.train.checks import check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros, world_of
+from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
