@@ -41,7 +41,10 @@ def played(name, n):
     return schedule, [*states(schedule, own, lambda left, right: left + right)][-1]
 
 
-@pytest.mark.parametrize(("name", "n"), CASES)
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [pytest.param(name, n, marks=[pytest.mark.slow] if n > 3 else [], id=f"{name}-{n}") for name, n in CASES],
+)
 def test_a_png_of_sensible_size(name, n, tmp_path):
     """Every schedule gives a PNG, 1200 pixels wide, not empty, no taller than its rounds need, and small."""
     path = tmp_path / "picture.png"
@@ -71,12 +74,13 @@ def test_titles_are_kept_where_they_can_be():
     assert 30 < len(wide) < len(narrow) / 2
 
 
-def test_all_text_is_inside_and_none_overlaps(tmp_path, monkeypatch):
+@pytest.mark.parametrize("sizes", [(3,), pytest.param((1, 5, 8), marks=pytest.mark.slow)], ids=["three", "others"])
+def test_all_text_is_inside_and_none_overlaps(tmp_path, monkeypatch, sizes):
     """In every picture of up to 8 ranks no text leaves the picture or covers another text."""
     figures = []
     monkeypatch.setattr(schedule_picture, "save", lambda figure, path: figures.append(figure))
     for name in SCHEDULES:
-        for n in (1, 3, 8):
+        for n in sizes:
             draw_schedule(plan(name, n), "W" * 90, tmp_path / "unused.png")
             figure = figures.pop()
             renderer = figure.canvas.get_renderer()
