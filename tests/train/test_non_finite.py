@@ -73,6 +73,8 @@ def test_other_policies_are_refused():
     """Before anything starts."""
     with pytest.raises(ConfigError, match="'stop' or 'skip', got 'ignore'"):
         unisono.Run(non_finite="ignore")
+    with pytest.raises(ConfigError, match="works with the strategy 'exact', got 'ddp'"):
+        unisono.Run(non_finite="skip", strategy="ddp")
 
 
 def test_the_loops_own_user_can_skip_too():

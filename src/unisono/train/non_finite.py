@@ -16,19 +16,26 @@ class NonFinite:
 
     Args:
         policy: ``stop`` or ``skip``.
+        strategy: The strategy's name, for the message.
+        is_exact: Whether it can leave out an update on all ranks alike.
 
     Attributes:
         num_skipped: Steps skipped since the run's start.
         in_a_row: Of these, those just now.
 
     Raises:
-        ConfigError: Another policy.
+        ConfigError: Another policy, or skipping with a strategy that cannot.
     """
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, *, strategy: str = "exact", is_exact: bool = True) -> None:
         if policy not in ("stop", "skip"):
             raise ConfigError(f"expected non_finite 'stop' or 'skip', got {policy!r}.")
         self.skips = policy == "skip"
+        if self.skips and not is_exact:
+            raise ConfigError(
+                f"non_finite='skip' works with the strategy 'exact', got {strategy!r}, whose ranks may have updated "
+                "already. Hint: non_finite='stop', or leave strategy out."
+            )
         self.num_skipped = self.in_a_row = 0
 
     @property

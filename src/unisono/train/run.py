@@ -127,7 +127,7 @@ class Run:
         set_determinism(self.threads)
         keep_freed_memory()
         self.placement = chosen.place(self.replicas, world.world_size)
-        self.non_finite = NonFinite(non_finite)
+        self.non_finite = NonFinite(non_finite, strategy=chosen.name, is_exact=chosen.is_exact)
         self._parts: Parts | None = None
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
