@@ -34,7 +34,7 @@ def gated() -> GatedCNN:
     return GatedCNN(50, readout="all")
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 @pytest.mark.parametrize("more", [{"precision": "bf16"}, pytest.param({"compile": True}, marks=pytest.mark.slow)])
 def test_an_option_gives_close_numbers_and_other_bits(more):
     """Scores and gradients in float32, near the plain ones; names of parameters stay."""
