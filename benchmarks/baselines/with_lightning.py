@@ -30,7 +30,7 @@ class Module(lightning.LightningModule):
         return self.work.optimizer(self.parameters())
 
     def on_train_epoch_start(self) -> None:
-        self.started, self.cpu = time.perf_counter(), time.process_time()
+        self.started, self.cpu_started = time.perf_counter(), time.process_time()
 
     def on_validation_epoch_start(self) -> None:
         self.counts = torch.zeros(2)
@@ -51,7 +51,7 @@ class Module(lightning.LightningModule):
             print(json.dumps(line), flush=True)
 
     def on_validation_start(self) -> None:
-        self.validated, self.cpu_s = time.perf_counter(), time.process_time() - self.cpu
+        self.validated, self.cpu_s = time.perf_counter(), time.process_time() - self.cpu_started
 
 
 def main() -> None:
