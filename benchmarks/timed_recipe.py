@@ -23,20 +23,21 @@ class Clock:
         self.fit, self.evaluate = unisono.Trainer.fit, unisono.Trainer.evaluate
 
     def timed_fit(self, trainer: unisono.Trainer, train_set: Any, **more: Any) -> Any:
-        self.num_samples, self.since = len(train_set), time.perf_counter()
+        self.num_samples, self.since, self.cpu = len(train_set), time.perf_counter(), time.process_time()
         return self.fit(trainer, train_set, show_progress=False, **more)
 
     def timed_evaluate(self, trainer: unisono.Trainer, *args: Any, **more: Any) -> Any:
-        train_s = time.perf_counter() - self.since
+        train_s, cpu_s = time.perf_counter() - self.since, time.process_time() - self.cpu
         scores = self.evaluate(trainer, *args, **more)
         self.epoch += 1
         if trainer.run.world.is_leader:
             line = {
                 "epoch": self.epoch, "train_s": train_s, "samples_per_s": self.num_samples / train_s,
                 "accuracy": scores["test_accuracy"],
+                "cpu_s": cpu_s,
             }  # fmt: skip
             print(json.dumps(line), flush=True)
-        self.since = time.perf_counter()
+        self.since, self.cpu = time.perf_counter(), time.process_time()
         return scores
 
 

@@ -53,7 +53,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         model.train()
         dist.barrier()
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         for batch in loader:
             target, x = batch if work.swap else batch[::-1]
             optimizer.zero_grad()
@@ -65,11 +65,11 @@ def main() -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), work.clip)
             optimizer.step()
         dist.barrier()
-        train_s = time.perf_counter() - started
+        train_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
         accuracy = evaluate(work)
         if dist.get_rank() == 0:
             rate = len(work.train_set) / train_s
-            line = {"epoch": epoch + 1, "train_s": train_s, "samples_per_s": rate, "accuracy": accuracy}
+            line = {"epoch": epoch + 1, "train_s": train_s, "samples_per_s": rate, "accuracy": accuracy, "cpu_s": cpu_s}
             print(json.dumps(line), flush=True)
     dist.destroy_process_group()
 

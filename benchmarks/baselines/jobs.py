@@ -3,6 +3,7 @@
 Read by all baselines, so that they differ in nothing but what drives them. Only the reading of the files is unisono's.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ from unisono.recipes.play import spread
 Vocabulary = dict[str, int]
 
 
+read_once = functools.cache(read_reviews)
+
+
 class Reviews(Dataset):
     """Pairs (label, text), as torchtext's IMDB gives them; label 1 is negative, 2 positive."""
 
     def __init__(self, data: Path, split: str, limit: int | None) -> None:
-        found = [review for review in read_reviews(data) if review.split == split]
+        found = [review for review in read_once(data) if review.split == split]
         self.items: list[tuple[int, Any]] = [
             (found[index].label + 1, found[index].text) for index in spread(len(found), limit)
         ]

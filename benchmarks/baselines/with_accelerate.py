@@ -26,7 +26,7 @@ def main() -> None:
     for epoch in range(given.epochs):
         model.train()
         accelerator.wait_for_everyone()
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         for batch in loader:
             target, x = batch if work.swap else batch[::-1]
             optimizer.zero_grad()
@@ -35,7 +35,7 @@ def main() -> None:
                 accelerator.clip_grad_norm_(model.parameters(), work.clip)
             optimizer.step()
         accelerator.wait_for_everyone()
-        train_s = time.perf_counter() - started
+        train_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
         model.eval()
         right = 0
         with torch.no_grad():
@@ -45,7 +45,7 @@ def main() -> None:
         if accelerator.is_main_process:
             line = {
                 "epoch": epoch + 1, "train_s": train_s, "samples_per_s": len(work.train_set) / train_s,
-                "accuracy": right / len(work.test_set),
+                "accuracy": right / len(work.test_set), "cpu_s": cpu_s,
             }  # fmt: skip
             print(json.dumps(line), flush=True)
     accelerator.end_training()

@@ -30,10 +30,7 @@ class Module(lightning.LightningModule):
         return self.work.optimizer(self.parameters())
 
     def on_train_epoch_start(self) -> None:
-        self.started = time.perf_counter()
-
-    def on_train_epoch_end(self) -> None:
-        self.train_s = time.perf_counter() - self.started
+        self.started, self.cpu_started = time.perf_counter(), time.process_time()
 
     def on_validation_epoch_start(self) -> None:
         self.counts = torch.zeros(2)
@@ -46,15 +43,15 @@ class Module(lightning.LightningModule):
         right, seen = self.all_gather(self.counts).reshape(-1, 2).sum(dim=0).tolist()
         if self.trainer.is_global_zero and hasattr(self, "started"):
             # Lightning validates before it ends the epoch.
-            train_s = time.perf_counter() - self.started - (time.perf_counter() - self.validated)
+            train_s = self.validated - self.started
             line = {
                 "epoch": self.current_epoch + 1, "train_s": train_s,
-                "samples_per_s": len(self.work.train_set) / train_s, "accuracy": right / seen,
+                "samples_per_s": len(self.work.train_set) / train_s, "accuracy": right / seen, "cpu_s": self.cpu_s,
             }  # fmt: skip
             print(json.dumps(line), flush=True)
 
     def on_validation_start(self) -> None:
-        self.validated = time.perf_counter()
+        self.validated, self.cpu_s = time.perf_counter(), time.process_time() - self.cpu_started
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono.cli.train import train as train_command
 from unisono.data.mnist import PINS
 
 KEYS = {"fingerprint", "steps", "epochs", "world_size", "replicas", "wall_s", "train_s", "metrics"}
@@ -209,3 +210,10 @@ def test_a_started_process_would_be_noticed():
     """The control: the measure used above grows with any child."""
     subprocess.run([sys.executable, "-c", ""], check=True)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+
+
+def test_no_option_stands_for_two_things():
+    """Options of recipes and of strategies come from different places: no name may be in both."""
+    names = [name for parameter in train_command.params for name in parameter.opts]
+    assert len(names) > 30
+    assert len(set(names)) == len(names)

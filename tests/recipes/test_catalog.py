@@ -123,14 +123,14 @@ def test_options_of_other_recipes_are_refused():
         Options(**GOOD, text_column="x")
     with pytest.raises(ConfigError, match="'mnist' has no preset 'b'; it has best, fast, tutorial"):
         Options(**GOOD | {"recipe": "mnist"}, preset="b")
-    with pytest.raises(ConfigError, match="--precision fp32 or bf16"):
-        Options(**GOOD | {"recipe": "mnist"}, precision="fp8")
+    with pytest.raises(ConfigError, match="'digits' has no use for --bf16"):
+        Options(**GOOD, bf16=True)
 
 
 def test_options_that_change_bits_are_in_the_score():
     """Every such option appears when given and not otherwise; the others never do."""
     plain = {**GOOD, "recipe": "imdb", "model": "gcnn"}
-    given = {"lr": 0.1, "precision": "bf16", "compile": True, "max_length": 9, "length_pool": 0, "preset": "fast"}
+    given = {"lr": 0.1, "bf16": True, "compile": True, "max_length": 9, "length_pool": 0, "preset": "fast"}
     assert Options(**plain).score["settings"] == {"recipe": "imdb", "model": "gcnn", "limit": None}
     assert Options(**plain, **given).score["settings"] == {**Options(**plain).score["settings"], **given}
     assert Options(**plain, offline=True, num_workers=2, data="x").score == Options(**plain).score

@@ -34,8 +34,8 @@ def gated() -> GatedCNN:
     return GatedCNN(50, readout="all")
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own compiler
-@pytest.mark.parametrize("more", [{"precision": "bf16"}, pytest.param({"compile": True}, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+@pytest.mark.parametrize("more", [{"bf16": True}, pytest.param({"compile": True}, marks=pytest.mark.slow)])
 def test_an_option_gives_close_numbers_and_other_bits(more):
     """Scores and gradients in float32, near the plain ones; names of parameters stay."""
     if "compile" in more and shutil.which("g++") is None:
@@ -47,7 +47,7 @@ def test_an_option_gives_close_numbers_and_other_bits(more):
     assert torch.allclose(found, expected, atol=2e-3)
     for ours, theirs in zip(others, gradients, strict=True):
         assert torch.allclose(ours, theirs, atol=0.02 * float(theirs.abs().max()) + 1e-7)
-    assert ("precision" not in more) or not torch.equal(found, expected)
+    assert ("bf16" not in more) or not torch.equal(found, expected)
 
 
 def test_without_options_nothing_changes():

@@ -85,7 +85,7 @@ class Job:
     "--preset", metavar="NAME", help="The recipe's hyper-parameters by name, see docs/data.md.  [default: its first]"
 )
 @click.option("--lr", type=float, metavar="RATE", help="Learning rate in place of the preset's.")
-@click.option("--precision", default="fp32", metavar="fp32|bf16", show_default=True, help="bf16: autocast; other bits.")
+@click.option("--bf16", is_flag=True, help="The model under bfloat16 autocast, with any strategy; other bits.")
 @click.option("--compile", is_flag=True, help="Send the model through torch.compile; other bits.")
 @click.option("--offline", is_flag=True, help="Use downloads that are there, and no network.")
 @click.option("--augment", metavar="LIST", help="Image changes: flip,shift=2,rotate=10,crop=0.8 or none.")

@@ -65,7 +65,7 @@ OWN = ("test_data", "skip_broken")
 OWN_TEXT = (*TEXT, *OWN, "text_column", "label_column", "encoding")
 IMAGE = ("augment",)
 OWN_IMAGE = (*IMAGE, *OWN, "image_size")
-SPEED = ("lr", "precision", "compile")
+SPEED = ("lr", "bf16", "compile")
 SCORED = ("preset", *SPEED, *IMAGE, "image_size", *TEXT, *OWN, "text_column", "label_column", "encoding")
 """Options that change bits; those that are given stand in the score."""
 
@@ -80,7 +80,7 @@ class Options:
         cache: Directory for downloads and prepared data; the user's cache directory where None.
         preset: Named hyper-parameters; the recipe's first where None.
         lr: Learning rate in place of the preset's.
-        precision: ``fp32`` or ``bf16`` (autocast).
+        bf16: Whether the model runs under bfloat16 autocast.
         compile: Whether the model goes through `torch.compile`.
         offline: Use no network.
     """
@@ -103,7 +103,7 @@ class Options:
     strategy: StrategyOptions = ExactOptions()  # noqa: RUF009 - frozen
     preset: str | None = None
     lr: float | None = None
-    precision: str = "fp32"
+    bf16: bool = False
     compile: bool = False
     offline: bool = False
     augment: str | None = None
@@ -139,8 +139,6 @@ class Options:
                 raise ConfigError(f"expected {_flag(name)} >= 0, got {value}.")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ConfigError(f"expected --lr > 0, got {self.lr}.")
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigError(f"expected --precision fp32 or bf16, got {self.precision!r}.")
         recipe = find(self.recipe)
         if self.model not in recipe.models:
             raise ConfigError(f"recipe {self.recipe!r} has no model {self.model!r}; it has {', '.join(recipe.models)}.")
@@ -152,7 +150,7 @@ class Options:
     def given(self, name: str) -> Any:
         """Return an option's value, None where it was left at its default."""
         value = getattr(self, name)
-        return None if value is False or value == "fp32" else value
+        return None if value is False else value
 
     @property
     def data_path(self) -> Path | None:

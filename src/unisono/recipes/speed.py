@@ -16,9 +16,9 @@ def tune(model: M, options: Options) -> M:
 
     Args:
         model: From a micro-batch's inputs to a float tensor.
-        options: `precision` and `compile` change bits and belong to the score.
+        options: `bf16` and `compile` change bits and belong to the score.
     """
-    if options.precision == "bf16":
+    if options.bf16:
         plain = model.forward
 
         @wraps(plain)
