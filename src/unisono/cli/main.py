@@ -13,7 +13,7 @@ VERBS = {
     "diff": "Show where two runs part, and what differed first.",
     "chaos": "Kill a run's processes again and again, and prove that its result stays the same.",
     "checkpoint": "List, verify, rehearse, export or prune what a run has saved.",
-    "bench": "Measure collectives and strategies on this machine, or explain how one works.",
+    "bench": "Measure collectives or strategies, or explain how one works.",
 }
 
 
