@@ -211,7 +211,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     from unisono.report.timing_picture import spell_bytes, spell_seconds
 
     lines = [
-        f"{'ranks':>5}  {'collective':<15} {'buffer':>7}  {'over':<6} {'median':>8}  {'quartiles':>19}  "
+        f"{'ranks':>5} {'collective':<15} {'buffer':>7} {'over':<6} {'median':>8} {'quartiles':>19} "
         f"{'MB/s':>6}  {'ratio':>6}"
     ]
     groups: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
@@ -227,8 +227,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             rate = "" if row["bytes_per_s"] is None else _short(row["bytes_per_s"] / 1e6)
             ratio = "" if base_s is None else _short(base_s / row["median_s"]) + "x"
             buffer = spell_bytes(size) if size else ""
-            line = f"{ranks:>5}  {collective:<15} {buffer:>7}  {transport:<6} {spell_seconds(row['median_s']):>8}  "
-            lines.append(f"{line}{quartiles}  {rate:>6}  {ratio:>6}".rstrip())
+            line = f"{ranks:>5} {collective:<15} {buffer:>7} {transport:<6} {spell_seconds(row['median_s']):>8} "
+            lines.append(f"{line}{quartiles} {rate:>6}  {ratio:>6}".rstrip())
     lines.append("")
     lines.append("ratio: times faster than over gloo (tree_all_reduce: than gloo's all_reduce)")
     return lines
