@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from unisono.metrics.rates import Perplexity as Perplexity
     from unisono.metrics.rates import Throughput as Throughput
     from unisono.metrics.spans import SpanF1 as SpanF1
-    from unisono.strategies.options import strategy as strategy
+    from unisono.strategies.catalog import strategy as strategy
     from unisono.train.callbacks.base import Callback as Callback
     from unisono.train.run import Run as Run
     from unisono.train.trainer import Trainer as Trainer
@@ -101,7 +101,7 @@ _HOMES = {
     "load_weights": "checkpoint.interchange",
     "on_rank": "collectives.places",
     "run_ranks": "collectives.loopback",
-    "strategy": "strategies.options",
+    "strategy": "strategies.catalog",
 }
 
 __version__ = "0.1.0"

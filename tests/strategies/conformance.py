@@ -21,7 +21,8 @@ from jobs import digits, digits_for_test
 from ranks import join
 from unisono.collectives.transport import Transport
 from unisono.placement import cut
-from unisono.strategies.options import StrategyOptions, find
+from unisono.strategies.catalog import find
+from unisono.strategies.options import StrategyOptions
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exact": ("exact", {}),

@@ -9,7 +9,7 @@ import jobs
 from ranks import once, run_processes, run_threads
 from strategies import conformance
 from unisono.errors import WorkerFailed
-from unisono.strategies.options import CATALOG, find
+from unisono.strategies.catalog import CATALOG, find
 
 CASES = list(conformance.CASES)
 PROGRAMS = list(conformance.PROGRAMS)

@@ -10,7 +10,7 @@ import click
 
 from unisono.cli.outcome import perform
 from unisono.cli.strategy import take_strategy
-from unisono.strategies.options import CATALOG
+from unisono.strategies.catalog import CATALOG
 
 DEFAULT = ",".join(CATALOG)
 

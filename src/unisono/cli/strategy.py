@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.strategies.options import CATALOG, all_options, find
+from unisono.strategies.catalog import CATALOG, all_options, find
 
 if TYPE_CHECKING:
     from unisono.strategies.options import StrategyOptions

@@ -23,8 +23,9 @@ from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
 from unisono.seeding import check_seed, mix
 from unisono.strategies.base import LossFunction, Setting
+from unisono.strategies.catalog import resolve
 from unisono.strategies.drift import Sentinel
-from unisono.strategies.options import StrategyOptions, resolve
+from unisono.strategies.options import StrategyOptions
 from unisono.train import score as scores
 from unisono.train.checks import check_new_part, check_whole
 from unisono.train.course import Course
@@ -162,11 +163,8 @@ class Run:
             environment["world_size"] = self.world.world_size
         check_alike(self.transport, parts.description, environment)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
-        setting = Setting(
-            transport=self.transport, placement=self.placement, seed=self.seed, device=self.device,
-            clip_norm=self.clip_norm,
-        )  # fmt: skip
-        parts.strategy = self._strategy.build(model, optimizer, setting)
+        own = {name: getattr(self, name) for name in ("transport", "placement", "seed", "device", "clip_norm")}
+        parts.strategy = self._strategy.build(model, optimizer, Setting(**own))
         parts.strategy.is_stop_asked = self._watch.is_stop_asked
         self._parts = parts
         return parts.strategy.front(model), optimizer

@@ -1,0 +1,113 @@
+"""The list of strategies: found by name, with options as typed or as values (no torch here)."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from unisono.errors import ConfigError
+from unisono.strategies.options import (
+    AllReduceOptions,
+    AsyncPSOptions,
+    BalancedDPOptions,
+    DDPOptions,
+    DPOptions,
+    ExactOptions,
+    FSDPOptions,
+    ModelParallelOptions,
+    PSOptions,
+    StrategyOptions,
+)
+
+CATALOG: Mapping[str, type[StrategyOptions]] = {
+    kind.name: kind
+    for kind in (
+        ExactOptions, DDPOptions, AllReduceOptions, PSOptions, AsyncPSOptions, DPOptions, BalancedDPOptions,
+        FSDPOptions, ModelParallelOptions,
+    )
+}  # fmt: skip
+"""Every strategy by name."""
+
+
+def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
+    """Return a strategy by name, with some of its options.
+
+    Args:
+        name: One of `CATALOG`.
+        given: Options by name; a text, as typed, is read as the option's type.
+
+    Raises:
+        ConfigError: No such strategy or option, or a value that it does not take.
+
+    Example:
+        >>> find("exact", {"shares": "1,2,2"}).place(5, 3)
+        [range(0, 1), range(1, 3), range(3, 5)]
+    """
+    if name not in CATALOG:
+        near = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0.4)
+        hint = f" Hint: did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{hint}")
+    kind = CATALOG[name]
+    known = {item.name: item for item in fields(kind)}
+    for key in given or {}:
+        if key not in known:
+            owners = [other.name for other in CATALOG.values() if key in {item.name for item in fields(other)}]
+            hint = f" It is an option of {', '.join(owners)}." if owners else ""
+            raise ConfigError(f"strategy {name} has no option {key!r}; it has {', '.join(known) or 'none'}.{hint}")
+    return kind(**{key: _read(name, known[key], value) for key, value in (given or {}).items()})
+
+
+def resolve(strategy: "str | StrategyOptions") -> StrategyOptions:
+    """Return the options of a strategy that is given by name or as they are.
+
+    Raises:
+        ConfigError: Something else, or an unknown name.
+    """
+    if isinstance(strategy, str):
+        return find(strategy)
+    if not isinstance(strategy, StrategyOptions):
+        raise ConfigError(
+            f"expected strategy as a name ({', '.join(CATALOG)}) or as unisono.strategy(name, ...), "
+            f"got {type(strategy).__name__}."
+        )
+    return strategy
+
+
+def strategy(name: str, /, **options: Any) -> StrategyOptions:
+    """Return a strategy with some of its options, for ``Run(strategy=...)``.
+
+    Raises:
+        ConfigError: No such strategy or option, or a value that it does not take.
+
+    Example:
+        >>> strategy("exact", shares=(1, 2)).name
+        'exact'
+    """
+    return find(name, options)
+
+
+def all_options() -> dict[str, tuple[list[str], Any]]:
+    """Return every option of every strategy by name: the strategies that have it, and its field."""
+    found: dict[str, tuple[list[str], Any]] = {}
+    for kind in CATALOG.values():
+        for item in fields(kind):
+            found.setdefault(item.name, ([], item))[0].append(kind.name)
+    return found
+
+
+def _read(name: str, item: Any, value: Any) -> Any:
+    """Return an option's value; text is read as the type of the field."""
+    kinds = str(item.type)
+    try:
+        if "tuple[float" in kinds and value is not None:
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(float(part) for part in parts)
+        if "tuple[str" in kinds and value is not None:
+            return tuple(value.split(",") if isinstance(value, str) else value)
+        if isinstance(value, str) and "str" not in kinds:
+            if "bool" in kinds:
+                return {"true": True, "false": False, "yes": True, "no": False}[value.lower()]
+            return int(value) if "int" in kinds else float(value)
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"strategy {name}: expected {item.name} as {kinds}, got {value!r}.") from None
+    return value
