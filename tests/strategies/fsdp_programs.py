@@ -1,5 +1,6 @@
 """Sharded trainings beside exact ones, for ranks in processes."""
 
+import hashlib
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 
 import unisono
 from ranks import join
+from reference import bits
 from strategies.conformance import loss_of
 from strategies.strategy_runs import toy_data
 from unisono.collectives.transport import Transport
@@ -39,7 +41,16 @@ def leg(
         ]
         used = run._prepared().strategy
         kept = used.state_bytes() if isinstance(used, FSDP) else 0
-        return {"fingerprint": run.result()["fingerprint"], "losses": losses, "bytes": kept}
+        used.settle()  # once more: after a resume, too, all ranks must gather in one order
+        moments = hashlib.sha256()
+        for name, value in sorted(run._prepared().pack().tensors["optimizer"].items()):
+            moments.update(name.encode() + bits(value))
+        return {
+            "fingerprint": run.result()["fingerprint"],
+            "losses": losses,
+            "bytes": kept,
+            "moments": moments.hexdigest(),
+        }
 
 
 def compare(transport: Transport | None, out: str) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class FSDP(Strategy):
         self._owns_group = join_alone(self.transport)
         self._rounds = _Rounds(self.placement, 1)
         self._spare: Micro | None = None
-        self._whole: dict[str, dict[str, Tensor]] | None = None
+        self._gathered: dict[str, dict[str, Tensor]] | None = None
         if self.transport.world_size > 1 and not dist.is_initialized():
             raise ConfigError("strategy fsdp needs processes. Hint: unisono run, or unisono.launch.")
         before = dict(model.named_parameters())
@@ -140,7 +140,7 @@ class FSDP(Strategy):
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`; the gradients are slices."""
-        self._whole = None
+        self._gathered = None
         replicas = self.setting.replicas
         sizes = [len(part) for part in cut(num_samples, replicas)]
         leaves = min(num_samples, replicas)
@@ -206,7 +206,7 @@ class FSDP(Strategy):
     def clip(self, model: nn.Module, clip_norm: float) -> None:
         """See `Strategy.clip`; norms are taken of whole tensors, one at a time, as `exact` does."""
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norms = [torch.linalg.vector_norm(_full(grad)) for grad in grads]
+        norms = [torch.linalg.vector_norm(_whole(grad, self.transport)) for grad in grads]
         total = torch.linalg.vector_norm(torch.stack(norms))
         factor = torch.clamp(clip_norm / (total + 1e-6), max=1.0)
         torch._foreach_mul_([_local(grad) for grad in grads], factor)
@@ -214,8 +214,9 @@ class FSDP(Strategy):
     def settle(self) -> None:
         """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
         packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
-        self._whole = {
-            stem: {name: _full(tensor).detach().cpu().clone() for name, tensor in part.items()}
+        self._gathered = {
+            # In name order: after a resume each rank's dictionaries have an order of their own.
+            stem: {name: _whole(tensor, self.transport).detach().cpu().clone() for name, tensor in sorted(part.items())}
             for stem, part in packed.tensors.items()
         }
 
@@ -228,11 +229,11 @@ class FSDP(Strategy):
         objects: Mapping[str, checkpoint_format.Stateful],
     ) -> State:
         """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
-        if self._whole is None:
+        if self._gathered is None:
             self.settle()
-        assert self._whole is not None
+        assert self._gathered is not None
         packed = super().pack(model, optimizer, scheduler, values, objects)
-        return replace(packed, tensors={**packed.tensors, **self._whole})
+        return replace(packed, tensors={**packed.tensors, **self._gathered})
 
     def unpack(
         self,
@@ -255,10 +256,10 @@ class FSDP(Strategy):
 
     def fingerprint(self, model: nn.Module) -> str:
         """See `Strategy.fingerprint`."""
-        if self._whole is None:
+        if self._gathered is None:
             self.settle()
-        assert self._whole is not None
-        return checkpoint_format.fingerprint_of(self._whole["model"])
+        assert self._gathered is not None
+        return checkpoint_format.fingerprint_of(self._gathered["model"])
 
     def report(self) -> dict[str, Any]:
         """See `Strategy.report`: the bytes of weights and optimizer state that this rank keeps."""
@@ -344,5 +345,16 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _whole(tensor: Tensor, transport: Transport) -> Tensor:
+    """Return a tensor of which each rank has a slice of rows, in one piece; collective."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    local, world_size = tensor.to_local().detach(), transport.world_size
+    if world_size == 1:
+        return local
+    rows = -(-tensor.shape[0] // world_size)  # the last slices may be shorter, or empty
+    mine = local.new_zeros((rows, *tensor.shape[1:]))
+    mine[: len(local)] = local
+    everything = local.new_empty(world_size * mine.numel())
+    transport.all_gather(mine.view(-1), everything)
+    return everything.view(world_size * rows, *tensor.shape[1:])[: tensor.shape[0]]
