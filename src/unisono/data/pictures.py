@@ -17,7 +17,7 @@ class Pictures:
     """Labelled images; micro-batches are (float32 (n, channels, height, width), labels).
 
     Values are ``(pixel / 255 - mean) / std``, computed in float32 in this order; the tensors have torch's
-    ``channels_last`` layout, in which CPU convolutions are fastest.
+    ``channels_last`` layout.
 
     Args:
         images: uint8 (n, height, width) or (n, height, width, channels); may be memory-mapped.
