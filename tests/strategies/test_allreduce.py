@@ -103,7 +103,7 @@ def test_fp16_scales_losses_and_leaves_out_what_overflows():
     """The first scale overflows in some steps: they change nothing, on all ranks alike; then it trains."""
 
     def program(transport):
-        return train(transport, unisono.strategy("allreduce", precision="fp16"), steps=20, scale=3e4, lr=0.05 / 3e4)
+        return train(transport, unisono.strategy("allreduce", amp="fp16"), steps=20, scale=3e4, lr=0.05 / 3e4)
 
     found = run_threads(program, 2)
     assert found[0]["report"]["skipped_steps"] == found[1]["report"]["skipped_steps"] > 0

@@ -135,7 +135,7 @@ class ExactOptions(StrategyOptions):
 class PreciseOptions(StrategyOptions):
     """Options of strategies whose ranks all hold the whole model and reduce gradients."""
 
-    precision: str = option("fp32", "Forward pass in fp32, bf16 or fp16 (with loss scaling).", "fp32", "bf16", "fp16")
+    amp: str = option("none", "Autocast the forward pass; fp16 with loss scaling.", "none", "bf16", "fp16")
     accumulate: int = option(1, "Micro-batches that each process adds up before the gradients move.", at_least=1)
 
     def default_replicas(self, world_size: int) -> int:

@@ -22,8 +22,8 @@ class Precise(Replicated):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: PreciseOptions) -> None:
         super().__init__(model, optimizer, setting)
-        self._dtype = DTYPES.get(options.precision)
-        self._scaler = torch.amp.GradScaler(setting.device.type, enabled=options.precision == "fp16")
+        self._dtype = DTYPES.get(options.amp)
+        self._scaler = torch.amp.GradScaler(setting.device.type, enabled=options.amp == "fp16")
         self._scaler.scale(torch.zeros(1, device=setting.device))  # it makes its own scale with the first tensor
         self._num_skipped = 0
 

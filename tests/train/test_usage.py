@@ -1,0 +1,26 @@
+"""What a run costs, as every rank knows it."""
+
+from ranks import run_threads
+from unisono.train.usage import Usage
+
+
+def test_steps_are_added_up_and_ranks_listed():
+    """Samples over the seconds in steps; memory and bytes of each rank."""
+
+    def program(transport):
+        usage = Usage()
+        for _ in range(3):
+            usage.begin()
+            usage.end(10)
+        transport.bytes_sent = 300 * (1 + transport.rank)
+        return usage.summary(transport)
+
+    first, second = run_threads(program, 2)
+    assert first["bytes_sent_per_step"] == second["bytes_sent_per_step"] == [100, 200]
+    assert len(first["peak_memory_bytes"]) == 2
+    assert first["samples_per_s"] > 0
+
+
+def test_a_run_that_did_nothing_has_no_speed():
+    """No division by zero."""
+    assert run_threads(lambda transport: Usage().summary(transport)["samples_per_s"], 1) == [None]
