@@ -168,8 +168,10 @@ import torch.distributed as dist
 from torch.distributed import init_process_group
 import torch
 seen = []
-for asked in ASKED:
-    init_process_group(**asked)
+for number, asked in enumerate(ASKED):
+    # A place of their own for each: a rank may be early and still meet the server that is about to go.
+    place = {"rank": int(os.environ["RANK"]), "world_size": 2, "init_method": f"file://{os.getcwd()}/store-{number}"}
+    init_process_group(**asked, **(place if number else {}))
     value = torch.ones(2)
     dist.all_reduce(value)
     groups = [dist.new_group(), dist.new_group(backend="gloo")]
