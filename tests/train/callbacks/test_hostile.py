@@ -24,7 +24,7 @@ play({kind!r})
     ("kind", "words"),
     [
         ("sleeps", ["callback Sleeps.on_step_end at step 3 took longer than 2 s", "rank 1 of 2"]),
-        ("meets", ["the ranks are doing different things", "rank 0: barrier", "rank 1: "]),
+        ("meets", ["the ranks are doing different things", "rank 0: step 3: barrier", "rank 1: step 4: "]),
         ("raises", ["divided by hand", "in callback RaisesOnOneRank.on_step_end, step 3, on rank 1 of 2"]),
     ],
 )
