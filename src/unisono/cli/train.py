@@ -1,5 +1,6 @@
 """``unisono train``: play a recipe on the workers of this machine."""
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -122,8 +123,9 @@ def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watc
     from unisono.errors import RunStopped
 
     job = plan(recipe, workers, given)
-    with tempfile.TemporaryDirectory(prefix="unisono-") as scratch:
-        out = Path(job.options.out or Path(scratch) / "run")
+    kept = job.options.out
+    with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
+        out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))
         try:
             result = play(job, output="stderr" if as_json else "leader", **watching)
