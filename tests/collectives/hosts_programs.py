@@ -73,12 +73,17 @@ def play(transport: None) -> dict[str, Any]:
     seen["alike"] = type(connect(world, host="a", timeout_s=30)).__name__
     seen["own"] = name_of_this_host() == name_of_this_host() != "a"
     if world.world_size != 4:
+        flat.close()
         return seen
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         seen["in turn"] = type(connect(world, host="abab"[world.rank], timeout_s=30)).__name__
     seen["warned"] = [str(warning.message) for warning in caught]
-    return seen | disagree(connect(world, host="aabb"[world.rank], timeout_s=30))
+    joined = connect(world, host="aabb"[world.rank], timeout_s=30)
+    seen |= disagree(joined)
+    joined.close()
+    flat.close()  # gloo's threads must not outlive the interpreter, least of all with a lost peer
+    return seen
 
 
 def disagree(joined: Transport) -> dict[str, Any]:
