@@ -5,7 +5,7 @@ death) is tested elsewhere.
 """
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from unisono.collectives.reductions import REDUCTIONS, is_defined
 from unisono.collectives.shared_memory import SharedBoard
 from unisono.collectives.tuning import Plan
 
-SLOT_BYTES = 1024
+SLOT_BYTES = 2048  # room for one smallest piece of complex128 between 5 ranks, 1280 bytes, and not for much more
 
 
 class Ranks:
@@ -34,8 +34,10 @@ class Ranks:
         self.pool = ThreadPoolExecutor(world_size)
 
     def call(self, function):
-        """Return what `function` gives on each rank."""
-        return [future.result() for future in [self.pool.submit(function, group) for group in self.groups]]
+        """Return what `function` gives on each rank, once all have ended."""
+        futures = [self.pool.submit(function, group) for group in self.groups]
+        wait(futures)
+        return [future.result() for future in futures]
 
     def close(self):
         self.pool.shutdown()
@@ -81,10 +83,16 @@ def check(worlds, call):
     world_size, plan, case = call
     for board in worlds[world_size].boards:
         board.plan = plan
-    assert wrong(worlds[world_size], case) == []
+    try:
+        found = wrong(worlds[world_size], case)
+    except Exception:  # its ranks are no longer in step: the next case gets new ones
+        worlds[world_size].close()
+        worlds[world_size] = Ranks(world_size)
+        raise
+    assert found == []
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much], derandomize=True)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(calls())
 def test_every_collective_gives_what_one_process_computes(worlds, call):
     """Bit for bit, on every rank, whatever is drawn."""
@@ -95,7 +103,7 @@ def test_every_collective_gives_what_one_process_computes(worlds, call):
 @settings(max_examples=4000, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(calls())
 def test_every_collective_in_many_cases(worlds, call):
-    """As above, with cases that are new each time."""
+    """As above, with many more cases."""
     check(worlds, call)
 
 
