@@ -37,6 +37,26 @@ def test_a_job_that_is_waited_for_needs_no_thread():
     assert lane.is_idle
 
 
+def test_whoever_waits_for_the_next_job_runs_it(monkeypatch):
+    """A background job that no thread has begun runs in the thread that waits for it, but never before its turn."""
+    monkeypatch.setattr(Lane, "_start_thread", lambda _: None)
+    lane, seen = Lane("test"), []
+    first, second = (
+        lane.do(
+            lambda name=name: seen.append((name, threading.current_thread())), ShmWork(name, []), in_background=True
+        )
+        for name in ("first", "second")
+    )
+    with pytest.raises(PeerLost, match="has not ended"):
+        second.wait(timedelta(seconds=0.01))
+    second.run_now()
+    assert seen == []
+    first.wait()
+    second.wait()
+    assert seen == [("first", threading.current_thread()), ("second", threading.current_thread())]
+    assert first.run_now is None
+
+
 def test_errors_of_all_ranks_leave_the_lane_open():
     """A refusal that all ranks share is raised where the job is waited for, and the next job runs."""
     lane, seen = Lane("test"), []

@@ -8,15 +8,21 @@ A wait notices when the other process ends. The memory is anonymous and is gone 
 
 import collections
 import mmap
-import os
 import struct
-import time
 from typing import final
 
 import torch
 from torch import Tensor
 
-from unisono.collectives.shared_block import SEMAPHORE_BYTES, SharedBlock, make_semaphore, post, take, value_of
+from unisono.collectives.shared_block import (
+    SEMAPHORE_BYTES,
+    SharedBlock,
+    comes_soon,
+    make_semaphore,
+    post,
+    take,
+    value_of,
+)
 from unisono.errors import PeerLost, RankDivergence
 
 NUM_PIECES = 4
@@ -82,10 +88,7 @@ class Mailbox:
 
     def can_receive_soon(self, source: int, num_bytes: int) -> bool:
         """Whether a whole message of so many bytes lies there, or comes within some 0.1 ms."""
-        until = time.monotonic() + _SOON_S
-        while not (has_come := self.can_receive(source, num_bytes)) and time.monotonic() < until:
-            os.sched_yield()
-        return has_come
+        return comes_soon(lambda: self.can_receive(source, num_bytes), _SOON_S)
 
     def send(self, message: Tensor, target: int, tag: int, what: str) -> None:
         """Send bytes to a rank; returns when all of them lie in the ring.
@@ -148,7 +151,8 @@ class Mailbox:
             start = self._next(source, self.rank)
             size, found_tag, length, text_length = _HEAD.unpack_from(self._memory, start)
             if content is None:
-                text = self._memory[start + _HEAD.size :][:text_length].decode(errors="replace")
+                text_start = start + _HEAD.size
+                text = self._memory[text_start : text_start + text_length].decode(errors="replace")
                 is_wanted = found_tag == tag and text == _cut(what) and size == len(message)
                 content = message if is_wanted else torch.empty(size, dtype=torch.uint8)
             content[done : done + length].copy_(self._bytes[start + _HEAD_BYTES :][:length])

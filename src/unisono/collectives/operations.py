@@ -13,6 +13,7 @@ SUM, divided once by the number of ranks.
 Every meeting carries a note of operation, shape, dtype and root: ranks that disagree get `RankDivergence`, all of them.
 """
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import NoReturn, final
@@ -143,20 +144,21 @@ class Collectives:
         sources, targets = [as_bytes(flat_of(part)) for part in parts], [as_bytes(flat) for flat in flats]
         # Each slot begins with the rank's sizes: all must know how many meetings the longest part of any pair takes.
         head = -(-16 * self.world_size // _ALIGNMENT) * _ALIGNMENT
-        sizes = torch.tensor([[len(source) for source in sources], [len(target) for target in targets]])
+        sizes = torch.tensor([len(each) for each in (*sources, *targets)])
         room, start, longest = self._room(head), 0, 1
         while start < longest:
             own = self._own_slot()
-            own[: sizes.nbytes].view(torch.int64).copy_(sizes.view(-1))
+            self.board.slot(self.rank, self.board.num_barriers % 2, torch.int64)[: len(sizes)].copy_(sizes)
             for rank, source in enumerate(sources):
                 piece = source[start : start + room]
                 own[head + rank * room :][: len(piece)].copy_(piece)
             parity = self._meet(note)
             slots = [self.board.slot(rank, parity) for rank in range(self.world_size)]
             if not start:
-                table = torch.stack([slot[: sizes.nbytes].view(torch.int64).view(2, -1) for slot in slots])
-                self._check_table(table[:, 0], table[:, 1].T)
-                longest = int(table.max())
+                heads = [self.board.slot(rank, parity, torch.int64) for rank in range(self.world_size)]
+                told = [head[: len(sizes)].tolist() for head in heads]
+                self._check_sizes([row[: self.world_size] for row in told], [row[self.world_size :] for row in told])
+                longest = max(map(max, told))
             for slot, target in zip(slots, targets, strict=True):
                 part = target[start : start + room]
                 part.copy_(slot[head + self.rank * room :][: len(part)])
@@ -245,13 +247,16 @@ class Collectives:
         if whole.numel() != self.world_size * part.numel() or whole.dtype != part.dtype:
             self._refuse(note, f"the whole is {describe([whole])}, not {self.world_size} times the part")
 
-    def _check_table(self, sent: Tensor, awaited: Tensor) -> None:
-        if torch.equal(sent, awaited):
+    def _check_sizes(self, sent: list[list[int]], awaited: list[list[int]]) -> None:
+        """Compare what rank i sends to rank j, ``sent[i][j]``, with what rank j expects, ``awaited[j][i]``."""
+        pairs = itertools.product(range(self.world_size), repeat=2)
+        wrong = next((pair for pair in pairs if sent[pair[0]][pair[1]] != awaited[pair[1]][pair[0]]), None)
+        if wrong is None:
             return
-        source, target = (int(index) for index in (sent != awaited).nonzero()[0])
+        source, target = wrong
         raise RankDivergence(
-            f"[rank {self.rank}/{self.world_size}] all_to_all: rank {target} expects {int(awaited[source, target])} "
-            f"bytes from rank {source}, which sends {int(sent[source, target])}. "
+            f"[rank {self.rank}/{self.world_size}] all_to_all: rank {target} expects {awaited[target][source]} "
+            f"bytes from rank {source}, which sends {sent[source][target]}. "
             "Hint: the output split sizes of one rank are the input split sizes of the others."
         )
 

@@ -23,6 +23,7 @@ from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost, WorldError
+from unisono.launchers.leaving import leave_groups_at_exit
 from unisono.world import World, default_cache
 
 _connections = itertools.count()
@@ -99,6 +100,7 @@ def connect(
                 f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. "
                 "Hint: initialise it from the environment."
             )
+        leave_groups_at_exit()
         return _fastest(world, ProcessGroupTransport(owns_group=False), device, timeout_s, share_memory, host)
     if world.world_size == 1:
         return LoopbackTransport()
@@ -115,6 +117,7 @@ def connect(
             f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} "
             f"within {timeout_s:g} s: {error}"
         ) from error
+    leave_groups_at_exit()
     return _fastest(world, ProcessGroupTransport(owns_group=True), device, timeout_s, share_memory, host)
 
 

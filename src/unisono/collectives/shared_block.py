@@ -7,6 +7,8 @@ through ``/proc/PID/fd``.
 POSIX makes ``sem_post`` and ``sem_wait`` synchronise memory between processes (XBD 4.12), so what was written before
 a post is seen after the wait on weakly ordered machines too; no plain load or store is used to synchronise. A wait
 tries briefly, then yields the core, then sleeps in the kernel in slices, and looks at the other processes in between.
+Yielding is left out for a while where it has cost a time slice: another process wants the core, and gets milliseconds
+of it, where a sleeper would be woken at once.
 """
 
 import ctypes
@@ -23,7 +25,11 @@ SEMAPHORE_BYTES = 64
 
 _NUM_TRIES = 30
 _YIELD_S = 40e-6  # waking from sleep costs as much, and more on a virtual machine
+_CROWDED_S = 200e-6  # a yield that nobody uses takes 1 µs; one that another process uses, its time slice of some ms
+_REST_S = 0.5
 _SLICE_S = 0.02
+
+_no_yield_until = 0.0
 
 # PyDLL keeps the interpreter's lock: for calls that return at once. CDLL gives it up: for calls that sleep.
 _quick, _slow = ctypes.PyDLL(None), ctypes.CDLL(None, use_errno=True)
@@ -67,16 +73,28 @@ def take(address: int, look: Callable[[float], None]) -> None:
         address: Of the semaphore.
         look: Called every 20 ms of sleep with the seconds waited so far; raises to end the wait.
     """
-    for _ in range(_NUM_TRIES):
-        if _try_wait(address) == 0:
-            return
+    if comes_soon(lambda: _try_wait(address) == 0, _YIELD_S):
+        return
     began = time.monotonic()
-    while time.monotonic() < began + _YIELD_S:
-        os.sched_yield()
-        if _try_wait(address) == 0:
-            return
     while not _sleep_at(address):
         look(time.monotonic() - began)
+
+
+def comes_soon(has_come: Callable[[], bool], within_s: float) -> bool:
+    """Whether something happens within some microseconds, for which the core is kept, or yielded to who wants it."""
+    global _no_yield_until
+    for _ in range(_NUM_TRIES):
+        if has_come():
+            return True
+    now = began = time.monotonic()
+    while began + within_s > now >= _no_yield_until:
+        os.sched_yield()
+        before, now = now, time.monotonic()
+        if now - before > _CROWDED_S:
+            _no_yield_until = now + _REST_S
+        if has_come():
+            return True
+    return False
 
 
 def _sleep_at(address: int) -> bool:

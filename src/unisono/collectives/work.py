@@ -1,11 +1,12 @@
 """Handles of operations that are under way, and the lanes in which operations follow one another.
 
 A lane runs its jobs in the order they were given: at once in the calling thread where the caller waits anyway and
-nothing else is under way, else in a thread of its own. After a failure that leaves ranks at different points no
-further job runs: each gets the same error.
+nothing else is under way, else in a thread of its own. Whoever waits for the next job in the line while the thread has
+not begun it runs it himself: to wake a thread and be woken by it costs more than a small operation. After a failure
+that leaves ranks at different points no further job runs: each gets the same error.
 """
 
-import queue
+import collections
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -40,6 +41,8 @@ class ShmWork(dist.Work):
         self._guard = threading.Lock()
         self._start: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
+        self.run_now: Callable[[], None] | None = None
+        """Runs the operation in the calling thread, if no one has begun it and nothing comes before it."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """Say that the operation has ended, well or with an error."""
@@ -54,6 +57,8 @@ class ShmWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; raises the operation's error. A timeout of zero or less means none."""
         seconds = timeout.total_seconds()
+        if self.run_now is not None and seconds <= 0:
+            self.run_now()
         if not self._has_ended:
             if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
                 raise PeerLost(f"{self.name} has not ended within {seconds:g} s.")
@@ -111,27 +116,30 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._guard = threading.Lock()
-        self._turn = threading.Lock()
-        self._jobs: queue.SimpleQueue[tuple[Job, ShmWork, bool] | None] = queue.SimpleQueue()
+        self._change = threading.Condition(threading.Lock())
+        self._line: collections.deque[tuple[Job, ShmWork, bool]] = collections.deque()
+        self._is_busy = self._is_closed = False
         self._thread: threading.Thread | None = None
-        self._num_unfinished = 0
         self._failure: PeerLost | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way or waits for its turn."""
-        return self._num_unfinished == 0
+        return not (self._is_busy or self._line)
 
     def do(self, job: Job, work: ShmWork, *, in_background: bool) -> ShmWork:
         """Run a job: in the background, or to its end before this returns; its error is raised here or by `work`."""
-        with self._guard:
-            is_first = self._num_unfinished == 0
-            self._num_unfinished += 1
-            if in_background or not is_first:
+        item = (job, work, torch.is_inference_mode_enabled())
+        with self._change:
+            is_at_once = not in_background and self.is_idle
+            if is_at_once:
+                self._is_busy = True
+            else:
+                work.run_now = lambda: self._run_now(item)
+                self._line.append(item)
                 self._start_thread()
-                self._jobs.put((job, work, torch.is_inference_mode_enabled()))
-        if not in_background and is_first:
+                self._change.notify()
+        if is_at_once:
             self._play(job, work)
         if not in_background:
             work.wait()
@@ -139,29 +147,47 @@ class Lane:
 
     def close(self) -> None:
         """Let the thread end after the jobs it has."""
-        with self._guard:
-            if self._thread is not None:
-                self._jobs.put(None)
-                self._thread = None
+        with self._change:
+            self._is_closed, self._thread = True, None
+            self._change.notify()
 
     def _start_thread(self) -> None:
         if self._thread is None:
+            self._is_closed = False
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
 
     def _serve(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, work, is_inference = item
-            with torch.inference_mode(is_inference):
-                self._play(job, work)
-            del item, job, work  # a tensor must not live until the next job
+        while True:
+            with self._change:
+                while self._is_busy or not self._line:
+                    if self._is_closed and self.is_idle:
+                        return
+                    self._change.wait()
+                item = self._line.popleft()
+                self._is_busy = True
+            self._play_item(item)
+            del item  # a tensor must not live until the next job
+
+    def _run_now(self, item: tuple[Job, ShmWork, bool]) -> None:
+        with self._change:
+            if self._is_busy or not self._line or self._line[0] is not item:
+                return
+            self._line.popleft()
+            self._is_busy = True
+        self._play_item(item)
+
+    def _play_item(self, item: tuple[Job, ShmWork, bool]) -> None:
+        job, work, is_inference = item
+        work.run_now = None  # it refers to the work
+        with torch.inference_mode(is_inference):
+            self._play(job, work)
 
     def _play(self, job: Job, work: ShmWork) -> None:
         error: BaseException | None = self._failure
         try:
-            with self._turn:
-                if error is None:
-                    job()
+            if error is None:
+                job()
         except (RankDivergence, ConfigError) as refused:  # all ranks know, and are at the same point
             error = refused
         except PeerLost as lost:
@@ -172,8 +198,10 @@ class Lane:
                 f"{work.name} was cut short by {type(other).__name__}: this group is of no more use."
             )
         finally:
-            with self._guard:
-                self._num_unfinished -= 1
+            with self._change:
+                self._is_busy = False
+                if self._line or self._is_closed:
+                    self._change.notify()
         work.finish(error)
 
 

@@ -28,6 +28,7 @@ from typing import Any, final
 from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
 from unisono.launchers.failure import FailureReport
+from unisono.launchers.leaving import leave_groups_at_exit
 from unisono.launchers.local_rank import with_local_rank
 from unisono.launchers.spec import BACKEND_VARIABLE
 from unisono.launchers.stacks import STACK_SIGNAL, stack_file
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _show_stack_on_demand(directory, rank)
+    leave_groups_at_exit()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here
         if os.environ.get(BACKEND_VARIABLE) == "shm":
