@@ -1,0 +1,44 @@
+"""The long run of kills (`benchmarks/thousand_kills.py`) in small: it counts, goes on, and sees what is broken."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "thousand_kills.py"
+
+
+def play(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), str(place), "--per-stretch", "6", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_row_6_many_kills(tmp_path):
+    """Kills at moments that a seed decides: all stretches equal the undisturbed run; started again, it goes on."""
+    place = tmp_path / "kills"
+    first = play(place, "--kills", "6")
+    assert first.returncode == 0, first.stderr
+    again = play(place, "--kills", "12")
+    assert again.returncode == 0, again.stderr
+    stretches, kills = rows(place / "stretches.jsonl"), rows(place / "kills.jsonl")
+    assert sum(row["landed"] for row in stretches) >= 12
+    assert sum(row["landed"] for row in kills) == sum(row["landed"] for row in stretches)
+    assert all(row["equal"] and row["seen"] == row["reference"] for row in stretches)
+    assert [row["stretch"] for row in stretches] == sorted({row["stretch"] for row in kills})
+
+
+@pytest.mark.slow
+def test_a_broken_restore_is_seen(tmp_path):
+    """Control: where a resume forgets the optimizer's moments, weights and optimizer differ, and the script says so."""
+    done = play(tmp_path / "kills", "--kills", "6", "--broken-restore")
+    assert done.returncode == 1, done.stderr
+    last = rows(tmp_path / "kills" / "stretches.jsonl")[-1]
+    assert not last["equal"]
+    assert {"weights", "optimizer"} <= set(last["differs"])
