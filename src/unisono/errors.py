@@ -107,7 +107,7 @@ class DataError(UnisonoError, ValueError):
 
 
 class CheckpointError(UnisonoError, OSError):
-    """A checkpoint cannot be written, or none in the directory can be trusted."""
+    """A checkpoint or a run's other files cannot be written, or no checkpoint in the directory can be trusted."""
 
 
 class RunStopped(SystemExit):

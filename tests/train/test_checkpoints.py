@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from unisono.checkpoint import staging, store
 from unisono.checkpoint.format import State
@@ -293,3 +294,18 @@ def test_the_latest_is_named(tmp_path):
     checkpoints.save(8, lambda: state_of(8), before=nothing)
     assert (tmp_path / "LATEST").read_text().strip() == store.list_steps(tmp_path)[0][1].name
     assert json.loads((tmp_path / (tmp_path / "LATEST").read_text().strip() / "manifest.json").read_text())["step"] == 8
+
+
+def test_a_loop_left_early_that_cannot_save(toy, tmp_path, monkeypatch, capfd):
+    """Where the last steps cannot be saved, it is said at once and raised at the end: no false success."""
+
+    def fail(*_, **__):
+        raise CheckpointError("the disk is full")
+
+    with pytest.raises(CheckpointError, match="the disk is full"), toy.run(out=tmp_path / "run") as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            monkeypatch.setattr("unisono.checkpoint.store.write", fail)
+            break
+    assert "has lost what came after step 0: the disk is full" in capfd.readouterr().err
+    run.close()  # said once

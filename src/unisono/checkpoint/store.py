@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
 from unisono.checkpoint.files import (
@@ -33,6 +33,7 @@ from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import DIRECTORY_NAME, FILE_NAME, STATE_FILE, Facts, Manifest, encode, read_manifest
 from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, stem_of
 from unisono.checkpoint.values import printable
+from unisono.disk import room
 from unisono.errors import CheckpointError
 
 LATEST = "LATEST"
@@ -237,15 +238,23 @@ def newest_valid(directory: Path, run: str | None = None) -> tuple[Path | None, 
 
 
 def verify(path: Path, run: str | None = None, *, from_disk: bool = False) -> Manifest:
-    """Return the manifest of one checkpoint after comparing every byte with it.
+    """Return the manifest of one checkpoint after comparing every byte with it, and looking whether it can be loaded.
 
     Raises:
-        CheckpointError: A file is missing, has another size or hash, or the manifest is not one of ours.
+        CheckpointError: A file is missing, has another size or hash, or is not what its name says; or the manifest is
+            not one of ours.
     """
     manifest = _manifest_of(path, run)
+    tensors: dict[str, set[str]] = {}
     for name, expected in manifest.files.items():
         with _named(path / name):
             check_sum(path / name, expected, from_disk=from_disk)
+            if name == STATE_FILE:
+                _state_values(read_checked(path / name, expected))
+            elif name.endswith(".safetensors"):
+                with safe_open(path / name, "pt") as file:
+                    _add_new(tensors.setdefault(stem_of(name), set()), file.keys(), path / name)
+    _demand_state(manifest, path)
     return manifest
 
 
@@ -257,21 +266,39 @@ def read(path: Path, run: str | None = None) -> tuple[Manifest, State]:
     """
     manifest = _manifest_of(path, run)
     tensors: dict[str, dict[str, Any]] = {}
-    values: Any = None
+    names: dict[str, set[str]] = {}
+    values: dict[str, Any] = {}
     for name, expected in manifest.files.items():
         with _named(path / name):
             data = read_checked(path / name, expected)
             if name == STATE_FILE:
-                values = json.loads(data)
+                values = _state_values(data)
             elif name.endswith(".safetensors"):
-                loaded = load(data)
-                found = tensors.setdefault(stem_of(name), {})
-                if twice := found.keys() & loaded.keys():
-                    raise CheckpointError(f"{path / name} holds {printable(min(twice))!r} once more.")
-                found |= loaded
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} cannot be trusted: it has no {STATE_FILE}.")
+                loaded, stem = load(data), stem_of(name)
+                _add_new(names.setdefault(stem, set()), loaded, path / name)
+                tensors.setdefault(stem, {}).update(loaded)
+    _demand_state(manifest, path)
     return manifest, State(tensors=tensors, values=values)
+
+
+def _state_values(data: bytes) -> dict[str, Any]:
+    values = json.loads(data)
+    if not isinstance(values, dict):
+        raise TypeError(f"expected a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _demand_state(manifest: Manifest, path: Path) -> None:
+    if STATE_FILE not in manifest.files:
+        raise CheckpointError(f"{path} cannot be trusted: it has no {STATE_FILE}.")
+
+
+def _add_new(names: set[str], more: Iterable[str], file: Path) -> None:
+    """Add the names of a shard's tensors to those of the shards before it."""
+    new = set(more)
+    if twice := names & new:
+        raise CheckpointError(f"{file} holds {printable(min(twice))!r} once more.")
+    names |= new
 
 
 def _manifest_of(path: Path, run: str | None) -> Manifest:
@@ -299,9 +326,7 @@ def _metric(manifest: Manifest, policy: CheckpointPolicy) -> float | None:
 
 
 def _could_not_write(step: int, directory: Path, reason: str, needed: int | None) -> CheckpointError:
-    free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
-    room = f"{free / 1e6:.1f} MB free" if needed is None else f"{needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free"
     return CheckpointError(
-        f"could not write the checkpoint of step {step} into {directory}: {reason} ({room}). "
+        f"could not write the checkpoint of step {step} into {directory}: {reason} ({room(directory, needed)}). "
         "The older checkpoints are untouched. Hint: mend the cause and repeat the command; it resumes from them."
     )

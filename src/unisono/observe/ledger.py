@@ -13,10 +13,12 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+
+from unisono.disk import explained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,9 @@ class Ledger:
         path: ``ledger.jsonl`` of the run directory, or another file of steps.
         last_step: Keep the entries up to this step, drop later ones (they will be written again).
         has_gaps: Whether steps may be missing; else that is a damage, which is reported.
+
+    Raises:
+        CheckpointError: The disk does not take it (here and in all that writes); names the file and the room there is.
     """
 
     def __init__(self, path: Path, last_step: int, *, has_gaps: bool = False) -> None:
@@ -98,23 +103,32 @@ class Ledger:
         kept, is_clean = _recover(content, last_step)
         if not is_clean and not has_gaps:
             _report(path, content, [line["step"] for line in kept], last_step)
+        self._path = path
         temporary = path.with_suffix(".tmp")
-        with temporary.open("w") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in kept))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        self._file: IO[str] = path.open("a", buffering=1)
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        with explained(path, len(text)):
+            with temporary.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            # Unbuffered: what the disk has once refused must not come again when the file is closed.
+            self._file = path.open("ab", buffering=0)
 
     def append(self, entry: Entry | Detail | Logged) -> None:
         """Write one line; it reaches the operating system before this returns."""
         # Not `asdict`, which copies every value deeply and takes as long as all the rest.
         line = {name: getattr(entry, name) for name in entry.__slots__}
-        self._file.write(json.dumps(line) + "\n")
+        data = memoryview(json.dumps(line).encode() + b"\n")
+        with explained(self._path, len(data)):
+            done = 0
+            while done < len(data):
+                done += self._file.write(data[done:])
 
     def sync(self) -> None:
         """Put everything written so far on the disk."""
-        os.fsync(self._file.fileno())
+        with explained(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -1,10 +1,11 @@
 """How far a run has come, and what is kept of it: checkpoints on the way, ``result.json`` at the end."""
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, final
 
-from unisono.errors import RunStopped, ScoreMismatch
+from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
@@ -48,6 +49,7 @@ class Course:
         self.usage = Usage()
         self._cost: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
+        self._unsaved: CheckpointError | None = None
 
     @property
     def is_open(self) -> bool:
@@ -104,10 +106,28 @@ class Course:
             self._watch.saved(self._record.committed_step)
 
     def leave(self, parts: Parts) -> None:
-        """Keep what has been done when the loop is left early; no collective, since other ranks may be gone."""
-        if parts.strategy.saves_alone and not parts.is_changing and self.done > self._saved:
+        """Keep what has been done when the loop is left early; no collective, since other ranks may be gone.
+
+        Where that fails, it is said now, and raised by `close`: nobody would see what a generator raises at its end.
+        """
+        if not parts.strategy.saves_alone or parts.is_changing or self.done <= self._saved:
+            return
+        try:
             self._record.save_alone(self.done, parts.pack, epoch=self._epoch, metrics=self._measured.get(self.done))
             self._write_end(parts, is_finished=False)
+        except CheckpointError as error:
+            self._record.tell(f"has lost what came after step {self._saved}: {error}")
+            self._unsaved = error
+
+    def close(self) -> None:
+        """Raise why the last steps could not be saved, unless another exception is on its way up.
+
+        Raises:
+            CheckpointError: What `leave` has met.
+        """
+        unsaved, self._unsaved = self._unsaved, None
+        if unsaved is not None and sys.exc_info()[1] is None:
+            raise unsaved
 
     def finish(self, parts: Parts, *, is_finished: bool = True) -> None:
         """Save what is not saved, wait for it, and write ``result.json``; collective."""

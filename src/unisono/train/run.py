@@ -376,6 +376,7 @@ class Run:
         self.transport.close()
         self._record.close()
         enter_world(None)
+        self._course.close()
 
     def __enter__(self) -> Self:
         return self

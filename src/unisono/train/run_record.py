@@ -22,6 +22,7 @@ from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
+from unisono.disk import explained
 from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
@@ -144,10 +145,14 @@ class RunRecord:
                 score=score,
                 environment=self._read("environment.json") or {},
             )
-            self._ledger = Ledger(self.path / "ledger.jsonl", step)
-            if self._keeps_detail:
-                self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
+        self._leader_says(lambda: self._open_ledgers(step))
         return step, state
+
+    def _open_ledgers(self, step: int) -> None:
+        assert self.path is not None
+        self._ledger = Ledger(self.path / "ledger.jsonl", step)
+        if self._keeps_detail:
+            self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
 
     def _run_id(self) -> str:
         """Return the id of the run that lives here; checkpoints of another are not its own."""
@@ -278,4 +283,6 @@ class RunRecord:
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         if self.path is None or not self._is_leader:
             return
-        replace_synced(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
+        data = (json.dumps(content, indent=2) + "\n").encode()
+        with explained(self.path / name, len(data)):
+            replace_synced(self.path / name, data)

@@ -1,0 +1,41 @@
+"""Words for a disk that will not take more: what was to be written where, how much room it needs and there is."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono.errors import CheckpointError
+
+
+def room(directory: Path, needed: int | None = None) -> str:
+    """Return ``1.2 MB needed, 0.3 MB free`` for a directory, or for the nearest one above it that exists."""
+    free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
+    return f"{_size(free)} free" if needed is None else f"{_size(needed)} needed, {_size(free)} free"
+
+
+@contextlib.contextmanager
+def explained(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Turn an `OSError` of writing a run's file into one that names it, the room on its disk and the way on.
+
+    Args:
+        path: The file.
+        needed: Bytes to be written, where that is known.
+
+    Raises:
+        CheckpointError: Writing failed.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            f"could not write {path}: {error.strerror or error} ({room(path.parent, needed)}). The committed "
+            "checkpoints are untouched. Hint: mend the cause (free some space, or choose another --out) and repeat the "
+            "command; it resumes from the newest of them."
+        ) from error
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} bytes"

@@ -1,0 +1,129 @@
+"""Row 24 for a whole run: a disk with too few free pages, at every one of them, and another run's files beside them."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import job
+import pytest
+from evidence import record
+from test_files_damage import RUN, check_fallback, two  # noqa: F401 - a fixture
+
+from unisono.checkpoint.files import FileSum
+from unisono.checkpoint.manifest import FILE_NAME, encode, read_manifest
+from unisono.collectives.loopback import run_ranks
+from unisono.errors import CheckpointError, ConfigError, UnisonoError
+from unisono.observe.compare import first_difference
+from unisono.observe.ledger import Entry, Ledger
+from unisono.train.run_record import RunRecord
+
+PAGE = 4096
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 300 KB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def leave_free(disk, pages):
+    """Fill the disk but for so many pages."""
+    ballast = disk / "ballast"
+    ballast.unlink(missing_ok=True)
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize // PAGE
+    ballast.write_bytes(bytes(max(0, free - pages) * PAGE))
+
+
+def test_row_24_every_page_of_a_full_disk(small_disk, reference):
+    """With 0, 1, 2, ... free pages a run ends with one message that names file and room, or well: the same bits."""
+    out, seen = small_disk / "run", []
+    for _ in ("train", "look at what is complete"):
+        for pages in range(40):
+            leave_free(small_disk, pages)
+            try:
+                job.train(str(out), [])
+            except (CheckpointError, ConfigError) as error:
+                seen.append(str(error))
+                assert str(out) in seen[-1]
+                assert "No space left" in seen[-1] or "not enough room" in seen[-1]
+            else:
+                break
+    theirs, ours = (json.loads((path / "result.json").read_text()) for path in (reference, out))
+    assert len(seen) > 5
+    assert any(re.search(r"ledger\.jsonl: No space left .* bytes needed.*Hint: ", text) for text in seen), seen
+    assert first_difference(reference / "ledger.jsonl", out / "ledger.jsonl") is None
+    record(
+        24, "a disk that is full, page by page", expected="equal",
+        seen="equal" if ours["fingerprint"] == theirs["fingerprint"] else "fingerprints differ",
+    )  # fmt: skip
+
+
+def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):
+    """Where a ledger cannot be opened, continued or synced, the file, the room and the way on are named."""
+    ledger = Ledger(tmp_path / "ledger.jsonl", 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for act in (ledger.sync, lambda: Ledger(tmp_path / "ledger.jsonl", 0)):
+        with pytest.raises(CheckpointError, match=r"ledger\.jsonl: No space left on device \(.*free\).*Hint: "):
+            act()
+    entry = Entry(step=1, epoch=0, num_samples=1, samples="", loss="", gradient="", weights="", lr="")
+    ledger.close()
+    ledger._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - the ledger closes it
+    with pytest.raises(CheckpointError, match="bytes needed"):
+        ledger.append(entry)
+    ledger.close()  # without another word
+
+
+def test_all_ranks_hear_of_the_full_disk(tmp_path, monkeypatch):
+    """The leader alone opens the ledger; where that fails, the others stop with its words instead of waiting."""
+    monkeypatch.setattr("unisono.train.run_record.Ledger", lambda *_: (_ for _ in ()).throw(CheckpointError("is full")))
+    words = {}
+
+    def play(transport):
+        opened = RunRecord(tmp_path / "run", transport)
+        try:
+            opened.resume({"seed": 0})
+        except UnisonoError as error:
+            words[transport.rank] = f"{type(error).__name__}: {error}"
+        opened.close()
+
+    run_ranks(play, 2)
+    assert words[0] == "CheckpointError: is full"
+    assert words[1].startswith("LeaderFailed: ")
+    assert "is full" in words[1]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no safetensors at all" * 9, b"\xff" * 64, b"{}", b"[]", b"\x02\0\0\0\0\0\0\0{}"]
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
+def test_hashes_that_fit_what_cannot_be_loaded(two, name, content):  # noqa: F811
+    """A shard or state that its manifest vouches for but nobody can load: said, and the older one is taken."""
+    new = two[2]
+    manifest = read_manifest(new)
+    (new / name).write_bytes(content)
+    forged = {**manifest.files, name: sum_of(content)}
+    (new / FILE_NAME).write_bytes(encode(manifest.step, forged, manifest.facts))
+    is_empty_but_whole = (name, content) in ((("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}"), ("state.json", b"{}"))
+    if not is_empty_but_whole:
+        assert name in check_fallback(two)
+
+
+def sum_of(content):
+    import hashlib
+
+    return FileSum(len(content), hashlib.sha256(content).hexdigest())
