@@ -13,6 +13,7 @@ from unisono.launchers.beacon import Beacon, Reading
 from unisono.observe.compare import first_difference
 
 JOB = Path(__file__).with_name("job.py")
+SEED = 3  # of all runs here: `job.train` gives it to its run
 RECORD = Path(__file__).parents[2] / "build" / "faults.jsonl"
 # SIGINT may be ignored in us (a test run in the background); a launcher would inherit that.
 RUN = (
@@ -22,9 +23,18 @@ RUN = (
 
 
 def record(
-    row: int, fault: str, *, expected: str, seen: str, seed: int = 0, fingerprints: tuple[str, ...] = ()
+    row: int, fault: str, *, expected: str, seen: str, seed: int = SEED, fingerprints: tuple[str, ...] = ()
 ) -> None:
-    """Append a row of the matrix to the record; fails where it was not what is expected."""
+    """Append a row of the matrix to the record; fails where it was not what is expected.
+
+    Args:
+        row: Its number.
+        fault: What was done.
+        expected: What must be seen.
+        seen: What was seen.
+        seed: Repeats the case.
+        fingerprints: Of the undisturbed run and of the disturbed one; none where no run came to its end.
+    """
     RECORD.parent.mkdir(exist_ok=True)
     line = {"row": row, "fault": fault, "seed": seed, "expected": expected, "seen": seen, "fingerprints": fingerprints}
     with RECORD.open("a") as file:
@@ -80,6 +90,12 @@ class Theatre:
         """The run's ``result.json``."""
         return json.loads((self.out / "result.json").read_text())
 
+    def judge(self, row: int, fault: str, reference: Path) -> None:
+        """Record a row of the matrix with both fingerprints; fails where the run does not equal the reference."""
+        theirs = json.loads((reference / "result.json").read_text())["fingerprint"]
+        seen, ours = self.is_equal_to(reference), self.result["fingerprint"]
+        record(row, fault, expected="equal", seen=seen, seed=SEED, fingerprints=(theirs, ours))
+
     def is_equal_to(self, reference: Path) -> str:
         """Return ``equal`` where fingerprint and ledger are those of the reference, else what differs."""
         theirs = json.loads((reference / "result.json").read_text())
@@ -107,7 +123,7 @@ def finish(launcher: subprocess.Popen[str], timeout_s: float = 180) -> subproces
     return subprocess.CompletedProcess(launcher.args, launcher.returncode, out, err)
 
 
-def is_gone(pid: int, within_s: float) -> bool:
+def is_gone(pid: int, within_s: float = 15.0) -> bool:
     """Whether a process ends in time; a zombie has."""
     deadline = time.monotonic() + within_s
     while True:

@@ -24,7 +24,7 @@ from unisono.checkpoint import store
 from unisono.train.checkpoints import Checkpoints
 
 EPOCHS, STEPS, EVERY = 3, 24, 4
-PHASES = ("data", "forward", "backward", "reduce", "update", "record", "save", "between")
+PHASES = ("data", "forward", "backward", "reduce", "update", "record", "save", "between", "result")
 ACTIONS: dict[str, Callable[[], object]] = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "gil": lambda: ctypes.PyDLL(None).sleep(1000),
@@ -38,7 +38,37 @@ ACTIONS: dict[str, Callable[[], object]] = {
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "wait": lambda: time.sleep(0.05),
     "noise": lambda: None,
+    "clock": lambda: jump(random.Random(0)),
+    "loader": lambda: [os.kill(int(pid), signal.SIGKILL) for pid in children()],
+    "memory": lambda: [b"\1" * (64 << 20) for _ in range(64)],
+    "kernel": lambda: wait_in_the_kernel(),
 }
+
+
+def children() -> list[str]:
+    """Return the process ids of this process's children."""
+    return [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+
+
+def jump(chance: random.Random) -> None:
+    """From now on every look at the wall clock finds it up to an hour off, and the time zone is another."""
+    real = time.time
+    time.time = lambda: real() + chance.uniform(-3600, 3600)
+    os.environ["TZ"] = "Pacific/Kiritimati"
+    time.tzset()
+
+
+def wait_in_the_kernel() -> None:
+    """Stay in a system call that no signal but SIGKILL ends (state D), holding the interpreter's lock.
+
+    The parent of a `vfork` waits so until the child is gone; the child here only sleeps.
+    """
+    vfork = 0x00004000  # CLONE_VFORK, without sharing memory
+    clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    libc = ctypes.PyDLL(None)
+    if libc.syscall(clone, vfork | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+        libc.sleep(1000)
+        os._exit(0)
 
 
 class Attacks:
@@ -118,6 +148,7 @@ def train(out: str, wanted: list[str]) -> str:
         model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         for owner, name, phase in (
             (run.transport, "all_gather", "reduce"), (optimizer, "step", "update"), (run._record, "append", "record"),
+            (run._record, "write_result", "result"),
         ):  # fmt: skip
             if phase in names:
                 hook(owner, name, lambda phase=phase: attacks.at(phase))
@@ -130,7 +161,9 @@ def train(out: str, wanted: list[str]) -> str:
                 loss.register_hook(lambda gradient: attacks.at("backward"))
             return loss * (1 + noise.random() / 100) if "noise" in names else loss
 
-        for batch in run.steps(run.loader(Images(attacks), batch_size=32), epochs=EPOCHS):
+        for batch in run.steps(
+            run.loader(Images(attacks), batch_size=32, num_workers=int("loader" in names)), epochs=EPOCHS
+        ):
             attacks.step = batch.step
             attacks.at("between")
             run.step(batch, loss_of)

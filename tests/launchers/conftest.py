@@ -63,8 +63,12 @@ class Place:
 
     def wait_files(self, pattern: str, count: int, timeout_s: float = 40) -> list[int]:
         """Wait for `count` files that each hold a number (written in one rename), and return the numbers."""
-        self.wait(lambda: len(list(self.folder.glob(pattern))) >= count, timeout_s)
-        return [int(path.read_text()) for path in sorted(self.folder.glob(pattern))]
+
+        def found() -> list[Path]:
+            return sorted(path for path in self.folder.glob(pattern) if not path.name.endswith(".part"))
+
+        self.wait(lambda: len(found()) >= count, timeout_s)
+        return [int(path.read_text()) for path in found()]
 
     def wait(self, condition, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

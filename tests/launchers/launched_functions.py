@@ -17,7 +17,9 @@ def fail(folder):
 def wait_for(folder):
     import time
 
-    Path(folder, f"note-{os.environ['RANK']}").write_text(str(os.getpid()))
+    name = f"note-{os.environ['RANK']}"
+    Path(folder, f".{name}").write_text(str(os.getpid()))
+    Path(folder, f".{name}").rename(Path(folder, name))  # whoever sees it finds the number in it
     time.sleep(60)
 
 
