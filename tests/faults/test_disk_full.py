@@ -5,19 +5,24 @@ import json
 import os
 import re
 import subprocess
+import threading
 from pathlib import Path
 
 import job
 import pytest
 from evidence import record
+from states import state_of
 from test_files_damage import RUN, check_fallback, two  # noqa: F401 - a fixture
 
 from unisono.checkpoint.files import FileSum
-from unisono.checkpoint.manifest import FILE_NAME, encode, read_manifest
+from unisono.checkpoint.manifest import FILE_NAME, Facts, encode, read_manifest
+from unisono.checkpoint.policy import CheckpointPolicy
+from unisono.checkpoint.store import write
 from unisono.collectives.loopback import run_ranks
 from unisono.errors import CheckpointError, ConfigError, UnisonoError
 from unisono.observe.compare import first_difference
 from unisono.observe.ledger import Entry, Ledger
+from unisono.train.checkpoints import Checkpoints
 from unisono.train.run_record import RunRecord
 
 PAGE = 4096
@@ -66,6 +71,33 @@ def test_row_24_every_page_of_a_full_disk(small_disk, reference):
     prints = (theirs["fingerprint"], ours["fingerprint"])
     seen_as = "equal" if prints[0] == prints[1] else "fingerprints differ"
     record(24, "a disk that is full, page by page", expected="equal", seen=seen_as, fingerprints=prints)
+
+
+def test_row_27_a_disk_that_takes_nothing(small_disk):
+    """A read-only disk, or a file in the directory's place, is refused before anything is trained."""
+    (small_disk / "file").write_text("x")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for out, words in ((small_disk / "run", "Read-only file system"), (small_disk / "file", "")):
+        with pytest.raises(ConfigError, match=f"expected a directory that can be written, got {out}.*{words}"):
+            job.train(str(out), ["raise!@0:0"])
+
+
+def test_row_29_a_directory_that_shows_late(tmp_path):
+    """A rank whose file system shows a checkpoint only after a while waits for it: the leader has decided."""
+    path = write(tmp_path, 7, state_of(7), facts=Facts(run=RUN))
+    hidden = path.rename(tmp_path / "hidden")
+    sha256, loaded = read_manifest(hidden).sha256, []
+
+    def play(transport):
+        checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy())
+        if transport.rank:
+            loaded.append(checkpoints.load(RUN, path.name, sha256)[0])
+
+    showing = threading.Timer(0.3, lambda: hidden.rename(path))
+    showing.start()
+    run_ranks(play, 2)
+    showing.join()
+    assert loaded == [7]
 
 
 def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):

@@ -176,7 +176,7 @@ def test_row_38_a_rank_that_leaves(theatre):
 
 
 @pytest.mark.slow
-def test_a_programs_own_error_is_not_repeated_for_ever(theatre):
+def test_row_42_an_error_that_comes_again(theatre):
     """The same exception at the same step ends the launch after one more try, with its traceback."""
     result = theatre.run("raise!@6:1")
     assert result.returncode == 1

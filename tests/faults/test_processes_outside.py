@@ -108,7 +108,7 @@ def test_row_56_held_by_a_debugger(theatre, reference):
 
 
 def test_row_56_that_nothing_ends(theatre, reference):
-    """A worker that does not even end after SIGKILL is reported, and no other is started beside it; later it goes on."""
+    """A worker that does not even end after SIGKILL is reported, and none is started beside it; later it goes on."""
     launcher = theatre.start(SLOWED, options=("--max-restarts", "2", "--heartbeat", "4"))
     with contextlib.closing(Closing(hold(theatre.wait_for_step(6)[1].pid, "inattentive"))):
         result = finish(launcher)
