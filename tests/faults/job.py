@@ -142,7 +142,8 @@ def train(out: str, wanted: list[str]) -> str:
     for owner, name, phase in ((store, "commit", "save"), (Checkpoints, "load", "load")):
         if phase in names:
             hook(owner, name, lambda phase=phase: attacks.at(phase))
-    with unisono.Run(seed=3, replicas=4, out=out, checkpoint_every=EVERY) as run:
+    strategy = os.environ.get("JOB_STRATEGY", "exact")
+    with unisono.Run(seed=3, replicas=4, out=out, checkpoint_every=EVERY, strategy=strategy) as run:
         attacks.rank = run.world.rank
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2))
         model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))

@@ -199,6 +199,24 @@ def test_row_46_asked_to_stop(theatre, reference, target):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", ["server", "worker"])
+def test_row_46_asked_to_stop_without_steps_in_common(theatre, target):
+    """Where workers are at different steps (``ps_async``): all stop after the first that none has passed."""
+    theatre.env["JOB_STRATEGY"] = "ps_async"
+    launcher = theatre.start("wait!@0:2", workers=3)
+    pids = [reading.pid for reading in theatre.wait_for_step(6, workers=3)]
+    kill(pids[0] if target == "server" else pids[1], signal.SIGTERM)
+    stopped = finish(launcher)
+    assert stopped.returncode == 75, stopped.stderr
+    before = theatre.result["steps"]
+    assert f"stopped after step {before}, and saved" in stopped.stderr
+    assert before < job.STEPS
+    assert theatre.run(workers=3).returncode == 0
+    assert (theatre.result["steps"], theatre.result["resumed_from_step"]) == (job.STEPS, before)
+    record(46, f"SIGTERM to the {target} of ps_async", expected="agreed", seen="agreed")
+
+
+@pytest.mark.slow
 def test_row_46_too_little_grace(theatre, reference):
     """A worker that cannot come to the end of its step in time is killed; the last checkpoint still holds."""
     launcher = theatre.start("hang@6:1", options=("--stop-grace", "1"))

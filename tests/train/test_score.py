@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
 import torch
 from torch import nn
 
+import unisono
 from unisono.data.loader import ArrayDataset
 from unisono.data.sampler import ExactSampler
+from unisono.errors import ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.train.score import describe_data, describe_model, describe_optimizer
 
@@ -90,3 +93,22 @@ def test_diff():
         "more: None -> False",
     ]
     assert diff(old, old) == []
+
+
+@pytest.mark.parametrize("schedule", [None, torch.optim.lr_scheduler.ExponentialLR])
+def test_a_tensor_as_learning_rate_is_a_number(schedule, tmp_path):
+    """A learning rate given as a tensor stands in the score as its number; another number is another score."""
+
+    def train(lr, epochs):
+        with unisono.Run(seed=0, replicas=2, out=tmp_path / "run") as run:
+            model = nn.Linear(4, 2)
+            optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(lr))
+            model, optimizer = run.prepare(model, optimizer, schedule and schedule(optimizer, 0.5))
+            loader = run.loader(ArrayDataset(torch.eye(4), torch.tensor([0, 1, 0, 1])), batch_size=2)
+            for batch in run.steps(loader, epochs=epochs):
+                run.step(batch, lambda micro: nn.functional.cross_entropy(model(micro.x), micro.y))
+            return json.loads((tmp_path / "run" / "score.json").read_text())["optimizer"]["groups"][0]["lr"]
+
+    assert train(0.25, 1) == train(0.25, 2) == 0.25
+    with pytest.raises(ScoreMismatch, match=r"lr: 0\.25 -> 0\.5"):
+        train(0.5, 3)

@@ -7,6 +7,9 @@ gets no answer before every live worker has done c - `max_staleness`. With a bou
 up along the canonical tree and applied once: the synchronous server.
 
 The server's own steps follow the slowest worker, so at every checkpoint and evaluation all have done the same steps.
+
+A rank that is asked to stop says so with its next push. The server then chooses the first step that no worker has
+passed without hearing of it, and every answer from then on names that step: all ranks stop after it.
 """
 
 import math
@@ -31,6 +34,7 @@ from unisono.strategies.options import AsyncPSOptions
 from unisono.strategies.replicated import Replicated
 
 PUSH, PULL, GO, STOP = range(4)
+_IS_FINITE, _IS_STOP_ASKED = 1, 2  # bits of what a push says of itself
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class AsyncParameterServer(Replicated):
         self._asked: dict[int, Tensor] = {}  # buffers of workers that wait to settle
         self._staleness: Counter[int] = Counter()
         self._version = 0
+        self._last_step = 0  # after which all ranks stop; 0 while nobody has asked
 
     @classmethod
     def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
@@ -93,7 +98,8 @@ class AsyncParameterServer(Replicated):
         self._push(step, grads, loss_value * own / num_samples, is_finite=is_finite)
         for parameter in self._parameters.values():
             parameter.grad = None
-        return Gradients(loss=loss_value, checksum=0, weights=0, bad_replicas=())
+        is_last = step == self._last_step
+        return Gradients(loss=loss_value, checksum=0, weights=0, bad_replicas=(), is_stop_asked=is_last)
 
     def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
         """See `Strategy.update`; the server has applied the pushes already."""
@@ -157,7 +163,8 @@ class AsyncParameterServer(Replicated):
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
         body = torch.cat([present, to_bytes([grad for grad in grads if grad is not None])])
         before = self._line.bytes_sent
-        kind, _, _, _, weights = decode(self._line.ask(encode(PUSH, step, int(is_finite), loss, body)))
+        flags = _IS_FINITE * is_finite | _IS_STOP_ASKED * self.is_stop_asked()
+        kind, self._last_step, _, _, weights = decode(self._line.ask(encode(PUSH, step, flags, loss, body)))
         self.transport.bytes_sent += self._line.bytes_sent - before
         if kind == STOP:
             raise PeerLost(
@@ -170,28 +177,32 @@ class AsyncParameterServer(Replicated):
         """Take pushes until every live worker has done `step`."""
         assert self._server is not None
         self._done = {rank: max(clock, step - 1) for rank, clock in self._done.items()}  # a resumed run starts later
+        is_stop_asked = self.is_stop_asked()
         while self._slowest() < step:
             before = self._server.bytes_sent
             for rank, message in self._server.take():
-                kind, clock, is_finite, loss, body = decode(message)
+                kind, clock, flags, loss, body = decode(message)
                 if kind == PULL:  # it has done this server step already
                     self._asked[rank] = body
                     continue
                 if kind != PUSH or clock != self._done[rank] + 1:
                     raise RankDivergence(f"rank {rank} is at step {clock}, expected step {self._done[rank] + 1} of it.")
-                self._take_push(rank, clock, bool(is_finite), loss, body)
+                self._take_push(rank, clock, bool(flags & _IS_FINITE), loss, body)
+                is_stop_asked = is_stop_asked or bool(flags & _IS_STOP_ASKED)
             for rank in self._server.dropped:
                 self._done.pop(rank, None)
                 self._waiting.pop(rank, None)
             self._apply_whole_steps()
             if any(pushed.bad for pushed in self._pushed.values()):
                 return self._stop(step)
+            if self._done and not self._last_step and (is_stop_asked or self.is_stop_asked()):
+                self._last_step = max(clock + (rank not in self._waiting) for rank, clock in self._done.items())
             self._answer_those_near_enough()
             self.transport.bytes_sent += self._server.bytes_sent - before
         pushed = self._pushed.pop(step)
         return Gradients(
             loss=math.fsum(pushed.losses.values()), checksum=0,
-            weights=checksum(self._parameters.values()), bad_replicas=(),
+            weights=checksum(self._parameters.values()), bad_replicas=(), is_stop_asked=step == self._last_step,
         )  # fmt: skip
 
     def _slowest(self) -> int:
@@ -245,7 +256,7 @@ class AsyncParameterServer(Replicated):
         near = [rank for rank, clock in sorted(self._waiting.items()) if clock - slowest <= self._bound]
         if not near:
             return
-        answer = encode(GO, 0, 0, 0.0, to_bytes(list(self._parameters.values())))
+        answer = encode(GO, self._last_step, 0, 0.0, to_bytes(list(self._parameters.values())))
         for rank in near:
             self._staleness[self._waiting.pop(rank) - slowest] += 1
             self._server.answer(rank, answer)

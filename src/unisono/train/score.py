@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.format import fingerprint, to_json
@@ -37,7 +37,7 @@ def describe_optimizer(optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
     groups = [
         {
             key: value if isinstance(value, str | int | float | bool | None) else repr(value)
-            for key, value in group.items()
+            for key, value in _with_numbers({**group, "params": None}).items()
         }
         | {"params": len(group["params"])}
         for group in optimizer.param_groups
@@ -46,8 +46,17 @@ def describe_optimizer(optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
         "class": type(optimizer).__qualname__,
         "groups": groups,
         "scheduler": None if scheduler is None else type(scheduler).__qualname__,
-        "scheduler_state": None if scheduler is None else to_json(scheduler.state_dict(), "scheduler"),
+        "scheduler_state": None if scheduler is None else to_json(_with_numbers(scheduler.state_dict()), "scheduler"),
     }
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return nested settings with tensors of one element, as learning rates may be, as plain numbers."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(_with_numbers(item) for item in value)
+    return {key: _with_numbers(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
