@@ -46,6 +46,12 @@ def test_who_waits_in_what():
     assert waits_for_others(AWAY) == ""
     torchs = [Frame("/x/site-packages/torch/distributed/distributed_c10d.py", "1", "all_reduce"), *AWAY]
     assert waits_for_others(torchs) == "torch.distributed.all_reduce"
+    loading = [
+        Frame("/x/site-packages/torch/utils/data/dataloader.py", "9", "_try_get_data"),
+        Frame(f"{_PACKAGE}/data/loader.py", "182", "fetch_all"),
+        Frame(f"{_PACKAGE}/collectives/tree.py", "80", "accumulate"),
+    ]
+    assert waits_for_others(loading) == ""
 
 
 def test_the_report():

@@ -41,6 +41,11 @@ class Frame:
         is_library = "/site-packages/" in self.file or "/dist-packages/" in self.file
         return not is_library and not self.file.startswith((_PACKAGE + "/", _STANDARD, "<"))
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it belongs to this package."""
+        return self.file.startswith(_PACKAGE + "/")
+
     def is_in(self, room: str) -> bool:
         """Whether it belongs to a room of ours."""
         return self.file.startswith(f"{_PACKAGE}/{room}/")
@@ -63,11 +68,16 @@ def main_thread(dump: str) -> list[Frame]:
 
 
 def waits_for_others(frames: Iterable[Frame]) -> str:
-    """Return the collective in which a stack waits, empty for none: our outermost function that moves bytes."""
+    """Return the collective in which a stack waits, empty for none: our outermost function that moves bytes.
+
+    A sum along the tree calls for data and losses in its midst: what waits there does not wait for other ranks.
+    """
     name = ""
     for frame in frames:
         if frame.is_in("collectives"):
             name = frame.function
+        elif frame.is_ours:
+            break
         elif re.search(r"/torch/distributed/distributed_c10d\.py$", frame.file) and not frame.function.startswith("_"):
             name = name or f"torch.distributed.{frame.function}"
     return name

@@ -36,12 +36,15 @@ class Batch:
 
 
 def pin(optimizer: Optimizer) -> None:
-    """Settle what an optimizer would choose for itself: ``fused`` off, ``foreach`` on, where they are left open."""
+    """Settle what an optimizer would choose for itself: ``fused`` off, ``foreach`` on, where they are left open.
+
+    With a tensor as learning rate, torch has no ``foreach`` on the CPU.
+    """
     for group in optimizer.param_groups:
         if "fused" in group and group["fused"] is None:
             group["fused"] = False
         if "foreach" in group and group["foreach"] is None:
-            group["foreach"] = not group.get("fused", False)
+            group["foreach"] = not group.get("fused", False) and not isinstance(group.get("lr"), torch.Tensor)
 
 
 def hosted_micros(
