@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unisono.data.texts import PAD, PackedTexts
-from unisono.recipes.kernels import block_windows, embed_rows
+from unisono.recipes.kernels import block_windows, drop, embed_rows
 
 WIDTH, STRIDE, CHANNELS = 15, 7, 64
 RECEPTIVE_FIELD = 113  # tokens: two convolutions of width 15 and stride 7
@@ -90,12 +90,12 @@ class GatedCNN(nn.Module):
         tokens, lengths = texts
         if self.training:
             tokens, lengths = self._disturb(tokens, lengths)
-        x = F.dropout(embed_rows(tokens, self.embedding.weight, PAD), self.dropout, self.training)  # (tokens, 64)
-        low = F.dropout(self.conv1(x), self.feature_dropout, self.training)
-        high = F.dropout(self.conv2(low), self.feature_dropout, self.training)
+        x = drop(embed_rows(tokens, self.embedding.weight, PAD), self.dropout, self.training)  # (tokens, 64)
+        low = drop(self.conv1(x), self.feature_dropout, self.training)
+        high = drop(self.conv2(low), self.feature_dropout, self.training)
         levels = [(2, high)] if self.readout == "last" else [(0, x), (1, low), (2, high)]
         mean = torch.cat([means(rows, lengths, texts.lengths, level) for level, rows in levels], dim=1)
-        scores: Tensor = self.classify(F.dropout(mean, self.dropout, self.training))
+        scores: Tensor = self.classify(drop(mean, self.dropout, self.training))
         return scores
 
     def _disturb(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,5 +152,5 @@ class BagOfWords(nn.Module):
         """Return class scores."""
         places = places_of(texts.lengths)
         mean = self.embedding(texts.tokens, places.cumsum(0) - places)
-        scores: Tensor = self.classify(F.dropout(mean, self.dropout, self.training))
+        scores: Tensor = self.classify(drop(mean, self.dropout, self.training))
         return scores
