@@ -52,7 +52,7 @@ def train(options: Options) -> dict[str, Any]:
         splits = load_mnist(options.data_path, cache=options.cache_path, offline=options.offline)
         augment = Augment.parse(AUGMENT[options.preset_name] if options.augment is None else options.augment)
         train_set, test_set = (
-            Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment, key="mnist")
+            Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment)
             for images, labels in (
                 (splits.train_images, splits.train_labels),
                 (splits.test_images, splits.test_labels),
