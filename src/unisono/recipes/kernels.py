@@ -136,13 +136,13 @@ def embed_rows(tokens: Tensor, weight: Tensor, padding_idx: int) -> Tensor:
     return result
 
 
-def patch_conv(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def patch_conv(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Convolve with stride 1, padded so that the size stays.
 
     Args:
         images: (n, channels, height, width).
         weight: (out, channels, k, k), k odd.
-        bias: (out,).
+        bias: (out,), or None.
 
     Returns:
         (n, out, height, width) in torch's ``channels_last`` layout.
@@ -154,7 +154,7 @@ def patch_conv(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     columns = patches.permute(0, 2, 3, 1, 4, 5).reshape(channels * size * size, number * height * width)
     # Contiguous: then the weight's gradient is ``columns @ gradient``, not its slow transpose.
     kernel = weight.reshape(out, -1).t().contiguous()
-    rows = torch.addmm(bias, columns.t(), kernel)
+    rows = columns.t() @ kernel if bias is None else torch.addmm(bias, columns.t(), kernel)
     return rows.view(number, height, width, out).permute(0, 3, 1, 2)
 
 
