@@ -42,8 +42,7 @@ def average_gradients(model: nn.Module) -> None:
 def main() -> None:
     given = arguments()
     dist.init_process_group("gloo")
-    torch.manual_seed(given.seed)
-    work = job(given.job, given.data, limit=given.limit, tokenised=given.tokenised)
+    work = job(given.job, given.data, limit=given.limit, tokenised=given.tokenised, seed=given.seed)
     model = DistributedDataParallel(work.model) if given.sync == "ddp" else work.model
     optimizer = work.optimizer(model.parameters())
     sampler = DistributedSampler(work.train_set, seed=given.seed)

@@ -149,9 +149,9 @@ class Job:
     swap: bool  # whether a batch is (target, input)
 
 
-def job(name: str, data: Path, *, limit: int | None = None, tokenised: bool = False) -> Job:
-    """Return job ``imdb`` or ``mnist``; weights are drawn from seed 1234 on every rank."""
-    torch.manual_seed(1234)
+def job(name: str, data: Path, *, limit: int | None = None, tokenised: bool = False, seed: int = 1234) -> Job:
+    """Return job ``imdb`` or ``mnist``; weights are drawn from one seed on every rank."""
+    torch.manual_seed(seed)
     if name == "mnist":
         splits = load_mnist(data)
         return Job(

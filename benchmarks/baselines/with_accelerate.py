@@ -17,7 +17,7 @@ from jobs import job
 def main() -> None:
     given = arguments()
     accelerator = Accelerator(cpu=True)
-    work = job(given.job, given.data, limit=given.limit, tokenised=given.tokenised)
+    work = job(given.job, given.data, limit=given.limit, tokenised=given.tokenised, seed=given.seed)
     loader = DataLoader(work.train_set, batch_size=work.per_rank, shuffle=True, collate_fn=work.collate)
     testing = DataLoader(work.test_set, batch_size=128, collate_fn=work.collate)
     model, optimizer, loader, testing = accelerator.prepare(

@@ -56,7 +56,7 @@ class Module(lightning.LightningModule):
 
 def main() -> None:
     given = arguments()
-    work = job(given.job, given.data, limit=given.limit, tokenised=given.tokenised)
+    work = job(given.job, given.data, limit=given.limit, tokenised=given.tokenised, seed=given.seed)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="gloo"), max_epochs=given.epochs,
         gradient_clip_val=work.clip, logger=False, enable_checkpointing=False, enable_progress_bar=False,

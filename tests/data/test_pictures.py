@@ -75,3 +75,18 @@ def test_the_fingerprint_says_the_augmentation():
     """Other changes are another score."""
     one, two = (Pictures(GREY, LABELS, augment=augment, key="k").fingerprint for augment in (None, Augment(flip=True)))
     assert one != two
+
+
+@pytest.mark.parametrize("other", ["pixel", "label", "mean", None])
+def test_the_fingerprint_is_that_of_the_content(other):
+    """Without a key: one pixel, one label or another mean is other data; a read-only copy is not."""
+    pixels, labels, mean = GREY.copy(), LABELS.copy(), 0.5
+    if other == "pixel":
+        pixels[7, 3, 2] ^= 1
+    elif other == "label":
+        labels[7] ^= 1
+    elif other == "mean":
+        mean = 0.25
+    pixels.flags.writeable = False
+    same = Pictures(pixels, labels, mean=mean).fingerprint == Pictures(GREY, LABELS, mean=0.5).fingerprint
+    assert same == (other is None)

@@ -13,6 +13,7 @@ from unisono.data.texts import PAD, PackedTexts, pack, pad
 from unisono.recipes.gated_cnn import ALIGN, LEAST, RECEPTIVE_FIELD, BagOfWords, GatedCNN, places_of
 
 VOCABULARY = 50
+EVERY = [GatedCNN, BagOfWords, lambda v: GatedCNN(v, readout="all"), lambda v: GatedCNN(v, readout="peaks")]
 
 
 def sample(length: int, seed: int = 0) -> np.ndarray:
@@ -71,7 +72,7 @@ def test_packed_windows_are_the_article_s_network(seed):
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
-@pytest.mark.parametrize("build_one", [GatedCNN, BagOfWords, lambda v: GatedCNN(v, readout="all")])
+@pytest.mark.parametrize("build_one", EVERY)
 def test_a_text_of_one_token_works(build_one):
     """The shortest text has finite scores and finite gradients."""
     model = build(build_one).train()
@@ -79,6 +80,22 @@ def test_a_text_of_one_token_works(build_one):
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_peaks_are_the_largest_of_a_text_s_own_windows():
+    """Against the first convolution of each text alone; its mean and its neighbours' largest are something else."""
+    model = build(GatedCNN, readout="peaks")
+    texts = [sample(length) for length in (3, 15, 40, 147, 260)]
+    packed = pack(texts)
+    read = []
+    model.classify.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    model(packed)
+    for row, words in enumerate(texts):
+        x = model.embedding(pad([words], least=15).tokens).transpose(1, 2)
+        kernels = model.conv1.weight.view(15, 64, 128).permute(2, 1, 0)
+        windows = F.glu(F.conv1d(x, kernels, model.conv1.bias, stride=7), dim=1)[0]
+        assert torch.allclose(read[0][row, 192:], windows.amax(dim=1), atol=1e-6)
+        assert len(words) < 22 or not torch.allclose(read[0][row, 192:], windows.mean(dim=1), atol=1e-3)
 
 
 def test_disturbed_training_is_finite_and_random():
@@ -109,7 +126,7 @@ def test_a_shift_moves_texts_to_the_left():
 lengths = st.integers(1, 140) | st.sampled_from([112, 113, 114, 161, 162, 163, 211, 212, 260])
 
 
-@pytest.mark.parametrize("build_one", [GatedCNN, BagOfWords, lambda v: GatedCNN(v, readout="all")])
+@pytest.mark.parametrize("build_one", EVERY)
 @settings(max_examples=8, deadline=None)
 @given(st.lists(lengths, min_size=2, max_size=5))
 def test_scores_of_a_text_do_not_depend_on_its_neighbours(build_one, chosen):

@@ -1,6 +1,8 @@
 """The MNIST recipe: the small convolutional network of the tutorials."""
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,5 @@ def test_the_recipe_trains_on_the_real_files(data, alone, tmp_path):
     assert 0 < result["metrics"]["test_loss"] < 2.4
     assert 0.0 <= result["metrics"]["test_accuracy"] <= 1.0
     assert (tmp_path / "run" / "result.json").exists()
+    named = json.loads((tmp_path / "run" / "score.json").read_text())["data"]["fingerprint"]
+    assert re.fullmatch(r"[0-9a-f]{16} augment=.*", named), "the score names the data by their content"

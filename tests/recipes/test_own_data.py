@@ -5,14 +5,23 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+import unisono
+from unisono.collectives.loopback import run_ranks
+from unisono.data.augment import Augment
+from unisono.data.images import load_images
+from unisono.data.pictures import Pictures
 from unisono.recipes.catalog import Options
+from unisono.recipes.images import ImageCNN
 from unisono.recipes.play import play
+from unisono.recipes.speed import channels_last
 
 WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "poor", "awful"]}
 
@@ -88,6 +97,75 @@ def test_own_images_are_learnt(tmp_path):
             Image.fromarray((level + noise).astype(np.uint8)).save(tmp_path / "own" / label / f"{number}.png")
     result = result_of(tmp_path, recipe="images", model="cnn", epochs=4, batch_size=16, data=str(tmp_path / "own"))
     assert result["metrics"]["test_accuracy"] == 1.0
+
+
+class Moved:
+    """Negative control: pictures that are changed by what fetches them, not by what they are."""
+
+    def __init__(self, pictures: Pictures, rank: int) -> None:
+        self.pictures, self.rank = pictures, rank
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int):
+        return self.pictures[index]
+
+    def fetch_keyed(self, indices, *, seed, epoch):
+        """Return pictures changed by rank and process."""
+        worker = torch.utils.data.get_worker_info()
+        other = self.rank if worker is None else 10 + worker.id
+        return self.pictures.fetch_keyed(indices, seed=seed + other, epoch=epoch)
+
+
+def train_pictures(transport, folder: Path, loaders: int, *, is_moved: bool = False) -> str:
+    """Train on own images, randomly flipped, moved and turned; as one rank."""
+    data = load_images(folder / "own", cache=folder / "cache")
+    augment = Augment.parse("flip,shift=1,rotate=20")
+    pictures = Pictures(data.train_images, data.train_labels, mean=data.mean, std=data.std, augment=augment)
+    run = unisono.Run(seed=0, replicas=4, transport=transport)  # not closed: that would close the transport
+    model = channels_last(ImageCNN(pictures.images.shape[3], len(data.classes)))
+    trainer = unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.CrossEntropyLoss())
+    train_set = Moved(pictures, run.world.rank) if is_moved else pictures
+    result = trainer.fit(train_set, epochs=1, batch_size=24, num_workers=loaders, show_progress=False)
+    return result["fingerprint"] or run.fingerprint()
+
+
+@pytest.fixture(scope="module")
+def own_pictures(tmp_path_factory):
+    """Two classes of 40 colour images of 7 x 6 pixels; decoded already."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for label in ("cat", "dog"):
+        (folder / "own" / label).mkdir(parents=True)
+        for number in range(40):
+            pixels = np.random.default_rng([number, ord(label[0])]).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "own" / label / f"{number:02}.png")
+    load_images(folder / "own", cache=folder / "cache")
+    return folder
+
+
+QUICK = [(1, 0), (2, 1), (3, 0), (4, 0)]
+EVERY = [(ranks, loaders) for ranks in (1, 2, 3, 4) for loaders in (0, 1, 2)]
+
+
+@pytest.mark.parametrize("worlds", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)])
+def test_own_images_are_the_same_for_ranks_and_loaders(own_pictures, worlds):
+    """1 to 4 ranks, 0 to 2 loader processes each, augmented: one fingerprint on every rank."""
+    found = [
+        set(run_ranks(lambda transport: train_pictures(transport, own_pictures, loaders), ranks))  # noqa: B023
+        for ranks, loaders in worlds
+    ]
+    assert found == [found[0]] * len(worlds)
+    assert len(found[0]) == 1
+
+
+@pytest.mark.parametrize("world", [(2, 0), (1, 1)])
+def test_the_comparison_of_worlds_can_fail(own_pictures, world):
+    """Negative control: changes that depend on the rank, or on the loader process, have other bits."""
+    ranks, loaders = world
+    alone = train_pictures("auto", own_pictures, 0, is_moved=True)
+    moved = run_ranks(lambda transport: train_pictures(transport, own_pictures, loaders, is_moved=True), ranks)
+    assert alone not in moved
 
 
 @pytest.mark.slow

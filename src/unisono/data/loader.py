@@ -63,6 +63,17 @@ class HasLengths(Protocol):
         """Return the cost of each sample, int64 (n,)."""
 
 
+def content_hash(arrays: Iterable[Tensor]) -> str:
+    """Return a hash of dtypes, shapes and bytes; of an array over 1 GiB, of every k-th row."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {tuple(array.shape)}\n".encode())
+        rows = array[:: 1 + array.nbytes // _HASHED_WHOLE_BYTES]
+        for block in rows.split(max(1, _HASHED_BLOCK_BYTES * len(array) // max(1, array.nbytes))):
+            digest.update(block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
 @final
 class ArrayDataset:
     """Samples in arrays of equal length: NumPy arrays (memory-mapped ones too) or tensors.
@@ -91,14 +102,8 @@ class ArrayDataset:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Return a hash of dtypes, shapes and bytes; of an array over 1 GiB, of every k-th row."""
-        digest = hashlib.sha256()
-        for array in self.arrays:
-            digest.update(f"{array.dtype} {tuple(array.shape)}\n".encode())
-            rows = array[:: 1 + array.nbytes // _HASHED_WHOLE_BYTES]
-            for block in rows.split(max(1, _HASHED_BLOCK_BYTES * len(array) // max(1, array.nbytes))):
-                digest.update(block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
+        """Return the `content_hash` of the arrays."""
+        return content_hash(self.arrays)
 
     def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, ...]:
         """See `BatchedDataset.fetch_micro_batch`."""

@@ -1,5 +1,7 @@
 """Images as a data set: uint8 arrays to normalised, randomly changed micro-batches."""
 
+import functools
+import warnings
 from typing import final
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unisono.data.augment import Augment
+from unisono.data.loader import content_hash
 from unisono.data.sampler import Indices
 from unisono.errors import DataError
 
@@ -25,7 +28,8 @@ class Pictures:
         mean: One number, or one per channel, for pixels in [0, 1].
         std: As `mean`.
         augment: What may happen to an image in training; evaluation shows it as it is.
-        key: What identifies the pixels, for the score.
+        key: What identifies images and labels, for the score; None: a hash of them and
+            of `mean` and `std`, made when first asked for.
 
     Raises:
         DataError: Other types or shapes, or not one label per image.
@@ -49,8 +53,8 @@ class Pictures:
         self.images = images if images.ndim == 4 else images[..., np.newaxis]
         self.labels = labels
         self.augment = augment or Augment()
-        self._mean = np.broadcast_to(np.asarray(mean, dtype=np.float32), self.images.shape[3:])[:, None, None]
-        self._std = np.broadcast_to(np.asarray(std, dtype=np.float32), self.images.shape[3:])[:, None, None]
+        self._mean = np.full(self.images.shape[3:], mean, dtype=np.float32)[:, None, None]
+        self._std = np.full(self.images.shape[3:], std, dtype=np.float32)[:, None, None]
         self._key = key
 
     def __len__(self) -> int:
@@ -79,7 +83,11 @@ class Pictures:
         images = torch.from_numpy(values).contiguous(memory_format=torch.channels_last)
         return images, torch.from_numpy(self.labels[indices])
 
-    @property
-    def fingerprint(self) -> str | None:
+    @functools.cached_property
+    def fingerprint(self) -> str:
         """What the score says about these images beside their number."""
-        return f"{self._key} augment={self.augment}" if self._key else None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # memory-mapped; only read here
+            arrays = (self.images, self.labels, self._mean.ravel(), self._std.ravel())
+            key = self._key or content_hash(torch.from_numpy(array) for array in arrays)
+        return f"{key} augment={self.augment}"

@@ -1,4 +1,4 @@
-"""Two operations of text models: torch's mathematics at a fraction of its cost on a CPU.
+"""Operations of the recipes' models: torch's mathematics at a fraction of its cost on a CPU.
 
 `block_windows` is a strided convolution over texts that stand one after another, as matrix products without copies. A
 window of width 15 and stride 7 over rows of 64 features is 2 whole blocks of 7 rows and one row more: over the blocks
@@ -8,6 +8,15 @@ gradient is zero. It adds in another order than ``torch.nn.Conv1d``, so its bits
 
 `embed_rows` is ``torch.nn.functional.embedding`` whose gradient is summed row by row: the same additions in the same
 order, so the same bits.
+
+`patch_conv` is a convolution of images with few channels, as a matrix product over patches. The kernels that
+``torch.nn.functional.conv2d`` picks have too few numbers to add up there: the weight's gradient takes them four times
+as long. The patches stand as columns, ``(channels * k * k, places)``: copied along whole rows of the image, and of the
+one shape in which both the product and the weight's gradient are quick. It adds in another order, so its bits are
+others.
+
+`drop` is dropout whose mask costs one random byte a value instead of a random double: other masks of the same
+distribution, so other bits.
 """
 
 from typing import Any
@@ -15,6 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+LEVELS = 256
+"""Of the chance that decides whether `drop` drops a value: a byte."""
 
 
 class BlockWindows(torch.autograd.Function):
@@ -121,3 +134,41 @@ def embed_rows(tokens: Tensor, weight: Tensor, padding_idx: int) -> Tensor:
     """
     result: Tensor = EmbedRows.apply(tokens, weight, padding_idx)  # type: ignore[no-untyped-call]
     return result
+
+
+def patch_conv(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve with stride 1, padded so that the size stays.
+
+    Args:
+        images: (n, channels, height, width).
+        weight: (out, channels, k, k), k odd.
+        bias: (out,), or None.
+
+    Returns:
+        (n, out, height, width) in torch's ``channels_last`` layout.
+    """
+    number, channels, height, width = images.shape
+    out, _, size, _ = weight.shape
+    padded = F.pad(images.transpose(0, 1), [size // 2] * 4)  # (channels, n, height + k - 1, width + k - 1)
+    patches = padded.unfold(2, height, 1).unfold(3, width, 1)  # (channels, n, k, k, height, width)
+    columns = patches.permute(0, 2, 3, 1, 4, 5).reshape(channels * size * size, number * height * width)
+    # Contiguous: then the weight's gradient is ``columns @ gradient``, not its slow transpose.
+    kernel = weight.reshape(out, -1).t().contiguous()
+    rows = columns.t() @ kernel if bias is None else torch.addmm(bias, columns.t(), kernel)
+    return rows.view(number, height, width, out).permute(0, 3, 1, 2)
+
+
+def drop(values: Tensor, rate: float, training: bool) -> Tensor:
+    """Set a share `rate` of the values to nothing and scale the others up, in training; see `torch.nn.Dropout`.
+
+    Args:
+        values: Floating-point.
+        rate: From 0 to below 1; rounded to a multiple of 1/256.
+        training: False returns `values`.
+    """
+    dropped = min(round(rate * LEVELS), LEVELS - 1)
+    if not training or dropped == 0:
+        return values
+    words = torch.empty(-(-values.numel() // 8), dtype=torch.int64, device=values.device)
+    chance = words.random_(-(2**63), None).view(torch.uint8)[: values.numel()].view(values.shape)
+    return values * (chance >= dropped).to(values.dtype).mul_(LEVELS / (LEVELS - dropped))

@@ -15,6 +15,7 @@ from unisono.data.augment import Augment
 from unisono.data.mnist import MEAN, STD, load_mnist
 from unisono.data.pictures import Pictures
 from unisono.recipes.catalog import Options
+from unisono.recipes.kernels import drop, patch_conv
 from unisono.recipes.play import thinned
 from unisono.recipes.speed import channels_last, one_cycle, tune
 
@@ -33,10 +34,11 @@ class SimpleCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return log-probabilities."""
-        x = F.relu(F.max_pool2d(self.conv1(images), 2))  # (n, 32, 14, 14)
+        first = patch_conv(images, self.conv1.weight, self.conv1.bias)
+        x = F.relu(F.max_pool2d(first, 2))  # (n, 32, 14, 14)
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # (n, 64, 7, 7)
-        x = self.dropout1(x.flatten(1))
-        x = self.dropout2(F.relu(self.fc1(x)))
+        x = drop(x.flatten(1), self.dropout1.p, self.training)
+        x = drop(F.relu(self.fc1(x)), self.dropout2.p, self.training)
         return F.log_softmax(self.fc2(x), dim=1)
 
 
@@ -50,7 +52,7 @@ def train(options: Options) -> dict[str, Any]:
         splits = load_mnist(options.data_path, cache=options.cache_path, offline=options.offline)
         augment = Augment.parse(AUGMENT[options.preset_name] if options.augment is None else options.augment)
         train_set, test_set = (
-            Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment, key="mnist")
+            Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment)
             for images, labels in (
                 (splits.train_images, splits.train_labels),
                 (splits.test_images, splits.test_labels),
