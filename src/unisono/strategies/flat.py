@@ -6,7 +6,7 @@ place in every world. A `FlatBuffer` is one leaf, or one partial sum, of the can
 zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.reduce import ALIGNMENT, padded_length
+from unisono.determinism import checksum
 from unisono.errors import StepError
 
 
@@ -137,3 +138,25 @@ def is_dense(tensor: Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def padding_checksum(tensors: Iterable[Tensor]) -> int:
+    """Return what the unused places behind these tensors add to the checksum of a `FlatBuffer`."""
+    total = 0
+    for tensor in tensors:
+        if used := tensor.numel() % ALIGNMENT:
+            last = torch.full((ALIGNMENT,), _neutral(tensor.dtype), dtype=tensor.dtype)
+            last[:used] = 0
+            total += checksum([last])
+    return total & 0xFFFFFFFFFFFFFFFF
+
+
+def slice_checksum(part: Tensor, start: int) -> int:
+    """Return what a slice of a tensor adds to the `checksum` of the whole.
+
+    Args:
+        part: The slice.
+        start: Index of its first element in the flattened whole.
+    """
+    before = start % max(1, 8 // part.element_size())  # elements of the same 64 bits
+    return checksum([torch.cat([part.new_zeros(before), part.detach().reshape(-1)]) if before else part])
