@@ -35,6 +35,7 @@ class StrategyOptions:
         needs_processes: Whether ranks must be processes of torch.distributed, not threads of `run_ranks`.
         most_ranks: The largest useful world, None for no limit.
         is_one_replica_enough: Whether several ranks can work on one replica.
+        is_sharded: Whether a rank holds a part of the weights only.
     """
 
     name: ClassVar[str] = ""
@@ -44,6 +45,7 @@ class StrategyOptions:
     needs_processes: ClassVar[bool] = False
     most_ranks: ClassVar[int | None] = None
     is_one_replica_enough: ClassVar[bool] = False
+    is_sharded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -302,6 +304,7 @@ class FSDPOptions(StrategyOptions):
     summary: ClassVar[str] = "sharded weights and optimizer state (torch FSDP2), with the bits of exact"
     engine: ClassVar[str] = "fsdp:FSDP"
     is_exact: ClassVar[bool] = True
+    is_sharded: ClassVar[bool] = True
     needs_processes: ClassVar[bool] = True
 
     wrap: tuple[str, ...] | None = option(

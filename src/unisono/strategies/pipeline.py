@@ -14,6 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self, final
 
 import torch
@@ -39,9 +40,28 @@ from unisono.strategies.whole import Tensors, gather, merge_notes, with_whole
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
+@dataclass(slots=True)
+class Times:
+    """How busy the processes have been, over all steps.
+
+    Attributes:
+        busy_s: Seconds of computing, the mean over the processes.
+        span_s: Seconds from the first move to the last one of the slowest process.
+        bubble_s: Of these, those that must be idle by the formula.
+    """
+
+    busy_s: float = 0.0
+    span_s: float = 0.0
+    bubble_s: float = 0.0
+
+
 @final
 class Pipeline(Strategy):
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        times: How busy the processes have been.
+    """
 
     is_sharded = True
     evaluates_alike = True
@@ -65,12 +85,12 @@ class Pipeline(Strategy):
         self._player = Player(self._stages, self._mesh, options, self._front, setting, messages)
         self._reader = Reader(self._stages, self._mesh, options, setting.device, messages)
         self._whole: tuple[Tensors, dict[str, Any]] | None = None
-        self._busy_s, self._span_s, self._bubbles = 0.0, 0.0, 0.0
+        self.times = Times()
         release(self._foreign, optimizer)
         fewest = min(len(row) for row in self._rows)
         if fewest < self._mesh.width and self.transport.rank == 0:
             warnings.warn(
-                f"strategy pipeline: {fewest} micro-batches for {self._mesh.width} processes leave "
+                f"strategy pipeline: micro-batches {fewest} for {self._mesh.width} processes leave "
                 f"{bubble(self._mesh.width, self._mesh.chunks(options), fewest):.0%} of the time idle. "
                 f"Hint: --micro-batches {4 * self._mesh.width} or more.",
                 stacklevel=2,
@@ -200,9 +220,9 @@ class Pipeline(Strategy):
             "stages": [list(part.layers) for part in self._parts],
             "stage_bytes": [sum(p.nbytes for p in part.parameters.values()) for part in self._parts],
         }
-        if self._span_s:
-            told["idle_share"] = round(1 - self._busy_s / self._span_s, 4)
-            told["idle_share_by_formula"] = round(self._bubbles / self._span_s, 4)
+        if self.times.span_s:
+            told["idle_share"] = round(1 - self.times.busy_s / self.times.span_s, 4)
+            told["idle_share_by_formula"] = round(self.times.bubble_s / self.times.span_s, 4)
         return told
 
     def _weights(self) -> dict[str, Tensor]:
@@ -229,9 +249,9 @@ class Pipeline(Strategy):
 
     def _time(self, told: list[tuple[int, ...]], micros: int) -> None:
         span_s = max(span for _, span in told) / 1e9
-        self._busy_s += sum(busy for busy, _ in told) / len(told) / 1e9
-        self._span_s += span_s
-        self._bubbles += span_s * bubble(self._mesh.width, self._mesh.chunks(self.options), micros)
+        self.times.busy_s += sum(busy for busy, _ in told) / len(told) / 1e9
+        self.times.span_s += span_s
+        self.times.bubble_s += span_s * bubble(self._mesh.width, self._mesh.chunks(self.options), micros)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

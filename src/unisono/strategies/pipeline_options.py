@@ -18,6 +18,7 @@ class PipelineOptions(StrategyOptions):
     engine: ClassVar[str] = "pipeline:Pipeline"
     is_exact: ClassVar[bool] = True
     is_one_replica_enough: ClassVar[bool] = True
+    is_sharded: ClassVar[bool] = True
 
     stages: int = option(2, "Processes of one pipeline; more processes make more pipelines, side by side.", at_least=2)
     schedule: str = option("1f1b", "Order of forward and backward passes.", *SCHEDULES)

@@ -164,7 +164,7 @@ class Replicated(Strategy):
         for rank, gradient in enumerate(gradients):
             if gradient != usual:
                 raise RankDivergence(
-                    f"step {heads[rank][0]}: rank {rank} has reduced another gradient ({gradient:016x}) than the others "
+                    f"step {heads[rank][0]}: rank {rank} has another gradient ({gradient:016x}) than the others "
                     f"({usual:016x}), from equal weights. Hint: all ranks must change gradients alike."
                 )
 
