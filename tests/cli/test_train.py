@@ -171,6 +171,8 @@ WRONG = {
     "a server alone": ("digits -n 1 --strategy ps", r"needs a worker beside 1 server"),
     "dp on two": ("digits -n 2 --strategy dp", r"dp runs in 1 process, got 2"),
     "one device": ("digits -n 1 --strategy dp --devices 1", r"several devices"),
+    "no mesh": ("digits -n 3 --strategy pipeline", r"3 processes are no rows of 2 stages.*--workers 2"),
+    "micro-batches": ("digits -n 2 --strategy pipeline --micro-batches 4 --replicas 8", r"means 4 replicas, got 8"),
     "another score": ("digits -n 1 --out {reference} --replicas 4 --limit 200 --batch-size 8", r"batch_size: 16 -> 8"),
     "another seed": ("digits -n 1 --out {reference} --limit 200 --batch-size 16 --seed 1", r"seed: 0 -> 1"),
     "no score": ("digits -n 1 --out {no_score}", r"{no_score}"),

@@ -36,6 +36,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "model_parallel": ("model_parallel", {}),
     "dp": ("dp", {"devices": 3}),
     "balanced_dp": ("balanced_dp", {"devices": 3, "gpu0_bsz": 2, "batch_chunk": 2}),
+    "pipeline": ("pipeline", {}),
+    "pipeline-gpipe": ("pipeline", {"schedule": "gpipe", "stages": 3}),
+    "pipeline-interleaved": ("pipeline", {"schedule": "interleaved"}),
     "ps_async": ("ps_async", {"max_staleness": 2}),
     "ps_async-0": ("ps_async", {"max_staleness": 0}),
 }
@@ -133,16 +136,18 @@ def resumes(transport: Transport | None, case: str, data: str) -> dict[str, bool
 
 
 class Parts(nn.Module):
-    """Has a part that it never uses and one that is frozen."""
+    """A row of layers with one that is frozen, and a part that it never uses."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.used, self.frozen, self.unused = nn.Linear(64, 10), nn.Linear(64, 10), nn.Linear(64, 10)
+        self.flatten, self.squash = nn.Flatten(), nn.Tanh()
+        self.used, self.frozen, self.unused = nn.Linear(64, 10), nn.Linear(10, 10), nn.Linear(64, 10)
         self.frozen.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
-        return self.used(x.flatten(1)) + self.frozen(x.flatten(1))
+        scores: Tensor = self.frozen(self.squash(self.used(self.flatten(x))))
+        return scores
 
 
 def plain_weights(model: nn.Module, run: unisono.Run, loader: Any, steps: int, clip: float | None) -> list[Tensor]:

@@ -14,7 +14,7 @@ from unisono.strategies.options import DDPOptions, ExactOptions
 def test_the_catalog_is_pinned():
     """These names are a promise."""
     assert list(CATALOG) == [
-        "exact", "ddp", "allreduce", "ps", "ps_async", "dp", "balanced_dp", "fsdp", "model_parallel",
+        "exact", "ddp", "allreduce", "ps", "ps_async", "dp", "balanced_dp", "fsdp", "model_parallel", "pipeline",
     ]  # fmt: skip
 
 

@@ -16,13 +16,13 @@ PROGRAMS = list(conformance.PROGRAMS)
 THREADS: dict[str, tuple[int, ...]] = {
     "exact": (2,), "ddp": (1,), "allreduce": (1, 2), "allreduce-tree": (3,), "local-sgd": (2,),
     "ps": (3,), "ps-2": (4,), "dp": (1,), "balanced_dp": (1,), "fsdp": (1,),
-    "model_parallel": (1, 2),
+    "model_parallel": (1, 2), "pipeline": (1, 4), "pipeline-gpipe": (3,), "pipeline-interleaved": (2,),
 }  # fmt: skip
 """World sizes in threads; a strategy that needs processes has one rank here, or none."""
 ALONE = ("dp", "balanced_dp")
 PROCESSES = {
-    2: [case for case in CASES if case not in (*ALONE, "ps-2")],
-    3: [case for case in CASES if case not in ALONE],
+    2: [case for case in CASES if case not in (*ALONE, "ps-2", "pipeline-gpipe")],
+    3: [case for case in CASES if case not in (*ALONE, "pipeline", "pipeline-interleaved")],
 }
 
 
@@ -61,7 +61,7 @@ def test_in_processes(launched, case, program, world_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["ddp", "allreduce", "ps"])
+@pytest.mark.parametrize("case", ["ddp", "allreduce", "ps", "pipeline"])
 def test_a_killed_rank_ends_the_run_with_a_clear_error(data, tmp_path, case):
     """The launcher names the rank that was killed; nobody waits for it."""
     started = time.monotonic()

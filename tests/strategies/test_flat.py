@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from reference import bits
-from unisono.strategies.flat import Layout
+from unisono.determinism import checksum
+from unisono.strategies.flat import Layout, padding_checksum, slice_checksum
 
 
 def tensors():
@@ -83,3 +84,20 @@ def test_no_tensors():
     """A layout of nothing has buffers of nothing."""
     buffer = Layout([], [], 3).new_buffer()
     assert (buffer.flats, buffer.views, buffer.checksum(), buffer.is_finite()) == ([], [], 0, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_checksums_of_slices_add_up_to_that_of_the_whole(dtype, count):
+    """Wherever the cuts fall; and with the unused places, to that of a flat buffer."""
+    whole = torch.randn(37, dtype=dtype)
+    parts, start, total = whole.tensor_split(count), 0, 0
+    for part in parts:
+        total += slice_checksum(part.clone(), start)
+        start += len(part)
+    assert total % 2**64 == checksum([whole])
+    buffer = Layout([whole], [], 1).new_buffer()
+    buffer.views[0].copy_(whole)
+    assert (total + padding_checksum([whole])) % 2**64 == buffer.checksum()
+    if count > 1 and dtype == torch.float32:
+        assert sum(checksum([part.clone()]) for part in parts) % 2**64 != checksum([whole])  # the control

@@ -1,5 +1,7 @@
 """Sharded training: the fingerprint of exact, a share of the memory, checkpoints for any number of ranks."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -39,6 +41,14 @@ def test_the_bits_are_those_of_exact(compared, name, world_size):
     assert reports[0]["plain"][0]["fingerprint"] != reports[0]["clip"][0]["fingerprint"]  # the control
 
 
+def test_the_ledger_is_that_of_exact(tmp_path):
+    """Checksums of slices add up to those of whole tensors, line by line."""
+    for strategy in ("exact", "fsdp"):
+        leg(None, strategy, 6, out=str(tmp_path / strategy))
+    ledgers = [(tmp_path / strategy / "ledger.jsonl").read_text() for strategy in ("exact", "fsdp")]
+    assert ledgers[0] == ledgers[1] and ledgers[0].count("\n") == 6
+
+
 @pytest.mark.slow
 def test_memory_per_rank_falls(compared):
     """Weights and moments on a rank are about a world-size-th of one process's."""
@@ -51,13 +61,15 @@ def test_memory_per_rank_falls(compared):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_any_number_of_ranks(compared):
-    """Saved by three, resumed by one and by two: the bits of a run that was never interrupted."""
+def test_a_run_goes_on_with_any_number_of_ranks(compared, tmp_path):
+    """Saved by three, resumed by one and by two: bits and ledger of a run that was never interrupted."""
     expected = compared(1)[0][0]["plain"][1]
     _, out = compared(3)
     for resumed in [*run_processes(fsdp_programs.resume, 2, out), leg(None, "fsdp", 8, out=compared(2)[1])]:
         assert resumed["fingerprint"] == expected["fingerprint"]
         assert resumed["moments"] == expected["moments"]
+    leg(None, "exact", 8, out=str(tmp_path))
+    assert Path(out, "ledger.jsonl").read_text() == (tmp_path / "ledger.jsonl").read_text()
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 3, 5, 8, 13])

@@ -19,7 +19,7 @@ DEFAULT = ",".join(CATALOG)
 @click.argument("recipe", metavar="RECIPE")
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), default=2, show_default=True, metavar="N",
-    help="Processes that compute; servers come on top. dp and balanced_dp take one process of N devices.",
+    help="Processes that compute; servers come on top. dp, balanced_dp: one process of N devices; pipeline: N stages.",
 )  # fmt: skip
 @click.option("--strategies", default=DEFAULT, metavar="NAME,...", help="Which ones.  [default: all]")
 @click.option("--epochs", type=int, metavar="E", help="Passes over the data: the same samples for all.")
@@ -70,6 +70,8 @@ def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[st
     if options.most_ranks == 1:
         chosen["devices"], count = max(2, workers), 1
     else:
+        if hasattr(options, "stages") and workers > 1:
+            chosen["stages"] = workers  # one pipeline over all of them
         count = workers + (options.servers if hasattr(options, "servers") else 0)
     click.echo(f"training {recipe} with {name} on {count} processes ...", err=True)
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as scratch:
@@ -84,6 +86,7 @@ def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[st
         "steps": result["steps"],
         "metrics": result["metrics"],
         "fingerprint": result["fingerprint"],
+        **{key: result[key] for key in ("idle_share", "idle_share_by_formula") if key in result},
     }
 
 
@@ -97,4 +100,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['peak_memory_bytes'] / 2**20:>8,.0f} {row['bytes_per_step'] / 1024:>9,.0f} "
             f"{'' if accuracy is None else f'{accuracy:.4f}':>9}  {row['fingerprint'][:8]}"
         )
+    for row in rows:
+        if "idle_share" in row:
+            lines.append(
+                f"{row['strategy']}: {row['idle_share']:.0%} of its processes' time idle in steps, "
+                f"{row['idle_share_by_formula']:.0%} by the formula"
+            )
     return lines

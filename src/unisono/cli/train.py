@@ -171,10 +171,10 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
     preset = found.preset(given.get("preset"))
     defaults = {"epochs": preset.epochs, "batch_size": preset.batch_size, "replicas": found.replicas}
     recorded = _recorded_score(given.get("out"))
-    if not strategy.is_exact:
+    if strategy.sets_replicas:
         count = resolve_workers(workers)
         if workers == "auto":
-            count = min(count, strategy.most_ranks or count)
+            count = strategy.usual_workers(count)
         strategy.check(count)
         defaults["replicas"] = strategy.default_replicas(count)
     if recorded is not None:  # fixed by the first launch
@@ -185,8 +185,10 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
             f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
             "Hint: repeat its settings to resume it, or choose another --out for a new run."
         )
-    if strategy.is_exact:
-        count = resolve_workers(workers, options.replicas)
+    if not strategy.sets_replicas:
+        count = resolve_workers(workers, None if strategy.is_one_replica_enough else options.replicas)
+        if workers == "auto":
+            count = strategy.usual_workers(count)
     strategy.place(options.replicas, count)
     found.check_data(options)
     return Job(options=options, workers=count)

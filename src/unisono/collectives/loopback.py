@@ -6,11 +6,13 @@ as long as nothing survives in it across a collective (nothing does in the exact
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
 from torch import Tensor
 
+from unisono.collectives.messages import Messages
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost
 
@@ -26,6 +28,8 @@ class _Stage:
         self.holder = 0
         self.parcels: list[Any] = [None] * world_size
         self.gone: dict[int, BaseException | None] = {}
+        self.letters: dict[tuple[int, int, int], deque[Tensor]] = {}  # by source, target, tag
+        self.waits = 0  # in a row, in which no rank has sent anything, received anything or left
 
     def pass_on(self, rank: int) -> None:
         """Hand the baton to the next rank that is still there."""
@@ -43,18 +47,38 @@ class _Stage:
 
     def exchange(self, rank: int, parcel: Any) -> list[Any]:
         """Leave a parcel, let every other rank reach the same point, and return all parcels."""
-        # Once round: when the baton comes back, every rank has left its parcel. The list is made anew each time,
-        # because a rank that goes on may leave its next parcel before a later rank has read this one.
+        # The list is made anew each time, because a rank that goes on may leave its next parcel before a later rank has
+        # read this one. Once round is enough, unless a rank waits for a message on its way here.
         parcels = self.parcels
         parcels[rank] = (parcel,)
+        self.waits = 0
         if all(item is not None for item in parcels):
             self.parcels = [None] * self.world_size
         self.pass_on(rank)
         self.wait_for_turn(rank)
-        missing = [other for other, item in enumerate(parcels) if item is None]
-        if missing:
+        while missing := [other for other, item in enumerate(parcels) if item is None]:
+            if missing[0] not in self.gone:
+                self.let_others_run(rank)
+                continue
             raise PeerLost(f"[rank {rank}/{self.world_size}] rank {missing[0]} left before this collective.")
         return [item[0] for item in parcels]
+
+    def take_letter(self, source: int, target: int, tag: int) -> Tensor:
+        """Return the next message between two ranks, letting the others run until it is there."""
+        while not (letters := self.letters.get((source, target, tag))):
+            if source in self.gone:
+                raise PeerLost(f"[rank {target}/{self.world_size}] rank {source} left before it sent a message.")
+            self.let_others_run(target)
+        self.waits = 0
+        return letters.popleft()
+
+    def let_others_run(self, rank: int) -> None:
+        """Pass the baton round once; refuses to do so for ever."""
+        self.waits += 1
+        if self.waits > 2 * self.world_size:
+            raise PeerLost(f"[rank {rank}/{self.world_size}] all ranks wait for each other: nobody can go on.")
+        self.pass_on(rank)
+        self.wait_for_turn(rank)
 
 
 @final
@@ -82,6 +106,31 @@ class LoopbackTransport(Transport):
         for source, target in zip(arrived, recv.split(len(send)), strict=True):
             target.copy_(source)
 
+    def messages(self) -> Messages:
+        """See `Transport.messages`."""
+        return LoopbackMessages(self.rank, self._stage)
+
+
+@final
+class LoopbackMessages(Messages):
+    """Messages between the ranks of one process; the baton passes on where a rank waits for one."""
+
+    def __init__(self, rank: int, stage: _Stage) -> None:
+        self._stage = stage
+        self.rank, self.world_size = rank, stage.world_size
+
+    def send(self, message: Tensor, target: int, tag: int) -> None:
+        """See `Messages.send`."""
+        self._stage.waits = 0
+        self._stage.letters.setdefault((self.rank, target, tag), deque()).append(message.clone())
+
+    def receive(self, message: Tensor, source: int, tag: int) -> None:
+        """See `Messages.receive`."""
+        message.copy_(self._stage.take_letter(source, self.rank, tag))
+
+    def flush(self) -> None:
+        """See `Messages.flush`: a copy is on its way already."""
+
 
 def run_ranks(program: Callable[[LoopbackTransport], T], world_size: int) -> list[T]:
     """Run `program` once per rank, all in this process, and return the results in rank order.
@@ -107,6 +156,7 @@ def run_ranks(program: Callable[[LoopbackTransport], T], world_size: int) -> lis
             failure = error
         with stage.turn:
             stage.gone[rank] = failure
+            stage.waits = 0
         stage.pass_on(rank)
 
     threads = [threading.Thread(target=play, args=(rank,), name=f"rank-{rank}") for rank in range(world_size)]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unisono.collectives.messages import Messages
 from unisono.collectives.shared_memory import SharedBoard
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PlaceError
@@ -262,6 +263,11 @@ class GuardedTransport(Transport):
         """See `Transport.all_gather_json`."""
         refuse_alone("all_gather_json")
         return self._below.all_gather_json(value)
+
+    def messages(self) -> Messages:
+        """See `Transport.messages`."""
+        refuse_alone("a message")
+        return self._below.messages()
 
     def replace(self, below: Transport) -> None:
         """Let another transport carry from now on, between fewer ranks; the first one is closed in the end."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.collectives.messages import GroupMessages, Messages
 from unisono.collectives.shared_memory import SharedBoard
 from unisono.errors import RankDivergence
 
@@ -114,6 +115,14 @@ class Transport(ABC):
     def told(self, what: str) -> str:
         """Return in words what this rank is about to do, with the step where it is known."""
         return what if self.step is None else f"step {self.step}: {what}"
+
+    def messages(self) -> Messages:
+        """Return messages between pairs of these ranks.
+
+        Raises:
+            ConfigError: The ranks are not joined by torch.distributed's default process group.
+        """
+        return GroupMessages(self.rank, self.world_size)
 
     def close(self) -> None:  # noqa: B027 - most transports own nothing
         """Release what this transport opened; safe to call twice."""

@@ -18,12 +18,13 @@ from unisono.strategies.options import (
     PSOptions,
     StrategyOptions,
 )
+from unisono.strategies.pipeline_options import PipelineOptions
 
 CATALOG: Mapping[str, type[StrategyOptions]] = {
     kind.name: kind
     for kind in (
         ExactOptions, DDPOptions, AllReduceOptions, PSOptions, AsyncPSOptions, DPOptions, BalancedDPOptions,
-        FSDPOptions, ModelParallelOptions,
+        FSDPOptions, ModelParallelOptions, PipelineOptions,
     )
 }  # fmt: skip
 """Every strategy by name."""

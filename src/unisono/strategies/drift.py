@@ -21,7 +21,12 @@ class Head(NamedTuple):
     weights: int
 
 
-def compare(heads: Sequence[Head], tensors: Mapping[str, Tensor], transport: Transport) -> None:
+def compare(
+    heads: Sequence[Head],
+    tensors: Mapping[str, Tensor],
+    transport: Transport,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> None:
     """Stop all ranks alike where one is at another step or holds other weights; collective only then.
 
     The most frequent head is taken for the right one, the lowest rank's among equals.
@@ -30,17 +35,24 @@ def compare(heads: Sequence[Head], tensors: Mapping[str, Tensor], transport: Tra
         heads: Of all ranks, in rank order, the same list on all of them.
         tensors: This rank's weights by name, in the model's order.
         transport: Joins the ranks.
+        groups: Ranks that must hold the same weights; None: all of them.
 
     Raises:
         RankDivergence: Names the rank, the step and the first tensor that differs.
     """
-    usual = max(heads, key=heads.count)
-    strays = [rank for rank, head in enumerate(heads) if head != usual]
-    if not strays:
+    found = None
+    for group in groups or [range(len(heads))]:
+        own = [heads[rank] for rank in group]
+        usual = max(own, key=own.count)
+        strays = [rank for rank in group if heads[rank] != usual]
+        if strays and found is None:
+            found = usual, strays, group[own.index(usual)]
+    if found is None:
         return
+    usual, strays, regular = found
     stray, head = strays[0], heads[strays[0]]
     every = transport.all_gather_json(checksums(tensors))
-    theirs, others = every[stray], every[heads.index(usual)]
+    theirs, others = every[stray], every[regular]
     differing = [name for name in others if theirs.get(name) != others[name]]
     where = f"first in {differing[0]!r} ({len(differing)} of {len(others)} tensors), " if differing else ""
     more = f" So does rank {', '.join(map(str, strays[1:]))}." if strays[1:] else ""

@@ -23,7 +23,7 @@ from unisono.placement import cut
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
 from unisono.strategies.drift import Head, compare
-from unisono.strategies.flat import FlatBuffer, Layout
+from unisono.strategies.flat import FlatBuffer, Layout, take_gradients
 from unisono.strategies.replica_buffers import ReplicaBuffers
 
 
@@ -52,7 +52,7 @@ class Exact(Strategy):
         self._replicas = placement[-1].stop
         self._seed = seed
         self._buffers = ReplicaBuffers(model)
-        self._trainable: list[nn.Parameter] = []
+        self._trainable: dict[str, nn.Parameter] = {}
         self._pool: list[FlatBuffer] = []
         self._last: FlatBuffer | None = None  # whose views are the gradients now
         self._plan()
@@ -100,7 +100,7 @@ class Exact(Strategy):
             for view, is_saved in zip(merged, self._buffers.is_saved(), strict=False):
                 if not is_saved:  # a resumed run has other values there: no part of the record
                     view.zero_()
-        for parameter, view, is_present in zip(self._trainable, total.views, report.present, strict=False):
+        for parameter, view, is_present in zip(self._trainable.values(), total.views, report.present, strict=False):
             parameter.grad = view if is_present else None
         self._last = total
         return Gradients(
@@ -118,12 +118,10 @@ class Exact(Strategy):
 
     def _plan(self) -> None:
         """Lay out the flat buffers anew when the set of trainable parameters has changed."""
-        trainable = [parameter for parameter in self._names.values() if parameter.requires_grad]
-        if len(trainable) != len(self._trainable) or any(
-            a is not b for a, b in zip(trainable, self._trainable, strict=True)
-        ):
+        trainable = {name: parameter for name, parameter in self._names.items() if parameter.requires_grad}
+        if trainable.keys() != self._trainable.keys():
             self._trainable = trainable
-            self._layout = Layout(trainable, self._buffers.floats(), self.transport.world_size)
+            self._layout = Layout([*trainable.values()], self._buffers.floats(), self.transport.world_size)
             self._pool, self._last = [], None
         if self._last is not None:
             self._pool.append(self._last)  # the gradients of the step before are no longer needed
@@ -145,28 +143,11 @@ class Exact(Strategy):
             weight = weights[micro.replica]
             loss = run_backward(loss_function, micro, weight, seed=self._seed, step=step, replicas=self._replicas)
             leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
-            self._collect(leaf, report)
+            take_gradients(self._trainable, leaf, report.present)
             self._buffers.collect(leaf.views[len(self._trainable) :], weight, report.changed)
             report.losses[micro.replica] = loss.item()
             report.finite[micro.replica] = math.isfinite(report.losses[micro.replica]) and leaf.is_finite()
             yield leaf
-
-    def _collect(self, leaf: FlatBuffer, report: "_Report") -> None:
-        """Move the gradients into the leaf; a parameter without one leaves -0.0, the neutral element."""
-        targets, sources = [], []
-        for index, (parameter, view) in enumerate(zip(self._trainable, leaf.views, strict=False)):
-            if parameter.grad is None:
-                view.fill_(-0.0)
-                continue
-            if parameter.grad.layout != torch.strided:
-                name = next(name for name, other in self._names.items() if other is parameter)
-                raise StepError(f"the gradient of {name!r} is {parameter.grad.layout}. Hint: use sparse=False.")
-            report.present[index] = True
-            targets.append(view)
-            sources.append(parameter.grad)
-            parameter.grad = None
-        if targets:
-            torch._foreach_copy_(targets, sources)
 
     def _add(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
         left.add_(right)

@@ -6,13 +6,17 @@ place in every world. A `FlatBuffer` is one leaf, or one partial sum, of the can
 zero.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unisono.collectives.reduce import ALIGNMENT, padded_length
+from unisono.determinism import checksum
+from unisono.errors import StepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +96,40 @@ class FlatBuffer:
         return sum(int(piece.view(torch.int64).sum()) for piece in pieces) & 0xFFFFFFFFFFFFFFFF
 
 
+def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, present: npt.NDArray[np.bool_]) -> None:
+    """Move gradients into the first views of a leaf; a parameter without one leaves -0.0, the neutral element.
+
+    Args:
+        parameters: By name, in the layout's order.
+        leaf: Where they go.
+        present: bool (parameters,): set where there is a gradient.
+
+    Raises:
+        StepError: A gradient is sparse.
+    """
+    targets, sources = [], []
+    for index, ((name, parameter), view) in enumerate(zip(parameters.items(), leaf.views, strict=False)):
+        if parameter.grad is None:
+            view.fill_(-0.0)
+            continue
+        if parameter.grad.layout != torch.strided:
+            raise StepError(f"the gradient of {name!r} is {parameter.grad.layout}. Hint: use sparse=False.")
+        present[index] = True
+        targets.append(view)
+        sources.append(parameter.grad)
+        parameter.grad = None
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
 def _view(flat: Tensor, segment: _Segment) -> Tensor:
     like = segment.like
     piece = flat[segment.offset : segment.offset + like.numel()]
     # The tensor's own strides (channels_last, say) where they fill the segment, else the plain order.
-    return piece.as_strided(like.shape, like.stride(), segment.offset) if _is_dense(like) else piece.view(like.shape)
+    return piece.as_strided(like.shape, like.stride(), segment.offset) if is_dense(like) else piece.view(like.shape)
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether the strides visit each of ``numel`` places once."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -108,3 +138,25 @@ def _is_dense(tensor: Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def padding_checksum(tensors: Iterable[Tensor]) -> int:
+    """Return what the unused places behind these tensors add to the checksum of a `FlatBuffer`."""
+    total = 0
+    for tensor in tensors:
+        if used := tensor.numel() % ALIGNMENT:
+            last = torch.full((ALIGNMENT,), _neutral(tensor.dtype), dtype=tensor.dtype)
+            last[:used] = 0
+            total += checksum([last])
+    return total & 0xFFFFFFFFFFFFFFFF
+
+
+def slice_checksum(part: Tensor, start: int) -> int:
+    """Return what a slice of a tensor adds to the `checksum` of the whole.
+
+    Args:
+        part: The slice.
+        start: Index of its first element in the flattened whole.
+    """
+    before = start % max(1, 8 // part.element_size())  # elements of the same 64 bits
+    return checksum([torch.cat([part.new_zeros(before), part.detach().reshape(-1)]) if before else part])

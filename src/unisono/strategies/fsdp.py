@@ -33,11 +33,13 @@ from unisono.placement import cut
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
 from unisono.strategies.ddp import join_alone
+from unisono.strategies.flat import padding_checksum, slice_checksum
 from unisono.strategies.options import FSDPOptions
 from unisono.strategies.replica_buffers import ReplicaBuffers
 from unisono.strategies.report import StepReport
 
 Stack = list[tuple[Node, list[Tensor]]]
+_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class _Rounds:
@@ -146,7 +148,9 @@ class FSDP(Strategy):
         leaves = min(num_samples, replicas)
         rounds = self._rounds = _Rounds(self.placement, leaves)
         report = StepReport(replicas)
-        weights = checksum(_local(parameter) for parameter in self._parameters)
+        weights = self._checksum(self._parameters)
+        if self.transport.rank == 0:
+            weights += checksum(self._buffers.saved_floats().values())
         for parameter in self._parameters:
             parameter.grad = None
         self._buffers.start_step()
@@ -188,17 +192,23 @@ class FSDP(Strategy):
         self.transport.bytes_sent += 2 * rounds.count * (world_size - 1) * size // world_size
         local = [_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         is_finite = all(bool(grad.isfinite().all()) for grad in local)
-        head = [step, weights, checksum(local), int(is_finite), int(self.is_stop_asked()), *map(int, changed)]
+        gradient = self._checksum([parameter.grad for parameter in self._parameters if parameter.grad is not None])
+        head = [step, weights & _MASK, gradient, int(is_finite), int(self.is_stop_asked()), *map(int, changed)]
         heads = report.merge(self.transport, self.placement, range(self.transport.world_size), head)
         bad = [replica for replica in range(leaves) if not report.finite[replica]]
         if not bad and not all(told[3] for told in heads):
             bad = list(range(leaves))
-        self._merge_buffers(floats, np.array([told[5:] for told in heads]).any(axis=0), leaves, is_kept=not bad)
-        mask = 0xFFFFFFFFFFFFFFFF
+        merged = self._merge_buffers(
+            floats, np.array([told[5:] for told in heads]).any(axis=0), leaves, is_kept=not bad
+        )
+        # As `exact` counts: the buffers that a checkpoint holds, and what lies unused in its flat buffers.
+        saved = [value for value, is_saved in zip(merged, self._buffers.is_saved(), strict=False) if is_saved]
+        trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
+        more = checksum(saved) + padding_checksum([*trainable, *self._buffers.floats()])
         return Gradients(
             loss=math.fsum(n / num_samples * loss for n, loss in zip(sizes, report.losses, strict=True) if n),
-            checksum=sum(told[2] for told in heads) & mask,
-            weights=sum(told[1] for told in heads) & mask,
+            checksum=(sum(told[2] for told in heads) + more) & _MASK,
+            weights=sum(told[1] for told in heads) & _MASK,
             bad_replicas=tuple(bad),
             is_stop_asked=any(told[4] for told in heads),
         )
@@ -295,6 +305,15 @@ class FSDP(Strategy):
                 if hasattr(module, "set_reduce_scatter_unused_params"):
                     module.set_reduce_scatter_unused_params(True)
 
+    def _checksum(self, tensors: Sequence[Tensor]) -> int:
+        """Return what this rank's slices add to the checksum of the whole tensors."""
+        total = 0
+        for tensor in tensors:
+            rows = -(-tensor.shape[0] // self.transport.world_size) if tensor.dim() else 1
+            start = self.transport.rank * rows * (tensor.numel() // max(1, tensor.shape[0])) if tensor.dim() else 0
+            total += slice_checksum(_local(tensor), start)
+        return total & _MASK
+
     def _put(self, total: list[Tensor]) -> None:
         for parameter, value in zip(self._parameters, total, strict=True):
             if parameter.requires_grad and isinstance(parameter, DTensor):
@@ -310,10 +329,10 @@ class FSDP(Strategy):
         part = parts[rank].clone() if rank < len(parts) else whole.new_empty((0, *whole.shape[1:]), device=like.device)
         return DTensor.from_local(part, like.device_mesh, like.placements, shape=whole.shape, stride=whole.stride())
 
-    def _merge_buffers(self, floats: Stack, changed: Any, leaves: int, *, is_kept: bool) -> None:
+    def _merge_buffers(self, floats: Stack, changed: Any, leaves: int, *, is_kept: bool) -> list[Tensor]:
         self._buffers.start_replica()
         if not self._buffers.num_buffers or not is_kept:
-            return
+            return []
         merged: list[Tensor] = []
         for index, buffer in enumerate(self._buffers.floats()):
             length = padded_length(buffer.numel(), self.transport.world_size)
@@ -326,6 +345,7 @@ class FSDP(Strategy):
             tree_all_reduce(partials, self.placement, leaves, out, self.transport)
             merged.append(out[: buffer.numel()].view(buffer.shape))
         self._buffers.finish_step(self.transport, merged, changed)
+        return merged
 
 
 def _units(model: nn.Module, wrap: tuple[str, ...] | None) -> Iterator[nn.Module]:

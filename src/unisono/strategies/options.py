@@ -34,6 +34,8 @@ class StrategyOptions:
         is_exact: Whether the bits depend on the score alone; otherwise the number of ranks decides too.
         needs_processes: Whether ranks must be processes of torch.distributed, not threads of `run_ranks`.
         most_ranks: The largest useful world, None for no limit.
+        is_one_replica_enough: Whether several ranks can work on one replica.
+        is_sharded: Whether a rank holds a part of the weights only.
     """
 
     name: ClassVar[str] = ""
@@ -42,6 +44,8 @@ class StrategyOptions:
     is_exact: ClassVar[bool] = False
     needs_processes: ClassVar[bool] = False
     most_ranks: ClassVar[int | None] = None
+    is_one_replica_enough: ClassVar[bool] = False
+    is_sharded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -54,6 +58,15 @@ class StrategyOptions:
     def default_replicas(self, world_size: int) -> int:
         """Return the micro-batches per step where nobody has said how many."""
         return world_size
+
+    @property
+    def sets_replicas(self) -> bool:
+        """Whether the options and the world say how many replicas there are, whatever the recipe's usual number."""
+        return not self.is_exact
+
+    def usual_workers(self, cores: int) -> int:
+        """Return the number of processes where nobody has said how many."""
+        return min(cores, self.most_ranks or cores)
 
     def check(self, world_size: int) -> None:
         """Refuse a world in which the strategy cannot play.
@@ -291,6 +304,7 @@ class FSDPOptions(StrategyOptions):
     summary: ClassVar[str] = "sharded weights and optimizer state (torch FSDP2), with the bits of exact"
     engine: ClassVar[str] = "fsdp:FSDP"
     is_exact: ClassVar[bool] = True
+    is_sharded: ClassVar[bool] = True
     needs_processes: ClassVar[bool] = True
 
     wrap: tuple[str, ...] | None = option(

@@ -109,9 +109,9 @@ class ParameterServer(Replicated):
         """See `Replicated.merged_checksum`: the sum of the servers'."""
         return sum(head[2] for head in heads[: self._servers]) & 0xFFFFFFFFFFFFFFFF
 
-    def told(self, head: tuple[int, ...]) -> tuple[int, ...]:
-        """See `Replicated.told`; gradients differ between servers and workers."""
-        return (*head[:2], 0)
+    def told_gradient(self, head: tuple[int, ...]) -> int:
+        """See `Replicated.told_gradient`; gradients differ between servers and workers."""
+        return 0
 
     def _groups(self, *, with_gradient: bool) -> Iterator[list[list[nn.Parameter]]]:
         """Yield, dtype by dtype, each server's trainable parameters (only those with a gradient, on request)."""

@@ -70,6 +70,14 @@ class ReplicaBuffers:
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._start)
 
+    def start_apart(self) -> None:
+        """Give the next replica copies of its own of the starting values, which its backward pass may need later.
+
+        For passes that overlap; after `collect`, `start_replica` puts the model's own buffers back.
+        """
+        for (module, name), start in zip(self._owners, self._start, strict=True):
+            module._buffers[name] = start.clone()
+
     def collect(self, views: Sequence[Tensor], weight: float, changed: npt.NDArray[np.bool_]) -> None:
         """Take the values a replica has left: weighted floats into `views`, their flags into `changed`."""
         for module, name in self._empty:

@@ -19,6 +19,7 @@ from unisono.errors import ConfigError, RankDivergence, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
+from unisono.strategies.drift import Head, compare
 from unisono.strategies.front import Front
 from unisono.strategies.rank_buffers import RankBuffers
 from unisono.strategies.report import StepReport
@@ -145,9 +146,9 @@ class Replicated(Strategy):
         """Return the checksum of the whole gradient from every rank's head."""
         return heads[0][2]
 
-    def told(self, head: tuple[int, ...]) -> tuple[int, ...]:
-        """Return step, weights and gradient of a head, as far as they must be equal on all ranks."""
-        return head[:3]
+    def told_gradient(self, head: tuple[int, ...]) -> int:
+        """Return the checksum of a head's gradient, as far as it must be equal on all ranks."""
+        return head[2]
 
     def compare(self, heads: list[tuple[int, ...]]) -> None:
         """Stop where ranks hold different weights or gradients.
@@ -157,14 +158,14 @@ class Replicated(Strategy):
         """
         if not self.keeps_equal:
             return
-        told = [self.told(head) for head in heads]
-        usual = max(told, key=told.count)
-        for rank, head in enumerate(told):
-            if head != usual:
+        compare([Head(*head[:2]) for head in heads], self._parameters, self.transport)
+        gradients = [self.told_gradient(head) for head in heads]
+        usual = max(gradients, key=gradients.count)
+        for rank, gradient in enumerate(gradients):
+            if gradient != usual:
                 raise RankDivergence(
-                    f"step {usual[0]}: rank {rank} is at step {head[0]} with weights {head[1]:016x} and gradient "
-                    f"{head[2]:016x}, the others have {usual[1]:016x} and {usual[2]:016x}. Hint: nothing but the "
-                    "optimizer may change weights between steps, and all ranks must change them alike."
+                    f"step {heads[rank][0]}: rank {rank} has another gradient ({gradient:016x}) than the others "
+                    f"({usual:016x}), from equal weights. Hint: all ranks must change gradients alike."
                 )
 
     # Helpers.

@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unisono.errors import ConfigError
+from unisono.strategies.options import StrategyOptions
 
 
 def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
@@ -90,6 +91,19 @@ def check_whole(**values: Any) -> None:
             raise ConfigError(f"expected {name} as a whole number, got {value!r} ({type(value).__name__}).")
         if value is not None and value < 1:
             raise ConfigError(f"expected {name} >= 1, got {value}.")
+
+
+def check_detail(detail: bool, strategy: StrategyOptions) -> None:
+    """Refuse a detailed record where no rank has the whole weights.
+
+    Raises:
+        ConfigError: The strategy is sharded.
+    """
+    if detail and strategy.is_sharded:
+        raise ConfigError(
+            f"detail looks at whole weights on one rank, which strategy {strategy.name} spreads over all. "
+            "Hint: leave detail out, or repeat the run with strategy exact, which has the same bits."
+        )
 
 
 def check_new_part(name: str, part: Any, registered: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from unisono.strategies.catalog import resolve
 from unisono.strategies.drift import Sentinel
 from unisono.strategies.options import StrategyOptions
 from unisono.train import score as scores
-from unisono.train.checks import check_new_part, check_whole
+from unisono.train.checks import check_detail, check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros
@@ -109,6 +109,7 @@ class Run:
         self.settings = dict(settings or {})
         self._allow_drift = allow_drift
         self._strategy = chosen = resolve(strategy)
+        check_detail(detail, chosen)
         chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
         default = world.replicas or chosen.default_replicas(world.world_size)
         chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet

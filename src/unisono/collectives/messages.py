@@ -1,0 +1,102 @@
+"""Messages between two ranks, without the others.
+
+Sending never waits for the receiver; receiving blocks. Messages of one sender with one tag arrive in the order in which
+they were sent.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.errors import ConfigError, PeerLost
+
+
+class Messages(ABC):
+    """One rank's end of the messages between all ranks.
+
+    Attributes:
+        rank: This rank.
+        world_size: Number of ranks.
+    """
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def send(self, message: Tensor, target: int, tag: int) -> None:
+        """Send a tensor; it must not be changed before `flush`.
+
+        Args:
+            message: Contiguous, on the CPU.
+            target: Another rank.
+            tag: The receiver's.
+
+        Raises:
+            PeerLost: The rank went away.
+        """
+
+    @abstractmethod
+    def receive(self, message: Tensor, source: int, tag: int) -> None:
+        """Wait for the next message of a rank with this tag.
+
+        Args:
+            message: Of the sender's shape and dtype, contiguous, on the CPU; overwritten.
+            source: Another rank.
+            tag: The sender's.
+
+        Raises:
+            PeerLost: The rank went away or did not send in time.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Wait until what was sent has been taken.
+
+        Raises:
+            PeerLost: A receiver went away.
+        """
+
+
+@final
+class GroupMessages(Messages):
+    """Messages through torch.distributed's default process group; its CPU side, also where a GPU computes."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        if not dist.is_initialized():
+            raise ConfigError("messages between ranks need processes. Hint: unisono run, or unisono.launch.")
+        self.rank, self.world_size = rank, world_size
+        self._sent: deque[tuple[Any, Tensor, int]] = deque()
+
+    def send(self, message: Tensor, target: int, tag: int) -> None:
+        """See `Messages.send`."""
+        with self._translated(f"send to rank {target}"):
+            while self._sent and self._sent[0][0].is_completed():
+                self._sent.popleft()[0].wait()
+            self._sent.append((dist.isend(message, target, tag=tag), message, target))
+
+    def receive(self, message: Tensor, source: int, tag: int) -> None:
+        """See `Messages.receive`."""
+        with self._translated(f"receive from rank {source}"):
+            dist.recv(message, source, tag=tag)
+
+    def flush(self) -> None:
+        """See `Messages.flush`."""
+        while self._sent:
+            work, _, target = self._sent.popleft()
+            with self._translated(f"send to rank {target}"):
+                work.wait()
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLost(
+                f"[rank {self.rank}/{self.world_size}] {operation} failed: that rank has died, hangs, or runs other "
+                f"code ({str(error).strip().splitlines()[-1]}). Look for the first failure in the ranks' logs."
+            ) from error

@@ -1,0 +1,160 @@
+"""Pipeline schedules as plain lists of moves, to be proved, counted and compared (pure).
+
+A model is cut into ``ranks * chunks`` stages; rank r has the stages r, r + ranks, r + 2 * ranks, ... A move is one
+micro-batch going forward or backward through one stage. Every rank does its moves in the order of its list and waits
+for what a move needs; what it makes is sent on without waiting. Whether that can go on for ever is what `check` says.
+
+``gpipe`` does all forward moves first (Huang et al., "GPipe", 2019). ``1f1b`` goes backward as soon as it can, so that
+a rank keeps at most as many micro-batches as there are ranks (Narayanan et al., "PipeDream", 2019). ``interleaved`` is
+1f1b with several stages a rank, which divides the bubble by their number (Narayanan et al., "Efficient Large-Scale
+Language Model Training on GPU Clusters Using Megatron-LM", 2021); here for any number of micro-batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+from unisono.errors import ConfigError
+from unisono.placement import cut
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
+Direction = Literal["forward", "backward"]
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class Move:
+    """One micro-batch through one stage.
+
+    Attributes:
+        direction: ``forward`` or ``backward``.
+        stage: From 0, the model's first layers, on.
+        micro: Index of the micro-batch in this pipeline's part of the step.
+    """
+
+    direction: Direction
+    stage: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.direction} of micro-batch {self.micro} in stage {self.stage}"
+
+
+Plan = tuple[tuple[Move, ...], ...]
+"""The moves of every rank, in order."""
+
+
+def plan(schedule: str, ranks: int, chunks: int, micros: int) -> Plan:
+    """Return the moves of every rank of one pipeline.
+
+    Args:
+        schedule: One of `SCHEDULES`; ``1f1b`` and ``interleaved`` differ in nothing but the number of chunks.
+        ranks: Processes of the pipeline.
+        chunks: Stages of each process.
+        micros: Micro-batches, any number; with 0 there are no moves.
+
+    Example:
+        >>> [f"{move.direction[0]}{move.micro}" for move in plan("1f1b", 2, 1, 3)[0]]
+        ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    """
+    if schedule not in SCHEDULES:
+        raise ConfigError(f"expected a schedule: {', '.join(SCHEDULES)}; got {schedule!r}.")
+    # Groups of at least as many micro-batches as ranks: none waits between two chunks for its own group's first.
+    groups = cut(micros, 1 if schedule == "gpipe" else max(1, micros // ranks))
+    forward = [(chunk, micro) for group in groups for chunk in range(chunks) for micro in group]
+    backward = [(chunk, micro) for group in groups for chunk in reversed(range(chunks)) for micro in group]
+    return tuple(
+        _merge(
+            [Move("forward", chunk * ranks + rank, micro) for chunk, micro in forward],
+            [Move("backward", chunk * ranks + rank, micro) for chunk, micro in backward],
+            len(forward) if schedule == "gpipe" else _warmup(ranks, chunks, rank, len(groups[0])),
+        )
+        for rank in range(ranks)
+    )
+
+
+def _warmup(ranks: int, chunks: int, rank: int, group: int) -> int:
+    """Return the forward moves of a rank before its first pair of a forward and a backward one."""
+    if chunks == 1:
+        return ranks - 1 - rank
+    return (chunks - 1) * group + 2 * (ranks - 1 - rank)
+
+
+def _merge(forward: list[Move], backward: list[Move], warmup: int) -> tuple[Move, ...]:
+    first, rest = forward[:warmup], forward[warmup:]
+    pairs = [move for pair in zip(rest, backward, strict=False) for move in pair]
+    return (*first, *pairs, *backward[len(rest) :])
+
+
+def check(moves: Plan, stages: int, micros: int) -> None:
+    """Refuse a plan that would hang, leave something out, or mix up what is sent.
+
+    Raises:
+        ConfigError: A move is missing or there twice; a stage's micro-batches are not in order, so that messages would
+            be taken for others; or ranks wait for each other for ever (names the moves).
+    """
+    for rank, own in enumerate(moves):
+        for direction in ("forward", "backward"):
+            for stage in range(rank, stages, len(moves)):
+                order = [move.micro for move in own if (move.direction, move.stage) == (direction, stage)]
+                if order != list(range(micros)):
+                    raise ConfigError(
+                        f"expected {micros} {direction} moves of stage {stage} on rank {rank}, in order; got {order}."
+                    )
+        if len(own) != 2 * micros * len(range(rank, stages, len(moves))):
+            raise ConfigError(f"rank {rank} has moves of stages that are not its own.")
+    times = timeline(moves, stages)
+    waiting = [f"rank {rank}: {own[len(done)]}" for rank, (own, done) in enumerate(zip(moves, times, strict=True))
+               if len(done) < len(own)]  # fmt: skip
+    if waiting:
+        raise ConfigError(f"the ranks would wait for each other for ever: {'; '.join(waiting)}.")
+
+
+def needs(move: Move, stages: int) -> list[Move]:
+    """Return the moves that must be done before this one."""
+    if move.direction == "forward":
+        return [Move("forward", move.stage - 1, move.micro)] if move.stage else []
+    own = Move("forward", move.stage, move.micro)
+    return [own] if move.stage == stages - 1 else [own, Move("backward", move.stage + 1, move.micro)]
+
+
+def timeline(
+    moves: Plan, stages: int, *, forward: float = 1.0, backward: float = 2.0
+) -> list[list[tuple[float, float]]]:
+    """Return when each move begins and ends if nothing but the moves takes time; shorter where a rank would hang.
+
+    Args:
+        moves: Of every rank.
+        stages: Of all ranks.
+        forward: Time of a forward move.
+        backward: Time of a backward move.
+    """
+    ends: dict[Move, float] = {}
+    times: list[list[tuple[float, float]]] = [[] for _ in moves]
+    is_going = True
+    while is_going:
+        is_going = False
+        for own, done in zip(moves, times, strict=True):
+            while len(done) < len(own) and all(need in ends for need in needs(own[len(done)], stages)):
+                move = own[len(done)]
+                begin = max([done[-1][1] if done else 0.0, *(ends[need] for need in needs(move, stages))])
+                ends[move] = begin + (forward if move.direction == "forward" else backward)
+                done.append((begin, ends[move]))
+                is_going = True
+    return times
+
+
+def idle_share(times: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Return the share of all ranks' time, up to the last move's end, in which they do nothing."""
+    span = max((end for row in times for _, end in row), default=0.0)
+    busy = sum(end - begin for row in times for begin, end in row)
+    return 1.0 - busy / (span * len(times)) if span else 0.0
+
+
+def bubble(ranks: int, chunks: int, micros: int) -> float:
+    """Return the idle share that the formula predicts: (p - 1) / (m + p - 1), with v chunks (p - 1) / (v m + p - 1).
+
+    Source: Narayanan et al. 2021, section 2.2, as a share of the whole time. For equal stages, without messages.
+    """
+    return (ranks - 1) / (chunks * micros + ranks - 1) if micros else 0.0
