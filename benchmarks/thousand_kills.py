@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import kills_job
 import kills_stage
 
+from unisono.chaos.player import beacon_files
 from unisono.launchers.beacon import QUIET, STOPPED, Beacon, Reading
 from unisono.observe.compare import first_difference
 from unisono.seeding import mix
@@ -200,9 +201,9 @@ class Stretch:
         return plan.when == "step" or bool(set(checkpoints.glob(".step-*")) - drafts)
 
     def _crew(self) -> list[Worker]:
-        """Return the living workers of the launch in progress ; the caller closes their descriptors."""
+        """Return the living workers of the launch in progress; the caller closes their descriptors."""
         told: dict[int, Reading] = {}
-        for path in (self.folder / f"tmp-{self._num_launches}").glob("unisono-*/beacon-*"):
+        for path in beacon_files(self.folder / f"tmp-{self._num_launches}"):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 reading = Beacon(path).read()
                 told[reading.pid] = reading
@@ -250,8 +251,8 @@ class Stretch:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
             found += map(int, path.read_text().split())
     return found
 

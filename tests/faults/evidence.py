@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from unisono.chaos.player import beacon_files
 from unisono.launchers.beacon import Beacon, Reading
 from unisono.observe.compare import first_difference
 
@@ -69,7 +70,7 @@ class Theatre:
     def readings(self) -> list[Reading]:
         """Return what the workers of the launch in progress tell."""
         found = []
-        for path in sorted((self.folder / "tmp").glob("unisono-*/beacon-*")):
+        for path in sorted(beacon_files(self.folder / "tmp")):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 found.append(Beacon(path).read())
         return found

@@ -139,7 +139,7 @@ class Player:
         """Return all workers of the present attempt, empty while they are not complete."""
         workers: list[_Worker] = []
         try:
-            for path in sorted(self._temporary.glob("unisono-*/beacon-*"), key=lambda path: int(path.name[7:])):
+            for path in sorted(beacon_files(self._temporary), key=lambda path: int(path.name[7:])):
                 beacon = Beacon(path)
                 reading = beacon.read()
                 if not reading.is_joined:
@@ -154,7 +154,7 @@ class Player:
     def _wait_for(self, step: int) -> list[_Worker] | None:
         """Return the workers once one of them has begun `step`, None if the run ends before."""
         while True:
-            for path in self._temporary.glob("unisono-*/beacon-*"):
+            for path in beacon_files(self._temporary):
                 with contextlib.suppress(FileNotFoundError, ValueError):
                     reading = Beacon(path).read()
                     if reading.is_joined and reading.step >= step and (crew := self._crew()):
@@ -167,7 +167,7 @@ class Player:
         """Wait until a worker that is not an old one has finished a step; False if the run ends before."""
         first: dict[int, int] = {}
         while True:
-            for path in self._temporary.glob("unisono-*/beacon-*"):
+            for path in beacon_files(self._temporary):
                 with contextlib.suppress(FileNotFoundError, ValueError):
                     reading = Beacon(path).read()
                     is_new = reading.pid and reading.pid not in old_pids and reading.step
@@ -207,6 +207,14 @@ class Player:
                 return False
         self.start()  # at once: the old workers may still be dying
         return True
+
+
+def beacon_files(temporary: Path) -> list[Path]:
+    """Return the beacons of the launch that has `temporary` for its temporary files; none while it is being removed."""
+    try:
+        return list(temporary.glob("unisono-*/beacon-*"))
+    except FileNotFoundError:  # the launch has ended meanwhile
+        return []
 
 
 def _kill(workers: list[_Worker]) -> bool:
