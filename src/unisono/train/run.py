@@ -21,6 +21,7 @@ from unisono.errors import ConfigError, StepError
 from unisono.memory import keep_freed_memory
 from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
+from unisono.observe.phases import EVALUATE
 from unisono.seeding import check_seed, mix
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.catalog import resolve
@@ -299,10 +300,11 @@ class Run:
         parts.is_changing = True
         self._course.usage.begin()
         strategy = parts.strategy
-        gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
+        timed = self._watch.timed(loss_function)
+        gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), timed)
         is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
-        self._watch.note(b"update")
+        self._watch.updating()
         how = (parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         lr = strategy.update(*how) if is_finite else math.nan
         self._course.done = batch.step
@@ -342,7 +344,7 @@ class Run:
         check_places(metrics, self.world, everywhere=True)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         parts = self._prepared()
-        with parts.strategy.reading():
+        with self._watch.phases.within(EVALUATE), parts.strategy.reading():
             values = evaluate(
                 parts.model, fetcher, self._watch.around(predict), metrics,
                 transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,

@@ -1,8 +1,8 @@
 """What a run writes: JSON files (``run``, ``score``, ``environment``, ``result``), ``ledger.jsonl``, ``checkpoints/``.
 
-On request, ``detail.jsonl`` too.
+On request, ``detail.jsonl`` too. Every rank writes its own ``phases/rank-R.jsonl``.
 
-The leader alone touches files; what it finds, or why it stops, it tells all ranks. JSON files are replaced
+The leader alone touches the other files; what it finds, or why it stops, it tells all ranks. JSON files are replaced
 atomically. The directory is private to its owner (0700): checkpoints can leak data.
 """
 
@@ -26,6 +26,7 @@ from unisono.disk import explained
 from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
+from unisono.observe.phases import PhaseClock
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.leader import leader_says
 from unisono.train.run_lock import RunLock
@@ -115,7 +116,7 @@ class RunRecord:
 
         def choose() -> list[Any]:
             if self.path is None:
-                return ["", "", [], ""]
+                return ["", "", [], "", 0]
             recorded = self._read("score.json")
             if recorded is None:
                 self._write("score.json", score)
@@ -129,9 +130,10 @@ class RunRecord:
                 self._write("environment.json", self._environment)
             run = self._run_id()
             found, complaints = store.newest_valid(self.path / "checkpoints", run)
-            return [run, found.name if found else "", complaints, store.verify(found).sha256 if found else ""]
+            sha256 = store.verify(found).sha256 if found else ""
+            return [run, found.name if found else "", complaints, sha256, self.fencing_token]
 
-        run, name, complaints, sha256 = self._leader_says(choose)
+        run, name, complaints, sha256, self.fencing_token = self._leader_says(choose)
         if self.path is None or self._checkpoints is None:
             return 0, None
         step, state = self._checkpoints.load(run, name, sha256) if name else (0, None)
@@ -147,6 +149,13 @@ class RunRecord:
             )
         self._leader_says(lambda: self._open_ledgers(step))
         return step, state
+
+    def open_phases(self, phases: PhaseClock) -> None:
+        """Let a rank's step phases be written to its own file, where the directory can be seen from here."""
+        if self.path is not None and self.path.is_dir():
+            rank, world_size = self._transport.rank, self._transport.world_size
+            facts = {"launch": self.fencing_token, "rank": rank, "world_size": world_size}
+            phases.open(self.path / "phases" / f"rank-{rank}.jsonl", facts)
 
     def _open_ledgers(self, step: int) -> None:
         assert self.path is not None
