@@ -113,7 +113,7 @@ def test_a_full_disk_costs_only_the_records(clock):
     assert watch.totals[FORWARD] == 5
     full = PhaseClock()
     log = phases._PhaseLog.__new__(phases._PhaseLog)
-    log._lines, log._file, log._origin, log._written = [], phases.Path("/dev/full").open("w"), 0, 0
+    log._waiting, log._file, log._origin, log._written = [], phases.Path("/dev/full").open("w"), 0, 0
     full._log = log
     play(clock, full, 1, (FORWARD, 2_000_000_000))
     with pytest.warns(UserWarning, match="No space left"):

@@ -9,6 +9,7 @@ The file (``phases/rank-R.jsonl`` of the run directory; no torch) is described i
 
 import contextlib
 import json
+import operator
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +77,7 @@ class PhaseClock:
         """End the record that has begun; one of a step after `done` is dropped. Safe to call twice."""
         self.enter(OTHER)
         if 0 < self._step <= done:
-            self.totals = [a + b for a, b in zip(self.totals, self._spent, strict=True)]
+            self.totals = list(map(operator.add, self.totals, self._spent))
             self.num_steps += 1
             if self._log is not None:
                 self._log.append(self._step, self._began, self._since, self._spent)
@@ -93,7 +94,7 @@ class _PhaseLog:
     """Appends records to a file, at most a second after they were made; a full disk costs the records, not the run."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self._lines: list[str] = []
+        self._waiting: list[tuple[int, int, Sequence[int]]] = []
         self._file: IO[str] | None = None
         self._origin = self._written = time.perf_counter_ns()
         head = {"phases": list(PHASES), **facts, "wall_ns": time.time_ns()}
@@ -108,7 +109,7 @@ class _PhaseLog:
     def append(self, step: int, began: int, ended: int, spent: Sequence[int]) -> None:
         if self._file is None:
             return
-        self._lines.append(f'{{"step":{step},"at_ns":{began - self._origin},"ns":{spent}}}\n')
+        self._waiting.append((step, began - self._origin, spent))
         if ended - self._written > _FLUSH_EVERY_NS:
             self._written = ended
             self._flush()
@@ -120,11 +121,11 @@ class _PhaseLog:
             self._file = None
 
     def _flush(self) -> None:
-        lines, self._lines = self._lines, []
-        if self._file is None or not lines:
+        waiting, self._waiting = self._waiting, []
+        if self._file is None or not waiting:
             return
         try:
-            self._file.write("".join(lines))
+            self._file.write("".join([f'{{"step":{step},"at_ns":{at},"ns":{ns}}}\n' for step, at, ns in waiting]))
             self._file.flush()
         except OSError as error:
             self._give_up(error)

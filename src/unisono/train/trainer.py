@@ -114,6 +114,7 @@ class Trainer:
         loop.total_steps = min(epochs * len(loader), max_steps or epochs * len(loader))
         loop.step, loop.scores, loop.stopped_by = 0, {}, None
         test = _Test(test_set, collate, num_workers)
+        self.run.between.is_lazy = True  # all code between steps is called by the chain
         with _Sight(self.run, loop, is_shown=show_progress) as sight:
             try:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
@@ -129,6 +130,8 @@ class Trainer:
                     self._agree(sight)
             finally:
                 self._chain.close()
+                self.run.between.is_lazy = False
+                self.run.between.settle()
         self.run.record(loop.scores)
         return self.run.result()
 
@@ -147,7 +150,6 @@ class Trainer:
     def _step(self, batch: Batch) -> None:
         loop, chain = self._loop, self._chain
         loop.step, loop.epoch, loop.indices = batch.step, batch.epoch, batch.indices
-        batch.indices.flags.writeable = False
         if chain.is_empty:
             loop.loss = self.run.step(batch, self._loss)
             return
@@ -266,7 +268,7 @@ class _Sight:
     def write(self, values: dict[str, float]) -> None:
         """Write a line of ``metrics.jsonl``."""
         if values and self._logged is not None:
-            self._logged.append(Logged(step=self._loop.step, epoch=self._loop.epoch, values=values))
+            self._logged.append_now(Logged(step=self._loop.step, epoch=self._loop.epoch, values=values))
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ from torch import Tensor
 from unisono.data.sampler import Indices
 from unisono.launchers.beacon import JOINED, STEPPING, STOPPED, Beacon, Pulse
 from unisono.observe.phases import BACKWARD, DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
-from unisono.placement import cut
+from unisono.placement import parts_of
 from unisono.strategies.base import LossFunction, Micro
 from unisono.world import World
 
@@ -68,11 +68,12 @@ class Watch:
     def follow(self, micros: Iterator[Micro], indices: Indices, replicas: int) -> Iterator[Micro]:
         """Pass on a step's micro-batches, telling which replica is computed on which samples."""
         self.phases.enter(DATA)
-        parts = cut(len(indices), replicas)
+        parts = parts_of(len(indices), replicas)
         self._beacon.note(b"data")
         for micro in micros:
-            part = parts[micro.replica]
-            self._beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
+            if self._beacon.is_read:
+                part = parts[micro.replica]
+                self._beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
             self._beacon.note(b"compute")
             self.phases.enter(FORWARD)
             yield micro
@@ -142,7 +143,6 @@ class Watch:
 
     def close(self) -> None:
         """Leave the launcher's eye; safe to call twice."""
-        self.phases.close()
         if self._pulse is not None:
             self._pulse.stop()
         self._beacon.leave()
