@@ -59,6 +59,8 @@ def test_phases_of_a_step_add_up_to_its_time(clock, tmp_path):
     assert first.began_ns == 1_000_000 + 5_100
     assert watch.totals == [first.ns[name] + second.ns[name] for name in PHASES]
     assert watch.num_steps == 2
+    assert watch.share(DATA) == 11 / 128
+    assert PhaseClock().share(DATA) == 0
 
 
 def test_a_step_that_was_not_done_is_not_recorded(clock, tmp_path):

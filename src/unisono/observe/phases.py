@@ -58,6 +58,10 @@ class PhaseClock:
         self._phase, self._since = phase, now
         return before
 
+    def share(self, phase: int) -> float:
+        """Return the share of the recorded time, 0 to 1, that was spent in a phase; 0 before the first step."""
+        return self.totals[phase] / max(1, sum(self.totals))
+
     @contextlib.contextmanager
     def within(self, phase: int) -> Iterator[None]:
         """Be in `phase` inside, and in the one before afterwards."""

@@ -118,6 +118,7 @@ class Run:
         chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
         self._watch = Watch(world, is_process=isinstance(transport, str))
         self._watch.note(b"join")
+        self.phases = self._watch.phases
         joined = transport
         if isinstance(joined, str):
             joined = connect(world, device=self.device.type, share_memory=transport == "auto")

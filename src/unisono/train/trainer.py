@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, final
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform
 from unisono.metrics.exact import Accuracy, Mean, Metric
 from unisono.observe.ledger import Ledger, Logged
+from unisono.observe.phases import DATA
 from unisono.observe.progress import ProgressLine
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
@@ -242,8 +244,9 @@ class _Sight:
         """Start to show; the file is cut where the run goes on."""
         loop = self._loop
         self._progress = ProgressLine(
-            loop.total_steps, loop.steps_per_epoch, first_step=loop.step, is_shown=self._is_shown
-        )
+            loop.total_steps, loop.steps_per_epoch, first_step=loop.step, is_shown=self._is_shown,
+            data_share=partial(self._run.phases.share, DATA),
+        )  # fmt: skip
         if loop.step:
             self._progress.note(f"resumed after step {loop.step}")
         if self._run.directory is not None and self._run.world.is_leader:
