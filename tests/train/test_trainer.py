@@ -159,3 +159,46 @@ def test_sample_numbers_of_a_step_cannot_be_changed(toy):
             with pytest.raises(ValueError, match="read-only"):
                 batch.indices[0] = 1
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+
+
+class Counted:
+    """The first sample numbers that were asked for, in order."""
+
+    def __init__(self, data):
+        self.data, self.asked = data, []
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return self.data[index]
+
+
+def test_limits_and_the_sanity_check(toy):
+    """A limited evaluation sees the first samples alone; the check before training fails at once and changes no bit."""
+
+    def play(test_set, **more):
+        with unisono.Run(seed=0, replicas=4) as run:
+            model = build_batch_norm()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+            result = trainer.fit(
+                toy.data, epochs=1, batch_size=12, test_set=test_set, show_progress=False, max_steps=3, **more
+            )
+            model.eval()
+            with torch.no_grad():
+                right = (model(toy.x[:10]).argmax(1) == toy.y[:10]).double().mean().item()
+        return result, right
+
+    plain, _ = play(toy.data)
+    counted = Counted(toy.data)
+    checked, right = play(counted, sanity_check=True, eval_limit=10)
+    assert counted.asked == [*range(10), *range(10)]
+    assert checked["fingerprint"] == plain["fingerprint"]
+    assert checked["metrics"]["test_accuracy"] == right
+    broken = unisono.ArrayDataset(toy.x[:, :3], toy.y)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        play(broken, sanity_check=True)
+    with pytest.raises(unisono.ConfigError, match="eval_limit"):
+        play(toy.data, eval_limit=0)

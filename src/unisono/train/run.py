@@ -331,6 +331,7 @@ class Run:
         transform: Transform | None = None,
         num_workers: int = 0,
         inference_mode: bool = True,
+        limit: int | None = None,
     ) -> dict[str, float]:
         """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
 
@@ -343,8 +344,9 @@ class Run:
             transform: As in `loader`.
             num_workers: As in `loader`.
             inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
+            limit: Only the first so many samples.
         """
-        check_whole(batch_size=batch_size)
+        check_whole(batch_size=batch_size, limit=limit)
         check_places(metrics, self.world, everywhere=True)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         parts = self._prepared()
@@ -352,7 +354,7 @@ class Run:
             values = evaluate(
                 parts.model, fetcher, self._watch.around(predict), metrics,
                 transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
-                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike,
+                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike, limit=limit,
             )  # fmt: skip
         self.between.at("evaluated", self._course.done)
         return values

@@ -20,6 +20,8 @@ from unisono.train.checks import check_whole
 from unisono.train.loop import Batch
 from unisono.train.run import Run
 
+_SANITY_SAMPLES = 512
+
 LossModule = Callable[[Tensor, Tensor], Tensor]
 """From (output, target) to the mean loss over the samples: ``nn.CrossEntropyLoss()``, ``F.mse_loss``, ..."""
 
@@ -82,6 +84,8 @@ class Trainer:
         eval_every: int | None = None,
         log_every: int = 50,
         max_steps: int | None = None,
+        eval_limit: int | None = None,
+        sanity_check: bool = False,
         collate: Collate | None = None,
         transform: Transform | None = None,
         num_workers: int = 0,
@@ -97,6 +101,9 @@ class Trainer:
             eval_every: Steps between evaluations; None: once an epoch.
             log_every: Steps between lines of ``metrics.jsonl`` (in a run directory); evaluations are always logged.
             max_steps: Stop after this many steps, counted from the run's start.
+            eval_limit: Evaluate on the first so many samples of `test_set` only, for quick runs.
+            sanity_check: Evaluate on a few samples before the first step, so that a failure there is not met after an
+                epoch; its scores are thrown away, and it changes no bit.
             collate: As in `Run.loader`.
             transform: As in `Run.loader`.
             num_workers: As in `Run.loader`.
@@ -107,7 +114,7 @@ class Trainer:
             CallbackTimeout: A callback took longer than its deadline.
             Exception: What a callback has raised.
         """
-        check_whole(eval_every=eval_every, log_every=log_every)
+        check_whole(eval_every=eval_every, log_every=log_every, eval_limit=eval_limit)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
         )
@@ -115,13 +122,16 @@ class Trainer:
         loop.epochs, loop.steps_per_epoch = epochs, len(loader)
         loop.total_steps = min(epochs * len(loader), max_steps or epochs * len(loader))
         loop.step, loop.scores, loop.stopped_by = 0, {}, None
-        test = _Test(test_set, collate, num_workers)
+        test = _Test(test_set, collate, num_workers, eval_limit)
         self.run.between.is_lazy = True  # all code between steps is called by the chain
         with _Sight(self.run, loop, is_shown=show_progress) as sight:
             try:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
-                    if loop.step == 0 and self._begins(batch, sight):
-                        continue
+                    if loop.step == 0:
+                        if sanity_check and test_set is not None and batch.step == 1:
+                            self._check(test, batch)
+                        if self._begins(batch, sight):
+                            continue
                     self._step(batch)
                     sight.step()
                     self._after_step(test, eval_every, log_every, sight)
@@ -148,6 +158,11 @@ class Trainer:
         if loop.stopped_by is None:
             loop.step = batch.step
         return loop.stopped_by is not None
+
+    def _check(self, test: "_Test", batch: Batch) -> None:
+        limit = min(_SANITY_SAMPLES, test.limit or _SANITY_SAMPLES)
+        self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers, limit=limit)
+        self.run.between.at("before", batch.step)
 
     def _step(self, batch: Batch) -> None:
         loop, chain = self._loop, self._chain
@@ -190,11 +205,19 @@ class Trainer:
 
     def _evaluate(self, test: "_Test") -> None:
         self._chain("on_evaluation_start")
-        self._loop.scores = self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers)
+        self._loop.scores = self.evaluate(
+            test.dataset, collate=test.collate, num_workers=test.num_workers, limit=test.limit
+        )
         self._chain("on_evaluation_end")
 
     def evaluate(
-        self, dataset: Any, *, prefix: str = "test_", collate: Collate | None = None, num_workers: int = 0
+        self,
+        dataset: Any,
+        *,
+        prefix: str = "test_",
+        collate: Collate | None = None,
+        num_workers: int = 0,
+        limit: int | None = None,
     ) -> dict[str, float]:
         """Return the loss and all metrics over a data set, each sample counted once; collective.
 
@@ -203,9 +226,12 @@ class Trainer:
             prefix: Put before each metric's name.
             collate: As in `Run.loader`.
             num_workers: As in `Run.loader`.
+            limit: Only the first so many samples.
         """
         metrics: dict[str, Metric] = {"loss": _MeanLoss(self.loss), **self.metrics}
-        scores = self.run.evaluate(dataset, self._predict, metrics, collate=collate, num_workers=num_workers)
+        scores = self.run.evaluate(
+            dataset, self._predict, metrics, collate=collate, num_workers=num_workers, limit=limit
+        )
         return {prefix + name: value for name, value in scores.items()}
 
     def _predict(self, micro: Any) -> tuple[Tensor, Tensor]:
@@ -222,6 +248,7 @@ class _Test:
     dataset: Any
     collate: Collate | None
     num_workers: int
+    limit: int | None
 
 
 @final
