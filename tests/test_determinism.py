@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from unisono.determinism import (
     NUMERIC,
+    Checksum,
     checksum,
     describe_environment,
     drift,
@@ -148,3 +149,30 @@ def test_what_does_not_decide_bits_is_no_drift():
     """Another kernel release or Python patch is recorded but lets a run go on."""
     environment = describe_environment(threads=1, device=CPU)
     assert drift(environment, environment | {"system": "other", "cpu": "other", "python": "0"}) == []
+
+
+def test_a_kept_checksum_is_the_checksum():
+    """Sums that keep their views are the plain ones: tensors small, large, odd, transposed, moved, replaced."""
+    torch.manual_seed(0)
+    large = 1 << 16
+    tensors = [torch.randn(4, 4), torch.randn(large), torch.randn(3), torch.randn(4, 6).t()]
+    tensors += [torch.empty(0), torch.ones(())]
+    tensors.append(torch.nn.Parameter(torch.randn(2, 2, dtype=torch.float64)))
+    kept = Checksum()
+
+    def agree():
+        assert kept(tensors) == checksum(tensors)
+        return kept(tensors)
+
+    seen = [agree()]
+    tensors[0][1, 1] += 1  # in place
+    tensors[1][large - 1] += 1
+    seen.append(agree())
+    tensors[6].data = torch.randn(2, 2, dtype=torch.float64)  # elsewhere
+    seen.append(agree())
+    tensors[0] = tensors[0] + 1  # another
+    seen.append(agree())
+    tensors.pop()
+    seen.append(agree())
+    assert len(set(seen)) == len(seen)
+    assert all(tensor.untyped_storage().resizable() for tensor in tensors)

@@ -7,6 +7,7 @@ from unisono.train.callbacks.base import Callback as Callback
 from unisono.train.callbacks.base import Loop as Loop
 from unisono.train.callbacks.monitors import GradientMonitor as GradientMonitor
 from unisono.train.callbacks.monitors import LearningRateMonitor as LearningRateMonitor
+from unisono.train.callbacks.monitors import LossAverage as LossAverage
 from unisono.train.callbacks.monitors import MemoryMonitor as MemoryMonitor
 from unisono.train.callbacks.monitors import SamplePredictions as SamplePredictions
 from unisono.train.callbacks.stopping import EarlyStopping as EarlyStopping

@@ -4,6 +4,7 @@ In: numbers of the score and of today's world. Out: ranges. Nothing here may cha
 placement only says who computes a replica.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -20,6 +21,12 @@ def cut(total: int, parts: int) -> list[range]:
     size, longer = divmod(total, parts)
     starts = [index * size + min(index, longer) for index in range(parts + 1)]
     return [range(starts[index], starts[index + 1]) for index in range(parts)]
+
+
+@functools.lru_cache(maxsize=256)
+def parts_of(total: int, parts: int) -> tuple[range, ...]:
+    """Return `cut`, kept from call to call: for what is asked in every step."""
+    return tuple(cut(total, parts))
 
 
 def place_evenly(replicas: int, world_size: int) -> list[range]:

@@ -115,7 +115,7 @@ def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):
     ledger.close()
     ledger._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - the ledger closes it
     with pytest.raises(CheckpointError, match="bytes needed"):
-        ledger.append(entry)
+        ledger.append_now(entry)
     ledger.close()  # without another word
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, fields, replace
+from functools import partial
 
 import pytest
 
@@ -25,7 +26,7 @@ def entry(step: int) -> Entry:
 def fill(path, steps):
     ledger = Ledger(path, 0)
     for step in steps:
-        ledger.append(entry(step))
+        ledger.append(partial(entry, step))
     ledger.close()
     return path
 

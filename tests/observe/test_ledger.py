@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def entry(step: int) -> Entry:
 def fill(path, steps, last_step=0):
     ledger = Ledger(path, last_step)
     for step in steps:
-        ledger.append(entry(step))
+        ledger.append(partial(entry, step))
     ledger.close()
     return path
 
@@ -49,16 +50,29 @@ def test_equal_runs_have_equal_files(tmp_path):
     assert left.read_bytes() == right.read_bytes()
 
 
-def test_a_line_reaches_the_file_at_once(tmp_path):
-    """What has been appended is there before the process does anything else."""
+def test_lines_reach_the_file(tmp_path, monkeypatch):
+    """Lines of slow steps are there before the process does anything else; fast ones wait for the next, or a flush."""
+    now = [0.0]
+    monkeypatch.setattr("unisono.observe.ledger.time.monotonic", lambda: now[0])
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path, 0)
-    ledger.append(entry(1))
-    assert path.read_text().endswith("}\n")
-    assert len(lines(path)) == 1
+
+    def after(step, seconds):
+        now[0] += seconds
+        ledger.append(partial(entry, step))
+        return [line["step"] for line in lines(path)]
+
+    assert after(1, 1.0) == [1]
+    assert after(2, 0.01) == after(3, 0.01) == [1]
+    assert after(4, 1.0) == [1, 2, 3, 4]
+    after(5, 0.01)
+    ledger.flush()
+    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4, 5]
+    after(6, 0.01)
     ledger.sync()
     ledger.close()
     ledger.close()
+    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("done", [0, 3, 5])

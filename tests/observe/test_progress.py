@@ -45,6 +45,19 @@ def test_plain_lines_are_rare_but_come(capsys, monkeypatch):
     assert 4 <= len(capsys.readouterr().err.splitlines()) <= 9
 
 
+def test_plain_lines_tell_how_long_it_will_take(capsys, monkeypatch):
+    """Six seconds a step, 34 of 40 steps (resumed after 30) are done, six are left; a share of data is asked for."""
+    now = [0.0]
+    monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: now[0])
+    with ProgressLine(40, 10, first_step=30, data_share=lambda: 0.25) as progress:
+        for step in range(31, 35):
+            now[0] += 6
+            progress.step(step, 0.5, 60)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "epoch 4/4  step 34/40  loss 0.5000  10 samples/s data 25%  eta 0:00:36"
+    )
+
+
 def test_long_lines_are_not_broken(capsys):
     """A long note stays one line, so that programs can read it."""
     with ProgressLine(1, 1) as progress:
@@ -84,7 +97,7 @@ SCRIPT = """
 import sys
 from unisono.observe.progress import ProgressLine
 total, per_epoch, loss, samples = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-with ProgressLine(total, per_epoch, first_step=total - 40) as progress:
+with ProgressLine(total, per_epoch, first_step=total - 40, data_share=lambda: 0.123) as progress:
     for step in range(total - 39, total + 1):
         progress.step(step, loss, samples)
         if step % 10 == 0:
@@ -136,6 +149,7 @@ def test_the_bar_fits_a_terminal_of_80_columns(arguments, has_all):
     if has_all:
         assert all("loss" in line and "epoch" in line and "/4690" in line for line in bars)
         assert "0.1234" in bars[-1]
+        assert "samples/s data 12%" in bars[-1]
         assert "4690/4690" in bars[-1]
 
 

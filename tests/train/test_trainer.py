@@ -1,7 +1,9 @@
 """The trainer: a run with evaluation in place, equal to a loop of one's own."""
 
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -108,3 +110,95 @@ def test_modes_are_the_users(toy):
 
     assert batches_seen(True) == 10
     assert batches_seen(False) == 0
+
+
+class Draws(unisono.Callback):
+    """Draws in hooks that it is told, from all three generators."""
+
+    def __init__(self, *hooks):
+        self.found = []
+        for hook in hooks:
+            setattr(type(self), hook, self._draw)
+
+    def _draw(self, loop):
+        self.found.append((loop.step, torch.rand(()).item(), random.random(), np.random.rand()))
+
+
+@pytest.mark.parametrize("hooks", [("on_step_end",), ("on_step_start", "on_step_end"), ("on_epoch_end",)])
+def test_what_callbacks_draw_depends_on_the_step_alone(toy, hooks, tmp_path):
+    """Generators are set only where a callback looks, but then as in a loop of one's own, also after a resume."""
+
+    def play(max_steps, out=None):
+        draws = type("These", (Draws,), {})(*hooks)
+        with unisono.Run(seed=0, replicas=4, out=out) as run:
+            model = build_batch_norm()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), callbacks=[draws])
+            trainer.fit(toy.data, epochs=2, batch_size=12, max_steps=max_steps, show_progress=False)
+            assert not run.between.is_lazy
+        return draws.found
+
+    whole = play(10)
+    own = {}
+    with toy.run(build=build_batch_norm) as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+            own["on_step_start", batch.step] = torch.rand(()).item(), random.random(), np.random.rand()
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            own["on_step_end", batch.step] = torch.rand(()).item(), random.random(), np.random.rand()
+    if "on_epoch_end" in hooks:
+        assert whole == [(step, *own["on_step_end", step]) for step in (5, 10)]
+    else:
+        assert whole == [(step, *own[hook, step]) for step in range(1, 11) for hook in hooks]
+    assert play(5, tmp_path) + play(10, tmp_path) == whole
+
+
+def test_sample_numbers_of_a_step_cannot_be_changed(toy):
+    """They are the sampler's own, and the ledger's hash of them may come later."""
+    with toy.run() as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1, max_steps=1):
+            with pytest.raises(ValueError, match="read-only"):
+                batch.indices[0] = 1
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+
+
+class Counted:
+    """The first sample numbers that were asked for, in order."""
+
+    def __init__(self, data):
+        self.data, self.asked = data, []
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return self.data[index]
+
+
+def test_limits_and_the_sanity_check(toy):
+    """A limited evaluation sees the first samples alone; the check before training fails at once and changes no bit."""
+
+    def play(test_set, **more):
+        with unisono.Run(seed=0, replicas=4) as run:
+            model = build_batch_norm()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+            result = trainer.fit(
+                toy.data, epochs=1, batch_size=12, test_set=test_set, show_progress=False, max_steps=3, **more
+            )
+            model.eval()
+            with torch.no_grad():
+                right = (model(toy.x[:10]).argmax(1) == toy.y[:10]).double().mean().item()
+        return result, right
+
+    plain, _ = play(toy.data)
+    counted = Counted(toy.data)
+    checked, right = play(counted, sanity_check=True, eval_limit=10)
+    assert counted.asked == [*range(10), *range(10)]
+    assert checked["fingerprint"] == plain["fingerprint"]
+    assert checked["metrics"]["test_accuracy"] == right
+    broken = unisono.ArrayDataset(toy.x[:, :3], toy.y)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        play(broken, sanity_check=True)
+    with pytest.raises(unisono.ConfigError, match="eval_limit"):
+        play(toy.data, eval_limit=0)

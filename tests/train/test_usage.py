@@ -1,6 +1,7 @@
 """What a run costs, as every rank knows it."""
 
 from ranks import run_threads
+from unisono.observe.phases import PHASES
 from unisono.train.usage import Usage
 
 
@@ -13,14 +14,16 @@ def test_steps_are_added_up_and_ranks_listed():
             usage.begin()
             usage.end(10)
         transport.bytes_sent = 300 * (1 + transport.rank)
-        return usage.summary(transport)
+        return usage.summary(transport, [n * (1 + transport.rank) * 10**9 for n in range(len(PHASES))])
 
     first, second = run_threads(program, 2)
     assert first["bytes_sent_per_step"] == second["bytes_sent_per_step"] == [100, 200]
     assert len(first["peak_memory_bytes"]) == 2
     assert first["samples_per_s"] > 0
+    assert first["phases_s"]["data"] == [0, 0]
+    assert first["phases_s"]["backward"] == second["phases_s"]["backward"] == [2, 4]
 
 
 def test_a_run_that_did_nothing_has_no_speed():
     """No division by zero."""
-    assert run_threads(lambda transport: Usage().summary(transport)["samples_per_s"], 1) == [None]
+    assert run_threads(lambda transport: Usage().summary(transport, [0] * len(PHASES))["samples_per_s"], 1) == [None]

@@ -4,14 +4,32 @@ import os
 import signal
 
 import pytest
+import torch
 from torch.nn import functional as F
 
 import unisono
 from unisono.collectives.loopback import run_ranks
 from unisono.errors import RunStopped
 from unisono.launchers.beacon import JOINED, QUIET, STOPPED, Beacon
+from unisono.observe import phases
+from unisono.report.run_diff import compare_runs
 from unisono.train.watch import Watch
 from unisono.world import World
+
+
+class Clock:
+    """Moves when it is told to."""
+
+    now = 1_000
+
+    def spend(self, nanoseconds):
+        self.now += nanoseconds
+
+    def perf_counter_ns(self):
+        return self.now
+
+    def time_ns(self):
+        return self.now
 
 
 def play(toy, run, model, at, act):
@@ -120,3 +138,62 @@ def test_a_stopped_run_is_remembered_as_such(tmp_path):
     watch.close()
     watch.close()
     assert Beacon(tmp_path / "b").read().state == STOPPED
+
+
+def test_time_goes_to_the_phase_it_was_spent_in(toy, tmp_path, monkeypatch):
+    """User code of every phase takes a time of its own, by a clock that only it moves: each is found in its place."""
+    clock = Clock()
+    monkeypatch.setattr(phases, "time", clock)
+
+    def collate(samples):
+        clock.now += 1_000
+        return tuple(torch.stack(column) for column in zip(*samples, strict=True))
+
+    def loss(micro):
+        clock.now += 20_000
+        found = F.cross_entropy(model(micro.x), micro.y)
+        found.register_hook(lambda _: clock.spend(300_000))
+        return found
+
+    def predict(micro):
+        clock.now += 7_000_000_000
+        return model(micro.x), micro.y
+
+    class Saved:
+        def state_dict(self):
+            clock.now += 50_000_000
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    with toy.run(out=tmp_path, checkpoint_every=2) as (run, model, optimizer):
+        run.register("slow", Saved())
+        optimizer.register_step_pre_hook(lambda *_: clock.spend(4_000_000))
+        loader = run.loader(toy.data, batch_size=12, collate=collate)
+        for batch in run.steps(loader, epochs=1, max_steps=3):
+            run.step(batch, loss)
+            clock.now += 600_000_000
+            if batch.step == 3:
+                run.evaluate(toy.data, predict, {}, batch_size=56)
+    usual = {"data": 4_000, "forward": 80_000, "backward": 1_200_000, "reduce": 0, "update": 4_000_000}
+    told = [record.ns for record in phases.read_phases(tmp_path)]
+    assert [{name: step[name] for name in usual} for step in told] == [usual] * 3
+    assert [step["other"] for step in told] == [600_000_000] * 3
+    assert [step["evaluate"] for step in told] == [0, 0, 7_000_000_000]
+    assert [step["checkpoint"] // 50_000_000 for step in told] == [1, 1, 1]  # memory for it, then two of them
+    assert run.result()["phases_s"]["update"] == [0.012]
+
+
+def test_every_rank_writes_its_phases_and_the_ledger_knows_no_time(toy, tmp_path):
+    """Runs of one score, launched differently, have equal ledgers; there is a record per step, rank and launch."""
+    for out in ("a", "b", "b"):
+        run_ranks(lambda transport, out=out: toy.train(out=tmp_path / out, transport=transport, epochs=1), 2)
+    run_ranks(lambda transport: toy.train(out=tmp_path / "b", transport=transport, epochs=2), 1)
+    run_ranks(lambda transport: toy.train(out=tmp_path / "a", transport=transport, epochs=2), 2)
+    assert (tmp_path / "a" / "ledger.jsonl").read_bytes() == (tmp_path / "b" / "ledger.jsonl").read_bytes()
+    assert compare_runs(tmp_path / "a", tmp_path / "b").equal
+    told = [(record.launch, record.rank, record.step) for record in phases.read_phases(tmp_path / "b")]
+    first = {(1, rank, step) for rank in (0, 1) for step in range(1, 6)}
+    assert set(told) == first | {(3, 0, step) for step in range(6, 11)}
+    assert len(told) == 15

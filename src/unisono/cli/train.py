@@ -12,6 +12,7 @@ import click
 
 from unisono.cli.outcome import INTERRUPTED, perform
 from unisono.cli.run import watch_settings
+from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
 
 if TYPE_CHECKING:
@@ -31,6 +32,15 @@ class Job:
 
 @click.command(short_help="Train a ready-made recipe.", epilog=catalog_text())
 @click.argument("recipe", metavar="RECIPE")
+@click.option(
+    "--config",
+    type=click.Path(),
+    metavar="FILE|RUN",
+    is_eager=True,
+    expose_value=False,
+    callback=take_config,
+    help="TOML file with these options (and recipe), or a run directory to repeat; what is typed here wins.",
+)
 @click.option(
     "-n",
     "--workers",
@@ -127,6 +137,9 @@ def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watc
     with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
         out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))
+        with contextlib.suppress(OSError):  # a directory that cannot be written is refused by the run, with reasons
+            out.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (out / RUN_FILE).write_text(describe_run_file(job.options))
         try:
             result = play(job, output="stderr" if as_json else "leader", **watching)
         except RunStopped as stopped:

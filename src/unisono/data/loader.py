@@ -108,7 +108,7 @@ class ArrayDataset:
     def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, ...]:
         """See `BatchedDataset.fetch_micro_batch`."""
         chosen = torch.from_numpy(indices)
-        return tuple(array[chosen] for array in self.arrays)
+        return tuple(array.index_select(0, chosen) for array in self.arrays)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from unisono.data.lengths import Lengths, arrange_pool, deal
 from unisono.errors import ConfigError
-from unisono.placement import cut
+from unisono.placement import parts_of
 from unisono.seeding import mix
 
 Indices = npt.NDArray[np.int64]
@@ -123,7 +123,7 @@ class ExactSampler:
     def micro_batches(self, step: int) -> list[Indices]:
         """Return the sample indices of each replica in `step`; the last ones may be empty."""
         batch = self.batch(step)
-        return [batch[part.start : part.stop] for part in cut(len(batch), self.replicas)]
+        return [batch[part.start : part.stop] for part in parts_of(len(batch), self.replicas)]
 
     def _sorted_pool(self, epoch: int, number: int) -> Indices:
         """Return the samples of a pool of batches, arranged by length."""

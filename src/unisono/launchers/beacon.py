@@ -70,9 +70,13 @@ class Beacon:
 
     Args:
         path: The file, as made by `create`; None for memory of our own that nobody reads.
+
+    Attributes:
+        is_read: Whether somebody may read it.
     """
 
     def __init__(self, path: str | Path | None) -> None:
+        self.is_read = path is not None
         if path is None:
             self._page = mmap.mmap(-1, _BYTES)
             return
@@ -130,6 +134,8 @@ class Beacon:
 
     def note(self, phase: bytes) -> None:
         """Say what the worker is doing now, in at most 16 bytes."""
+        if not self.is_read:
+            return
         self._page[_PHASE : _PHASE + 16] = phase.ljust(16, b"\0")
         _ULONG.pack_into(self._page, _TICKS, _ULONG.unpack_from(self._page, _TICKS)[0] + 1)
 

@@ -10,7 +10,9 @@ import hashlib
 import itertools
 import json
 import os
+import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -85,6 +87,15 @@ def hash_samples(indices: npt.NDArray[np.int64]) -> str:
     return hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
+_WAIT_S = 0.2
+_encode = json.JSONEncoder(check_circular=False).encode
+
+
+def _line(entry: Entry | Detail | Logged) -> str:
+    # Not `asdict`, which copies every value deeply and takes as long as all the rest.
+    return _encode({name: getattr(entry, name) for name in entry.__slots__}) + "\n"
+
+
 @final
 class Ledger:
     """Appends entries to a file; use as a context manager, or call `close`.
@@ -114,25 +125,49 @@ class Ledger:
             temporary.replace(path)
             # Unbuffered: what the disk has once refused must not come again when the file is closed.
             self._file = path.open("ab", buffering=0)
+        self._waiting: list[Callable[[], Entry]] = []
+        self._written = time.monotonic()
 
-    def append(self, entry: Entry | Detail | Logged) -> None:
+    def append(self, entry: Callable[[], Entry]) -> None:
+        """Make an entry and write its line, at once or with the next call that comes `_WAIT_S` after the last write.
+
+        So fast steps are written many at a time, which costs a fraction; a kill can lose those.
+        """
+        self._waiting.append(entry)
+        if time.monotonic() - self._written > _WAIT_S:
+            self.flush()
+
+    def append_now(self, entry: Entry | Detail | Logged) -> None:
         """Write one line; it reaches the operating system before this returns."""
-        # Not `asdict`, which copies every value deeply and takes as long as all the rest.
-        line = {name: getattr(entry, name) for name in entry.__slots__}
-        data = memoryview(json.dumps(line).encode() + b"\n")
+        self.flush()
+        self._write(_line(entry))
+
+    def flush(self) -> None:
+        """Write what waits; it reaches the operating system before this returns."""
+        waiting, self._waiting = self._waiting, []
+        self._written = time.monotonic()
+        if waiting:
+            self._write("".join([_line(entry()) for entry in waiting]))
+
+    def sync(self) -> None:
+        """Put everything written so far on the disk, from any thread; `flush` first, from the one that appends."""
+        with explained(self._path):
+            os.fsync(self._file.fileno())
+
+    def _write(self, text: str) -> None:
+        data = memoryview(text.encode())
         with explained(self._path, len(data)):
             done = 0
             while done < len(data):
                 done += self._file.write(data[done:])
 
-    def sync(self) -> None:
-        """Put everything written so far on the disk."""
-        with explained(self._path):
-            os.fsync(self._file.fileno())
-
     def close(self) -> None:
-        """Close the file; safe to call twice."""
-        self._file.close()
+        """Write what waits and close the file; safe to call twice."""
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -48,9 +48,12 @@ def run_backward(
         replicas: Micro-batches of the whole step; for messages.
     """
     set_generators(mix(seed, "replica", step, micro.replica))
-    with explained(step, micro, replicas):
+    try:
         loss = checked_loss(loss_function(micro.data), step)
         loss.backward(torch.full_like(loss, weight))
+    except Exception as error:
+        explain(error, step, micro, replicas)
+        raise
     return loss.detach()
 
 
@@ -60,16 +63,21 @@ def explained(step: int, micro: Micro, replicas: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}"
-        error.add_note(f"in step {step}, replica {micro.replica} of {replicas}, a micro-batch of {size}")
-        if "more than 1 value per channel" in str(error):
-            error.add_note(
-                "Hint: batch statistics need two samples in every micro-batch. Choose fewer replicas, a larger "
-                "batch_size, or one that leaves no small last batch (samples modulo batch_size)."
-            )
-        if "nference tensor" in str(error):
-            error.add_note(
-                "Hint: the model keeps a tensor that it computed while evaluating. "
-                "Call run.evaluate(..., inference_mode=False), or make it a buffer."
-            )
+        explain(error, step, micro, replicas)
         raise
+
+
+def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
+    """Note on an error where the user's model failed, and what is known of some failures."""
+    size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}"
+    error.add_note(f"in step {step}, replica {micro.replica} of {replicas}, a micro-batch of {size}")
+    if "more than 1 value per channel" in str(error):
+        error.add_note(
+            "Hint: batch statistics need two samples in every micro-batch. Choose fewer replicas, a larger "
+            "batch_size, or one that leaves no small last batch (samples modulo batch_size)."
+        )
+    if "nference tensor" in str(error):
+        error.add_note(
+            "Hint: the model keeps a tensor that it computed while evaluating. "
+            "Call run.evaluate(..., inference_mode=False), or make it a buffer."
+        )

@@ -5,6 +5,7 @@ the step and the replica decide; adds the leaves along the canonical tree as far
 owner-computes exchange finishes the tree. World size 1 runs the same code.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, final
@@ -17,9 +18,9 @@ from torch.optim import Optimizer
 from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
-from unisono.determinism import checksum
+from unisono.determinism import Checksum
 from unisono.errors import ConfigError, StepError
-from unisono.placement import cut
+from unisono.placement import parts_of
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
 from unisono.strategies.drift import Head, compare
@@ -52,6 +53,7 @@ class Exact(Strategy):
         self._replicas = placement[-1].stop
         self._seed = seed
         self._buffers = ReplicaBuffers(model)
+        self._checksum = Checksum()
         self._trainable: dict[str, nn.Parameter] = {}
         self._pool: list[FlatBuffer] = []
         self._last: FlatBuffer | None = None  # whose views are the gradients now
@@ -73,10 +75,11 @@ class Exact(Strategy):
         """See `Strategy.compute_gradients`."""
         self.transport.step = step
         self._plan()
-        sizes = [len(part) for part in cut(num_samples, self._replicas)]
+        sizes = [len(part) for part in parts_of(num_samples, self._replicas)]
         leaves = min(num_samples, self._replicas)
-        report = _Report(self._replicas, len(self._trainable), self._buffers.num_buffers)
-        weights = checksum(self._weights().values())
+        report = self._report
+        report.clear()
+        weights = self._checksum([*self._names.values(), *self._buffers.saved_floats().values()])
         hosted = self._placement[self.transport.rank]
         self._buffers.start_step()
         leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
@@ -91,7 +94,7 @@ class Exact(Strategy):
         if any(head != heads[0] for head in heads):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
         compare(heads, self._weights(), self.transport)
-        bad_replicas = tuple(replica for replica in range(leaves) if not report.finite[replica])
+        bad_replicas = () if report.finite.all() else tuple(np.flatnonzero(~report.finite[:leaves]).tolist())
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()
         else:
@@ -122,6 +125,8 @@ class Exact(Strategy):
         if trainable.keys() != self._trainable.keys():
             self._trainable = trainable
             self._layout = Layout([*trainable.values()], self._buffers.floats(), self.transport.world_size)
+            counts = (self._replicas, len(trainable), self._buffers.num_buffers)
+            self._report = _Report(*counts, self.transport.world_size)
             self._pool, self._last = [], None
         if self._last is not None:
             self._pool.append(self._last)  # the gradients of the step before are no longer needed
@@ -179,31 +184,29 @@ class _Report:
         stop: bool (1,): some rank has been asked to stop the run.
     """
 
-    def __init__(self, num_replicas: int, num_parameters: int, num_buffers: int) -> None:
-        self.losses = np.zeros(num_replicas)
-        self.finite = np.ones(num_replicas, dtype=bool)
-        self.present = np.zeros(num_parameters, dtype=bool)
-        self.changed = np.zeros(num_buffers, dtype=bool)
-        self.stop = np.zeros(1, dtype=bool)
+    def __init__(self, num_replicas: int, num_parameters: int, num_buffers: int, world_size: int) -> None:
+        ends = np.cumsum([16, 8 * num_replicas, num_replicas, num_parameters, num_buffers, 1])
+        self._mine, self._everyone = np.zeros(ends[-1], np.uint8), np.zeros((world_size, ends[-1]), np.uint8)
+        self._cuts = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        self._head, self.losses = self._mine[:16].view(np.uint64), self._mine[self._cuts[0]].view(np.float64)
+        self.finite, self.present, self.changed, self.stop = (self._mine[cut].view(bool) for cut in self._cuts[1:])
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._mine[:] = 0
+        self.finite[:] = True
 
     def merge(self, transport: Transport, placement: Sequence[range], weights: int, step: int) -> list[Head]:
         """Replace every field by what all ranks together know, and return each rank's step and weights; collective."""
         if transport.world_size == 1:
             return [Head(step, weights)]
-        head = np.array([step, weights], dtype=np.uint64)
-        fields = [head, self.losses, self.finite, self.present, self.changed, self.stop]
-        mine = torch.from_numpy(np.concatenate([field.view(np.uint8) for field in fields]))
-        everyone = torch.empty(transport.world_size * len(mine), dtype=torch.uint8)
-        transport.all_gather(mine, everyone)
-        rows = everyone.view(transport.world_size, -1).numpy()
-        heads = [Head(*row[: head.nbytes].view(np.uint64).tolist()) for row in rows]
-        for rank, row in enumerate(rows):
-            cuts = np.cumsum([field.nbytes for field in fields[:-1]])
-            _, losses, finite, present, changed, stop = np.split(row, cuts)
-            own = slice(placement[rank].start, placement[rank].stop)
-            self.losses[own] = np.frombuffer(losses.tobytes())[own]
-            self.finite[own] = finite[own]
-            self.present |= present.astype(bool)
-            self.changed |= changed.astype(bool)
-            self.stop |= stop.astype(bool)
-        return heads
+        self._head[:] = step, weights
+        rows, (losses, finite, *_) = self._everyone, self._cuts
+        transport.all_gather(torch.from_numpy(self._mine), torch.from_numpy(rows.reshape(-1)))
+        flags = slice(finite.stop, None)
+        np.bitwise_or.reduce(rows[:, flags], axis=0, out=self._mine[flags])
+        for row, hosted in zip(rows, placement, strict=True):
+            own = slice(hosted.start, hosted.stop)
+            self.losses[own] = row[losses].view(np.float64)[own]
+            self.finite[own] = row[finite].view(bool)[own]
+        return [Head(*head) for head in rows[:, :16].view(np.uint64).tolist()]

@@ -6,6 +6,7 @@ place in every world. A `FlatBuffer` is one leaf, or one partial sum, of the can
 zero.
 """
 
+import cmath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.reduce import ALIGNMENT, padded_length
-from unisono.determinism import checksum
+from unisono.determinism import adder, checksum
 from unisono.errors import StepError
 
 
@@ -75,8 +76,10 @@ class FlatBuffer:
     def __init__(self, flats: list[Tensor], views: list[Tensor], lengths: list[int], gradients: list[int]) -> None:
         self.flats = flats
         self.views = views
-        self._gradients = gradients  # lengths of the gradients' part
-        self._lengths = lengths  # without the padding, which depends on the world size
+        self._gradients = [flat[:length] for flat, length in zip(flats, gradients, strict=True)]
+        # Without the padding, which depends on the world size.
+        words = [flat[:length].view(torch.int64) for flat, length in zip(flats, lengths, strict=True)]
+        self._sums = [adder(piece) for piece in words]
 
     def add_(self, other: "FlatBuffer") -> "FlatBuffer":
         """Add `other` element by element into this buffer."""
@@ -87,13 +90,11 @@ class FlatBuffer:
     def is_finite(self) -> bool:
         """Whether no gradient is NaN or infinite; buffers may be (masks often are)."""
         # A sum is many times faster than isfinite(); it may overflow, so only isfinite() condemns.
-        pieces = (flat[:length] for flat, length in zip(self.flats, self._gradients, strict=True))
-        return all(bool(piece.sum().isfinite()) or bool(piece.isfinite().all()) for piece in pieces)
+        return all(cmath.isfinite(piece.sum().item()) or bool(piece.isfinite().all()) for piece in self._gradients)
 
     def checksum(self) -> int:
         """Return the sum of the bits as 64-bit integers, modulo 2**64."""
-        pieces = (flat[:length] for flat, length in zip(self.flats, self._lengths, strict=True))
-        return sum(int(piece.view(torch.int64).sum()) for piece in pieces) & 0xFFFFFFFFFFFFFFFF
+        return sum(int(add_up()) for add_up in self._sums) & 0xFFFFFFFFFFFFFFFF
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, present: npt.NDArray[np.bool_]) -> None:

@@ -102,6 +102,8 @@ class ReplicaBuffers:
 
     def finish_step(self, transport: Transport, merged: Sequence[Tensor], changed: npt.NDArray[np.bool_]) -> None:
         """Leave the merged values in the model; collective."""
+        if not self._buffers:
+            return
         self.start_replica()
         for buffer, value, is_changed in zip(self._buffers, merged, changed, strict=False):
             if is_changed:

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
+from unisono.observe.phases import CHECKPOINT
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.train.usage import Usage
@@ -79,6 +80,7 @@ class Course:
             if state is not None:
                 parts.unpack(state)
             self._saved, self._score = self.done, score
+            self._record.open_phases(self._watch.phases)
         self._watch.opened(self.done)
         self._per_epoch, self._first, self._began = per_epoch, self.done + 1, time.monotonic()
 
@@ -89,7 +91,8 @@ class Course:
             RunStopped: The ranks have agreed to stop; everything is saved.
         """
         if self.done == self._first and not is_last:
-            self._record.reserve(parts.pack)
+            with self._watch.phases.within(CHECKPOINT):
+                self._record.reserve(parts.pack)
         must_save = is_last or self.is_stopping
         if must_save or self.done % (self._checkpoint_every or self._per_epoch) == 0:
             self._save(parts, may_skip=not must_save)
@@ -110,6 +113,7 @@ class Course:
 
         Where that fails, it is said now, and raised by `close`: nobody would see what a generator raises at its end.
         """
+        self._watch.phases.end(self.done)
         if not parts.strategy.saves_alone or parts.is_changing or self.done <= self._saved:
             return
         try:
@@ -131,12 +135,14 @@ class Course:
 
     def finish(self, parts: Parts, *, is_finished: bool = True) -> None:
         """Save what is not saved, wait for it, and write ``result.json``; collective."""
-        if self.done > self._saved:
-            self._save(parts, may_skip=False)
-        self._record.settle()
-        self._watch.saved(self._record.committed_step)
-        parts.strategy.settle()
-        self._cost = self.usage.summary(parts.strategy.transport)
+        with self._watch.phases.within(CHECKPOINT):
+            if self.done > self._saved:
+                self._save(parts, may_skip=False)
+            self._record.settle()
+            self._watch.saved(self._record.committed_step)
+            parts.strategy.settle()
+        self._watch.phases.end(self.done)
+        self._cost = self.usage.summary(parts.strategy.transport, self._watch.phases.totals)
         self._write_end(parts, is_finished=is_finished)
 
     def measured(self, metrics: Mapping[str, float]) -> None:
@@ -157,10 +163,11 @@ class Course:
 
     def _save(self, parts: Parts, *, may_skip: bool) -> None:
         self._watch.note(b"save")
-        parts.strategy.settle()
-        metrics = self._measured.get(self.done)
-        if self._record.save(self.done, parts.pack, epoch=self._epoch, metrics=metrics, may_skip=may_skip):
-            self._saved = self.done
+        with self._watch.phases.within(CHECKPOINT):
+            parts.strategy.settle()
+            metrics = self._measured.get(self.done)
+            if self._record.save(self.done, parts.pack, epoch=self._epoch, metrics=metrics, may_skip=may_skip):
+                self._saved = self.done
 
     def _write_end(self, parts: Parts, *, is_finished: bool) -> None:
         self.result = {

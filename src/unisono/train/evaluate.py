@@ -31,6 +31,7 @@ def evaluate(
     num_workers: int = 0,
     inference_mode: bool = True,
     alike: bool = False,
+    limit: int | None = None,
 ) -> dict[str, float]:
     """Return each metric over the whole data set; all ranks call it and get the same numbers.
 
@@ -49,13 +50,15 @@ def evaluate(
         num_workers: Processes that fetch.
         inference_mode: ``torch.inference_mode``; False takes the slower ``torch.no_grad``, for models that keep
             tensors they have computed (a cached mask, say) and would use them in training.
+        limit: Evaluate only the first so many samples.
         alike: All ranks must call `predict` equally often: those with less to do repeat a batch, which does not count.
     """
-    num_batches = -(-len(fetcher) // batch_size)
+    num_samples = min(len(fetcher), limit or len(fetcher))
+    num_batches = -(-num_samples // batch_size)
     shares = cut(num_batches, transport.world_size)
     mine = shares[transport.rank]
     numbers = [*mine, *([mine.start % num_batches] * (len(shares[0]) - len(mine) if alike else 0))]
-    tasks = [Task(-1, np.arange(i * batch_size, min((i + 1) * batch_size, len(fetcher)))) for i in numbers]
+    tasks = [Task(-1, np.arange(i * batch_size, min((i + 1) * batch_size, num_samples))) for i in numbers]
     for metric in metrics.values():
         metric.reset()
     modes = [(module, module.training) for module in model.modules()]

@@ -14,7 +14,7 @@ from unisono.determinism import drift
 from unisono.errors import RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
-from unisono.placement import cut
+from unisono.placement import parts_of
 from unisono.strategies.base import Gradients, Micro
 
 
@@ -59,10 +59,10 @@ def hosted_micros(
         rank: This rank.
         device: Where the tensors are moved.
     """
-    sizes = [len(part) for part in cut(num_samples, placement[-1].stop)]
+    parts = parts_of(num_samples, placement[-1].stop)
     for replica in placement[rank]:
-        if sizes[replica]:
-            yield Micro(replica=replica, num_samples=sizes[replica], data=move(next(fetched), device))
+        if parts[replica]:
+            yield Micro(replica=replica, num_samples=len(parts[replica]), data=move(next(fetched), device))
 
 
 def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:

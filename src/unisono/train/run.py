@@ -1,5 +1,6 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
+import functools
 import math
 import sys
 import weakref
@@ -16,17 +17,19 @@ from unisono.collectives.places import GuardedTransport, check_places, enter_wor
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
-from unisono.determinism import describe_environment, set_determinism, set_generators
+from unisono.determinism import describe_environment, set_determinism
 from unisono.errors import ConfigError, StepError
 from unisono.memory import keep_freed_memory
 from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
-from unisono.seeding import check_seed, mix
+from unisono.observe.phases import EVALUATE
+from unisono.seeding import check_seed
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.catalog import resolve
 from unisono.strategies.drift import Sentinel
 from unisono.strategies.options import StrategyOptions
 from unisono.train import score as scores
+from unisono.train.between import Between
 from unisono.train.checks import check_detail, check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
@@ -106,7 +109,7 @@ class Run:
         self.world = world
         self.device = device_of(world, device)
         self.seed, self.clip_norm = seed, clip_norm
-        self.settings = dict(settings or {})
+        self.settings, self.between = dict(settings or {}), Between(seed)
         self._allow_drift = allow_drift
         self._strategy = chosen = resolve(strategy)
         check_detail(detail, chosen)
@@ -115,6 +118,7 @@ class Run:
         chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
         self._watch = Watch(world, is_process=isinstance(transport, str))
         self._watch.note(b"join")
+        self.phases = self._watch.phases
         joined = transport
         if isinstance(joined, str):
             joined = connect(world, device=self.device.type, share_memory=transport == "auto")
@@ -261,10 +265,11 @@ class Run:
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
             indices = loader.sampler.batch(step)
+            indices.flags.writeable = False
             epoch = loader.sampler.epoch_of(step)
             mine = hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
             self._watch.begin(step)
-            set_generators(mix(self.seed, "before", step))
+            self.between.at("before", step)
             try:
                 yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self.replicas))
             except GeneratorExit:  # the loop was left: keep what it has done
@@ -299,10 +304,11 @@ class Run:
         parts.is_changing = True
         self._course.usage.begin()
         strategy = parts.strategy
-        gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), loss_function)
+        timed = self._watch.timed(loss_function)
+        gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), timed)
         is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
-        self._watch.note(b"update")
+        self._watch.updating()
         how = (parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
         lr = strategy.update(*how) if is_finite else math.nan
         self._course.done = batch.step
@@ -310,8 +316,8 @@ class Run:
         self._watch.done(batch.step)
         parts.is_changing = False
         self._course.usage.end(len(batch.indices))
-        set_generators(mix(self.seed, "after", batch.step))
-        self._record.append(lambda: entry_of(batch, gradients, lr))
+        self.between.at("after", batch.step)
+        self._record.append(functools.partial(entry_of, batch, gradients, lr))
         return gradients.loss
 
     def evaluate(
@@ -325,6 +331,7 @@ class Run:
         transform: Transform | None = None,
         num_workers: int = 0,
         inference_mode: bool = True,
+        limit: int | None = None,
     ) -> dict[str, float]:
         """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
 
@@ -337,18 +344,19 @@ class Run:
             transform: As in `loader`.
             num_workers: As in `loader`.
             inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
+            limit: Only the first so many samples.
         """
-        check_whole(batch_size=batch_size)
+        check_whole(batch_size=batch_size, limit=limit)
         check_places(metrics, self.world, everywhere=True)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         parts = self._prepared()
-        with parts.strategy.reading():
+        with self._watch.phases.within(EVALUATE), parts.strategy.reading():
             values = evaluate(
                 parts.model, fetcher, self._watch.around(predict), metrics,
                 transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
-                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike,
+                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike, limit=limit,
             )  # fmt: skip
-        set_generators(mix(self.seed, "evaluated", self._course.done))
+        self.between.at("evaluated", self._course.done)
         return values
 
     def record(self, metrics: Mapping[str, float]) -> None:

@@ -1,11 +1,12 @@
 """What a run writes: JSON files (``run``, ``score``, ``environment``, ``result``), ``ledger.jsonl``, ``checkpoints/``.
 
-On request, ``detail.jsonl`` too.
+On request, ``detail.jsonl`` too. Every rank writes its own ``phases/rank-R.jsonl``.
 
-The leader alone touches files; what it finds, or why it stops, it tells all ranks. JSON files are replaced
+The leader alone touches the other files; what it finds, or why it stops, it tells all ranks. JSON files are replaced
 atomically. The directory is private to its owner (0700): checkpoints can leak data.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ from unisono.disk import explained
 from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
+from unisono.observe.phases import PhaseClock
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.leader import leader_says
 from unisono.train.run_lock import RunLock
@@ -55,6 +57,7 @@ class RunRecord:
         self._is_leader = transport.rank == 0
         self._ledger: Ledger | None = None
         self._detail: Ledger | None = None
+        self._phases: PhaseClock | None = None
         self._keeps_detail = detail
         self._lock: RunLock | None = None
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
@@ -115,7 +118,7 @@ class RunRecord:
 
         def choose() -> list[Any]:
             if self.path is None:
-                return ["", "", [], ""]
+                return ["", "", [], "", 0]
             recorded = self._read("score.json")
             if recorded is None:
                 self._write("score.json", score)
@@ -129,9 +132,10 @@ class RunRecord:
                 self._write("environment.json", self._environment)
             run = self._run_id()
             found, complaints = store.newest_valid(self.path / "checkpoints", run)
-            return [run, found.name if found else "", complaints, store.verify(found).sha256 if found else ""]
+            sha256 = store.verify(found).sha256 if found else ""
+            return [run, found.name if found else "", complaints, sha256, self.fencing_token]
 
-        run, name, complaints, sha256 = self._leader_says(choose)
+        run, name, complaints, sha256, self.fencing_token = self._leader_says(choose)
         if self.path is None or self._checkpoints is None:
             return 0, None
         step, state = self._checkpoints.load(run, name, sha256) if name else (0, None)
@@ -147,6 +151,14 @@ class RunRecord:
             )
         self._leader_says(lambda: self._open_ledgers(step))
         return step, state
+
+    def open_phases(self, phases: PhaseClock) -> None:
+        """Let a rank's step phases be written to its own file, where the directory can be seen from here."""
+        if self.path is not None and self.path.is_dir():
+            rank, world_size = self._transport.rank, self._transport.world_size
+            facts = {"launch": self.fencing_token, "rank": rank, "world_size": world_size}
+            self._phases = phases
+            phases.open(self.path / "phases" / f"rank-{rank}.jsonl", facts)
 
     def _open_ledgers(self, step: int) -> None:
         assert self.path is not None
@@ -169,20 +181,20 @@ class RunRecord:
         return run
 
     def append(self, entry: Callable[[], Entry]) -> None:
-        """Write a step's ledger line (leader only; the entry is made only where it is written).
+        """Write a step's ledger line (leader only; the entry is made only where it is written, and when it is).
 
         Raises:
             CheckpointError: The save in flight has failed in the meantime.
         """
         if self._ledger is not None:
-            self._ledger.append(entry())
+            self._ledger.append(entry)
         if self._checkpoints is not None:
             self._checkpoints.check()
 
     def append_detail(self, detail: Callable[[], Detail]) -> None:
         """Write what a step is made of, where that is kept (leader only)."""
         if self._detail is not None:
-            self._detail.append(detail())
+            self._detail.append_now(detail())
 
     @property
     def committed_step(self) -> int:
@@ -204,6 +216,7 @@ class RunRecord:
         may_skip: bool = False,
     ) -> bool:
         """Write a checkpoint after everything that precedes it in the ledger; collective; see `Checkpoints.save`."""
+        self._flush_ledger()
         return self._checkpoints is None or self._checkpoints.save(
             step, state, before=self._sync_ledger, epoch=epoch, metrics=metrics, may_skip=may_skip
         )  # fmt: skip
@@ -212,6 +225,7 @@ class RunRecord:
         self, step: int, state: Callable[[], State], *, epoch: int = 0, metrics: Mapping[str, float] | None = None
     ) -> None:
         """Write a checkpoint without the other ranks (leader only); see `Checkpoints.save_alone`."""
+        self._flush_ledger()
         if self._checkpoints is not None:
             self._checkpoints.save_alone(step, state, before=self._sync_ledger, epoch=epoch, metrics=metrics)
 
@@ -219,6 +233,10 @@ class RunRecord:
         """Return when no checkpoint is in flight; collective; see `Checkpoints.settle`."""
         if self._checkpoints is not None:
             self._checkpoints.settle()
+
+    def _flush_ledger(self) -> None:
+        if self._ledger is not None:
+            self._ledger.flush()
 
     def _sync_ledger(self) -> None:
         if self._ledger is not None:
@@ -239,15 +257,12 @@ class RunRecord:
         Raises:
             CheckpointError: That save failed; only warned of where another exception is on its way up.
         """
-        try:
-            if self._checkpoints is not None:
-                self._checkpoints.close()
-        finally:
-            for file in (self._ledger, self._detail):
-                if file is not None:
-                    file.close()
+        with contextlib.ExitStack() as stack:  # each is closed, whatever the others do
             if self._lock is not None:
-                self._lock.release()
+                stack.callback(self._lock.release)
+            for file in (self._ledger, self._detail, self._phases, self._checkpoints):
+                if file is not None:
+                    stack.callback(file.close)
 
     def _leader_says(self, act: Callable[[], Any]) -> Any:
         return leader_says(self._transport, act)

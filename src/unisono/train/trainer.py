@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, final
 
 from torch import Tensor, nn
@@ -11,12 +12,15 @@ from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform
 from unisono.metrics.exact import Accuracy, Mean, Metric
 from unisono.observe.ledger import Ledger, Logged
+from unisono.observe.phases import DATA
 from unisono.observe.progress import ProgressLine
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.checks import check_whole
 from unisono.train.loop import Batch
 from unisono.train.run import Run
+
+_SANITY_SAMPLES = 512
 
 LossModule = Callable[[Tensor, Tensor], Tensor]
 """From (output, target) to the mean loss over the samples: ``nn.CrossEntropyLoss()``, ``F.mse_loss``, ..."""
@@ -80,6 +84,8 @@ class Trainer:
         eval_every: int | None = None,
         log_every: int = 50,
         max_steps: int | None = None,
+        eval_limit: int | None = None,
+        sanity_check: bool = False,
         collate: Collate | None = None,
         transform: Transform | None = None,
         num_workers: int = 0,
@@ -95,6 +101,9 @@ class Trainer:
             eval_every: Steps between evaluations; None: once an epoch.
             log_every: Steps between lines of ``metrics.jsonl`` (in a run directory); evaluations are always logged.
             max_steps: Stop after this many steps, counted from the run's start.
+            eval_limit: Evaluate on the first so many samples of `test_set` only, for quick runs.
+            sanity_check: Evaluate on a few samples before the first step, so that a failure there is not met after an
+                epoch; its scores are thrown away, and it changes no bit.
             collate: As in `Run.loader`.
             transform: As in `Run.loader`.
             num_workers: As in `Run.loader`.
@@ -105,7 +114,7 @@ class Trainer:
             CallbackTimeout: A callback took longer than its deadline.
             Exception: What a callback has raised.
         """
-        check_whole(eval_every=eval_every, log_every=log_every)
+        check_whole(eval_every=eval_every, log_every=log_every, eval_limit=eval_limit)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
         )
@@ -113,12 +122,16 @@ class Trainer:
         loop.epochs, loop.steps_per_epoch = epochs, len(loader)
         loop.total_steps = min(epochs * len(loader), max_steps or epochs * len(loader))
         loop.step, loop.scores, loop.stopped_by = 0, {}, None
-        test = _Test(test_set, collate, num_workers)
+        test = _Test(test_set, collate, num_workers, eval_limit)
+        self.run.between.is_lazy = True  # all code between steps is called by the chain
         with _Sight(self.run, loop, is_shown=show_progress) as sight:
             try:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
-                    if loop.step == 0 and self._begins(batch, sight):
-                        continue
+                    if loop.step == 0:
+                        if sanity_check and test_set is not None and batch.step == 1:
+                            self._check(test, batch)
+                        if self._begins(batch, sight):
+                            continue
                     self._step(batch)
                     sight.step()
                     self._after_step(test, eval_every, log_every, sight)
@@ -129,6 +142,8 @@ class Trainer:
                     self._agree(sight)
             finally:
                 self._chain.close()
+                self.run.between.is_lazy = False
+                self.run.between.settle()
         self.run.record(loop.scores)
         return self.run.result()
 
@@ -144,10 +159,14 @@ class Trainer:
             loop.step = batch.step
         return loop.stopped_by is not None
 
+    def _check(self, test: "_Test", batch: Batch) -> None:
+        limit = min(_SANITY_SAMPLES, test.limit or _SANITY_SAMPLES)
+        self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers, limit=limit)
+        self.run.between.at("before", batch.step)
+
     def _step(self, batch: Batch) -> None:
         loop, chain = self._loop, self._chain
         loop.step, loop.epoch, loop.indices = batch.step, batch.epoch, batch.indices
-        batch.indices.flags.writeable = False
         if chain.is_empty:
             loop.loss = self.run.step(batch, self._loss)
             return
@@ -186,11 +205,19 @@ class Trainer:
 
     def _evaluate(self, test: "_Test") -> None:
         self._chain("on_evaluation_start")
-        self._loop.scores = self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers)
+        self._loop.scores = self.evaluate(
+            test.dataset, collate=test.collate, num_workers=test.num_workers, limit=test.limit
+        )
         self._chain("on_evaluation_end")
 
     def evaluate(
-        self, dataset: Any, *, prefix: str = "test_", collate: Collate | None = None, num_workers: int = 0
+        self,
+        dataset: Any,
+        *,
+        prefix: str = "test_",
+        collate: Collate | None = None,
+        num_workers: int = 0,
+        limit: int | None = None,
     ) -> dict[str, float]:
         """Return the loss and all metrics over a data set, each sample counted once; collective.
 
@@ -199,9 +226,12 @@ class Trainer:
             prefix: Put before each metric's name.
             collate: As in `Run.loader`.
             num_workers: As in `Run.loader`.
+            limit: Only the first so many samples.
         """
         metrics: dict[str, Metric] = {"loss": _MeanLoss(self.loss), **self.metrics}
-        scores = self.run.evaluate(dataset, self._predict, metrics, collate=collate, num_workers=num_workers)
+        scores = self.run.evaluate(
+            dataset, self._predict, metrics, collate=collate, num_workers=num_workers, limit=limit
+        )
         return {prefix + name: value for name, value in scores.items()}
 
     def _predict(self, micro: Any) -> tuple[Tensor, Tensor]:
@@ -218,6 +248,7 @@ class _Test:
     dataset: Any
     collate: Collate | None
     num_workers: int
+    limit: int | None
 
 
 @final
@@ -240,8 +271,9 @@ class _Sight:
         """Start to show; the file is cut where the run goes on."""
         loop = self._loop
         self._progress = ProgressLine(
-            loop.total_steps, loop.steps_per_epoch, first_step=loop.step, is_shown=self._is_shown
-        )
+            loop.total_steps, loop.steps_per_epoch, first_step=loop.step, is_shown=self._is_shown,
+            data_share=partial(self._run.phases.share, DATA),
+        )  # fmt: skip
         if loop.step:
             self._progress.note(f"resumed after step {loop.step}")
         if self._run.directory is not None and self._run.world.is_leader:
@@ -266,7 +298,7 @@ class _Sight:
     def write(self, values: dict[str, float]) -> None:
         """Write a line of ``metrics.jsonl``."""
         if values and self._logged is not None:
-            self._logged.append(Logged(step=self._loop.step, epoch=self._loop.epoch, values=values))
+            self._logged.append_now(Logged(step=self._loop.step, epoch=self._loop.epoch, values=values))
 
     def __enter__(self) -> Self:
         return self

@@ -1,10 +1,12 @@
-"""What a run costs: time in steps, peak memory and bytes sent of every rank, for ``result.json``."""
+"""What a run costs: time in steps and phases, peak memory and bytes sent of every rank, for ``result.json``."""
 
 import resource
 import time
+from collections.abc import Sequence
 from typing import Any, final
 
 from unisono.collectives.transport import Transport
+from unisono.observe.phases import PHASES
 
 
 @final
@@ -24,16 +26,18 @@ class Usage:
         self._num_steps += 1
         self._seconds += time.perf_counter() - self._began
 
-    def summary(self, transport: Transport) -> dict[str, Any]:
-        """Return samples per second in steps, and each rank's peak memory and bytes sent per step; collective.
+    def summary(self, transport: Transport, phases: Sequence[int]) -> dict[str, Any]:
+        """Return samples per second in steps, and each rank's peak memory, bytes sent per step, phases; collective.
 
         Args:
             transport: Joins the ranks.
+            phases: Nanoseconds that this rank has spent in each of `PHASES`.
         """
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-        told = transport.all_gather_json([peak, transport.bytes_sent // max(1, self._num_steps)])
+        told = transport.all_gather_json([peak, transport.bytes_sent // max(1, self._num_steps), list(phases)])
         return {
             "samples_per_s": round(self._num_samples / self._seconds, 1) if self._seconds else None,
             "peak_memory_bytes": [rank[0] for rank in told],
             "bytes_sent_per_step": [rank[1] for rank in told],
+            "phases_s": {name: [round(rank[2][i] / 1e9, 6) for rank in told] for i, name in enumerate(PHASES)},
         }

@@ -1,7 +1,8 @@
 """A run's side of supervision: it tells its launcher what it does, and hears that it should stop.
 
-In: the steps of a run. Out: notes on the worker's `Beacon`, a `Pulse`, and whether someone wants the run to stop:
-the launcher, or whoever sent SIGTERM or SIGINT to this process. Costs no system call per step.
+In: the steps of a run. Out: notes on the worker's `Beacon`, a `Pulse`, the times of a `PhaseClock`, and whether
+someone wants the run to stop: the launcher, or whoever sent SIGTERM or SIGINT to this process. Costs no system call
+per step.
 """
 
 import os
@@ -12,10 +13,13 @@ from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 from typing import Any, TypeVar, final
 
+from torch import Tensor
+
 from unisono.data.sampler import Indices
 from unisono.launchers.beacon import JOINED, STEPPING, STOPPED, Beacon, Pulse
-from unisono.placement import cut
-from unisono.strategies.base import Micro
+from unisono.observe.phases import BACKWARD, DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
+from unisono.placement import parts_of
+from unisono.strategies.base import LossFunction, Micro
 from unisono.world import World
 
 T = TypeVar("T")
@@ -28,6 +32,9 @@ class Watch:
     Args:
         world: The world that the run has joined; names the beacon, if a launcher of ours looks at one.
         is_process: Whether the rank is this whole process, not a thread of it.
+
+    Attributes:
+        phases: Where this rank's time goes.
     """
 
     def __init__(self, world: World, *, is_process: bool) -> None:
@@ -37,6 +44,7 @@ class Watch:
         self._beacon = Beacon(world.beacon if is_process else None)
         self._pulse = Pulse(self._beacon) if is_process and world.beacon else None
         self._beacon.join(os.getpid())
+        self.phases = PhaseClock()
 
     def is_stop_asked(self) -> bool:
         """Whether this rank has been asked to stop the run; the ranks have yet to agree."""
@@ -53,23 +61,45 @@ class Watch:
 
     def begin(self, step: int) -> None:
         """Say that a step is about to begin."""
+        self.phases.begin(step)
         self._beacon.begin(step)
         self._beacon.note(b"between steps")
 
     def follow(self, micros: Iterator[Micro], indices: Indices, replicas: int) -> Iterator[Micro]:
         """Pass on a step's micro-batches, telling which replica is computed on which samples."""
-        parts = cut(len(indices), replicas)
+        self.phases.enter(DATA)
+        parts = parts_of(len(indices), replicas)
         self._beacon.note(b"data")
         for micro in micros:
-            part = parts[micro.replica]
-            self._beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
+            if self._beacon.is_read:
+                part = parts[micro.replica]
+                self._beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
             self._beacon.note(b"compute")
+            self.phases.enter(FORWARD)
             yield micro
+            self.phases.enter(DATA)
             self._beacon.note(b"data")
+        self.phases.enter(REDUCE)
         self._beacon.note(b"reduce")
+
+    def timed(self, loss_function: LossFunction) -> LossFunction:
+        """Return `loss_function`, after which the backward pass begins."""
+
+        def timed(micro: Any) -> Tensor:
+            loss = loss_function(micro)
+            self.phases.enter(BACKWARD)
+            return loss
+
+        return timed
+
+    def updating(self) -> None:
+        """Say that the gradients are known and the update begins."""
+        self.phases.enter(UPDATE)
+        self._beacon.note(b"update")
 
     def done(self, step: int) -> None:
         """Say that a step's update is finished."""
+        self.phases.enter(OTHER)
         self._beacon.done(step)
         self._beacon.note(b"record")
 

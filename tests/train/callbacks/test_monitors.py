@@ -11,6 +11,7 @@ from unisono.callbacks import (
     Callback,
     GradientMonitor,
     LearningRateMonitor,
+    LossAverage,
     MemoryMonitor,
     SamplePredictions,
     warmup_cosine,
@@ -30,6 +31,27 @@ def test_learning_rates(tmp_path):
     found = logged(tmp_path)
     assert found[2]["lr/0"] == pytest.approx(0.1 * 3 / 5)
     assert found[4]["lr/0"] == pytest.approx(0.1)
+
+
+def test_the_average_of_the_loss(tmp_path):
+    """The weighted mean of all losses so far, by its definition; after a resume as without one."""
+    losses = []
+
+    class Keep(Callback):
+        def on_step_end(self, loop):
+            losses.append(loop.loss)
+
+    fit([LossAverage(0.5), Keep()], out=tmp_path / "whole")
+    whole = {step: values["train/loss_ema"] for step, values in logged(tmp_path / "whole").items()}
+    for step, found in whole.items():
+        weights = [0.5 ** (step - number) for number in range(1, step + 1)]
+        expected = sum(w * loss for w, loss in zip(weights, losses, strict=False)) / sum(weights)
+        assert found == pytest.approx(expected, rel=1e-12)
+    fit([LossAverage(0.5)], epochs=1, out=tmp_path / "parts")
+    fit([LossAverage(0.5)], epochs=2, out=tmp_path / "parts")
+    assert {step: values["train/loss_ema"] for step, values in logged(tmp_path / "parts").items()} == whole
+    with pytest.raises(ConfigError, match="decay"):
+        LossAverage(1.0)
 
 
 def test_gradient_and_weight_norms(tmp_path):

@@ -49,6 +49,8 @@ class Chain:
             CallbackTimeout: One took longer than the deadline.
             Exception: What a callback has raised, with a note where.
         """
+        if self._hooks[hook]:
+            self._loop.run.between.settle()
         for callback in self._hooks[hook]:
             if callback.runs_on == "leader" and not self._world.is_leader:
                 continue

@@ -1,5 +1,6 @@
-"""Callbacks that look: learning rates, gradients and weights, memory, predictions of samples."""
+"""Callbacks that look: the loss, learning rates, gradients and weights, memory, predictions of samples."""
 
+import math
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,42 @@ class LearningRateMonitor(Callback):
     def on_step_end(self, loop: Loop) -> None:
         """See `Callback`."""
         loop.log(**{f"lr/{index}": group["lr"] for index, group in enumerate(loop.optimizer.param_groups)})
+
+
+@final
+class LossAverage(Callback):
+    """Log the exponential moving average of the training loss, free of the bias towards its start: ``train/loss_ema``.
+
+    It averages numbers, so it holds no graph. A step whose loss is not finite is left out. The state travels with the
+    checkpoint, so a resumed run logs what an uninterrupted one would.
+
+    Args:
+        decay: In [0, 1).
+
+    Source: the bias correction of Kingma and Ba, ICLR 2015, arXiv 1412.6980, section 3.
+    """
+
+    def __init__(self, decay: float = 0.98) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigError(f"expected 0 <= decay < 1, got {decay}.")
+        self._decay = decay
+        self._sum, self._weight = 0.0, 0.0
+
+    def on_step_end(self, loop: Loop) -> None:
+        """See `Callback`."""
+        if math.isfinite(loop.loss):
+            self._sum = self._decay * self._sum + (1 - self._decay) * loop.loss
+            self._weight = self._decay * self._weight + (1 - self._decay)
+        if self._weight:
+            loop.log(**{"train/loss_ema": self._sum / self._weight})
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        return {"sum": self._sum, "weight": self._weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback`."""
+        self._sum, self._weight = state["sum"], state["weight"]
 
 
 @final

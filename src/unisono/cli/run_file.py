@@ -1,0 +1,115 @@
+"""Run files: the options of ``unisono train`` in TOML, for a job and of a job.
+
+In: a file (or a run directory, whose ``run.toml`` is taken). Its keys are the options' names, with ``-`` or ``_``, and
+``recipe``; what is typed on the command line wins. Out: ``run.toml`` of a run directory, with every option as it was
+resolved, so that it gives the same fingerprint again. Must not import torch.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from unisono.recipes.catalog import Options
+
+RUN_FILE = "run.toml"
+_OF_THE_CALL = ("config", "as_json", "help")
+_OF_THE_PLACE = ("out", "cache", "allow_drift", "offline", "strategy")
+
+
+def take_config(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Make the entries of a run file the defaults of a command's options.
+
+    Raises:
+        UsageError: The file cannot be read, or an entry is none of the command's; names file, line and allowed keys.
+    """
+    if value is not None:
+        path = Path(value)
+        context.default_map = read_run_file(path / RUN_FILE if path.is_dir() else path, context.command.params)
+
+
+def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, Any]:
+    """Return the entries of a run file by parameter name, checked.
+
+    Args:
+        path: The file.
+        parameters: Of the command.
+
+    Raises:
+        UsageError: See `take_config`.
+    """
+    try:
+        text = path.read_text()
+        entries = tomllib.loads(text)
+    except OSError as error:
+        raise click.UsageError(f"--config {path}: {error.strerror}. Hint: a TOML file, or a run directory.") from error
+    except ValueError as error:
+        raise click.UsageError(f"--config {path} is not TOML: {error}.") from error
+    known = {parameter.name: parameter for parameter in parameters if parameter.name not in _OF_THE_CALL}
+    found = {}
+    for key, entry in entries.items():
+        name = key.replace("-", "_")
+        parameter = known.get(name)
+        where = f"--config {path}, line {_line_of(key, text)}"
+        if parameter is None:
+            near = difflib.get_close_matches(name, [str(other) for other in known], n=1)
+            hint = f" Hint: did you mean {near[0]!r}?" if near else ""
+            allowed = ", ".join(sorted(str(other) for other in known))
+            raise click.UsageError(f"{where}: unknown key {key!r}.{hint} Allowed keys: {allowed}.")
+        found[name] = _checked(parameter, entry, f"{where}: {key}")
+    return found
+
+
+def _checked(parameter: click.Parameter, entry: Any, where: str) -> Any:
+    """Return an entry as the command line would have given it."""
+    is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        expected, fits = "true or false", isinstance(entry, bool)
+    elif isinstance(parameter.type, click.types.IntParamType):
+        expected, fits = "a whole number", is_number and isinstance(entry, int)
+    elif isinstance(parameter.type, click.types.FloatParamType):
+        expected, fits = "a number", is_number
+    else:
+        if isinstance(entry, list) and all(isinstance(item, str | int | float) for item in entry):
+            return ",".join(map(str, entry))
+        expected, fits = "a text, number or list of them", isinstance(entry, str) or is_number
+        entry = str(entry)
+    if not fits:
+        raise click.UsageError(f"{where}: expected {expected}, got {entry!r}.")
+    return entry
+
+
+def _line_of(key: str, text: str) -> int:
+    """Return the line (1-based) where a key of the top level, or a table of that name, stands."""
+    written = re.compile(rf"\s*(\[\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\].]")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if written.match(line)), 1)
+
+
+def describe_run_file(options: "Options") -> str:
+    """Return the text of ``run.toml``: every option that is set, but for the run directory and what is of this machine.
+
+    Args:
+        options: As resolved, paths included.
+    """
+    entries = {name: value for name, value in asdict(options).items() if name not in _OF_THE_PLACE}
+    for name in ("data", "test_data"):
+        if entries[name] is not None:
+            entries[name] = str(Path(entries[name]).resolve())
+    entries = {name: value for name, value in entries.items() if value is not None and value is not False}
+    strategy = options.strategy
+    chosen = {name: value for name, value in asdict(strategy).items() if value is not None}
+    entries |= {"strategy": strategy.name, **chosen}
+    lines = [f"{name} = {_to_toml(value)}\n" for name, value in entries.items()]
+    return "# What this run was played with; `unisono train --config DIR` plays it again.\n" + "".join(lines)
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_to_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,191 @@
+"""Where the time of steps goes, on every rank: what a rank is doing at any moment, added up by phase and written down.
+
+A rank is in exactly one phase at a time, so the phases of a step add up to its whole time, to the nanosecond. A stamp
+costs one look at the clock and no system call; nothing is waited for. On a GPU the times are the host's: kernels in
+flight are waited for where the host reads a result (the loss, at the end of ``backward``).
+
+The file (``phases/rank-R.jsonl`` of the run directory; no torch) is described in docs/observe.md.
+"""
+
+import contextlib
+import json
+import operator
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, final
+
+PHASES = ("data", "forward", "backward", "reduce", "update", "checkpoint", "evaluate", "other")
+DATA, FORWARD, BACKWARD, REDUCE, UPDATE, CHECKPOINT, EVALUATE, OTHER = range(len(PHASES))
+
+_FLUSH_EVERY_NS = 1_000_000_000
+
+
+@final
+class PhaseClock:
+    """Knows the phase a rank is in, and how long it was in each; one per run and rank.
+
+    Attributes:
+        totals: Nanoseconds by phase, over all recorded steps of this launch.
+        num_steps: Recorded steps.
+    """
+
+    def __init__(self) -> None:
+        self.totals = [0] * len(PHASES)
+        self.num_steps = 0
+        self._spent = [0] * len(PHASES)
+        self._phase, self._since = OTHER, time.perf_counter_ns()
+        self._step, self._began = 0, 0
+        self._log: _PhaseLog | None = None
+
+    def open(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Write the records of steps to a file from now on.
+
+        Args:
+            path: Created with its folder, or appended to.
+            facts: What the launch's first line says besides the clock: rank, world size, ...
+        """
+        self.close()
+        self._log = _PhaseLog(path, facts)
+
+    def enter(self, phase: int) -> int:
+        """Be in `phase` from now on; returns the one before."""
+        now = time.perf_counter_ns()
+        before = self._phase
+        self._spent[before] += now - self._since
+        self._phase, self._since = phase, now
+        return before
+
+    def share(self, phase: int) -> float:
+        """Return the share of the recorded time, 0 to 1, that was spent in a phase; 0 before the first step."""
+        return self.totals[phase] / max(1, sum(self.totals))
+
+    @contextlib.contextmanager
+    def within(self, phase: int) -> Iterator[None]:
+        """Be in `phase` inside, and in the one before afterwards."""
+        before = self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def begin(self, step: int) -> None:
+        """End the record of the step before, if it was done, and begin that of `step`."""
+        self.end(step - 1)
+        self._spent = [0] * len(PHASES)
+        self._step, self._began = step, self._since
+
+    def end(self, done: int) -> None:
+        """End the record that has begun; one of a step after `done` is dropped. Safe to call twice."""
+        self.enter(OTHER)
+        if 0 < self._step <= done:
+            self.totals = list(map(operator.add, self.totals, self._spent))
+            self.num_steps += 1
+            if self._log is not None:
+                self._log.append(self._step, self._began, self._since, self._spent)
+        self._step = 0
+
+    def close(self) -> None:
+        """Write what is not written; safe to call twice."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+class _PhaseLog:
+    """Appends records to a file, at most a second after they were made; a full disk costs the records, not the run."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self._waiting: list[tuple[int, int, Sequence[int]]] = []
+        self._file: IO[str] | None = None
+        self._origin = self._written = time.perf_counter_ns()
+        head = {"phases": list(PHASES), **facts, "wall_ns": time.time_ns()}
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._file = path.open("a")
+            self._file.write(("\n" if self._file.tell() else "") + json.dumps(head) + "\n")  # after a cut-off line
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def append(self, step: int, began: int, ended: int, spent: Sequence[int]) -> None:
+        if self._file is None:
+            return
+        self._waiting.append((step, began - self._origin, spent))
+        if ended - self._written > _FLUSH_EVERY_NS:
+            self._written = ended
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self._file is None or not waiting:
+            return
+        try:
+            self._file.write("".join([f'{{"step":{step},"at_ns":{at},"ns":{ns}}}\n' for step, at, ns in waiting]))
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        warnings.warn(
+            f"step phases are no longer written: {error}. Nothing but the timing of steps is lost.", stacklevel=2
+        )
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # said above; closing tries to write once more
+                self._file.close()
+            self._file = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPhases:
+    """Where one rank's time went in one step: from its beginning to that of the next, or to the loop's end.
+
+    Attributes:
+        step: 1-based.
+        launch: Number of the launch of the run directory that has done it.
+        rank: Of the rank.
+        world_size: Ranks of that launch.
+        began_ns: When it began, in nanoseconds since 1970, by the clock of the rank's host.
+        ns: Nanoseconds by phase; they add up to the step's whole time.
+    """
+
+    step: int
+    launch: int
+    rank: int
+    world_size: int
+    began_ns: int
+    ns: dict[str, int]
+
+
+def read_phases(run_directory: Path) -> list[StepPhases]:
+    """Return what all ranks of all launches have written, by launch, step and rank; empty if there is nothing.
+
+    A line that was cut off by a kill is passed over. A step that several launches have done (a crash lies between)
+    appears once for each.
+    """
+    found = [record for file in run_directory.glob("phases/rank-*.jsonl") for record in _read(file)]
+    return sorted(found, key=lambda record: (record.launch, record.step, record.rank))
+
+
+def _read(file: Path) -> Iterator[StepPhases]:
+    head: dict[str, Any] | None = None
+    for line in file.read_bytes().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if "phases" in entry:
+            head = entry
+        elif head is not None and "ns" in entry:
+            yield StepPhases(
+                step=entry["step"], launch=head["launch"], rank=head["rank"], world_size=head["world_size"],
+                began_ns=head["wall_ns"] + entry["at_ns"], ns=dict(zip(head["phases"], entry["ns"], strict=True)),
+            )  # fmt: skip
