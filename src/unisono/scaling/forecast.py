@@ -101,7 +101,8 @@ class Prediction:
         speedup: Throughput over that of one rank.
         efficiency: Speed-up over ranks.
         sent_bytes: Of the busiest rank or server in a step.
-        limit: What takes most of the time beyond compute; ``compute`` where nothing does.
+        limit: What takes most of the time: ``compute``, ``stragglers``, ``data``, ``communication``, ``update``; or
+            ``batch`` where ranks have nothing to compute.
     """
 
     ranks: int
@@ -199,7 +200,8 @@ def predict(job: Job, machine: Machine, ranks: int, strategy: str) -> Prediction
     return Prediction(
         ranks=ranks, strategy=strategy, step_s=step_s, compute_s=own_s, wait_s=wait_s, data_s=data_s,
         communication_s=exposed_s, update_s=update_s, samples_per_s=batch / step_s, speedup=speedup,
-        efficiency=speedup / ranks, sent_bytes=sent, limit=worst if parts[worst] > own_s else "compute",
+        efficiency=speedup / ranks, sent_bytes=sent,
+        limit="batch" if _idle(job, ranks) else worst if parts[worst] > own_s else "compute",
     )  # fmt: skip
 
 
@@ -224,12 +226,10 @@ def forecast(
             training_s = job.steps * best.step_s
             run_s = launch_s + (training_s if losses is None else training_s / losses.useful if losses.useful else
                                 math.inf)  # fmt: skip
-        batch = _batch(job, count)
-        parts = count if job.weak or not job.replicas else job.replicas
         found.append(
             Forecast(
                 ranks=count, predictions=predictions, best=best.strategy, losses=losses, run_s=run_s,
-                idle=max(0, count - min(batch, parts)),
+                idle=_idle(job, count),
             )
         )  # fmt: skip
     return found
@@ -237,6 +237,12 @@ def forecast(
 
 def _batch(job: Job, ranks: int) -> int:
     return job.batch_size * ranks if job.weak else job.batch_size
+
+
+def _idle(job: Job, ranks: int) -> int:
+    """Return how many ranks have no sample or no replica."""
+    parts = ranks if job.weak or not job.replicas else job.replicas
+    return max(0, ranks - min(_batch(job, ranks), parts))
 
 
 def _alone_s(job: Job, machine: Machine) -> float:
