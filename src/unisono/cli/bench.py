@@ -1,4 +1,4 @@
-"""``unisono bench``: measure collectives on this machine or explain one, compare strategies."""
+"""``unisono bench``: measure scaling, collectives and strategies on this machine, or explain a collective."""
 
 import importlib.util
 import json
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.bench_scaling import scaling
 from unisono.cli.bench_strategies import strategies
 from unisono.cli.outcome import perform
 
@@ -35,6 +36,7 @@ def bench() -> None:
     """
 
 
+bench.add_command(scaling)
 bench.add_command(strategies)
 
 

@@ -82,7 +82,10 @@ def forecast(
 
         _check_picture(png)
         counts = parse_counts(ranks)
-        check_out(out)
+        if out is not None:
+            from unisono.scaling.kept import check_place
+
+            check_place(Path(out), (KIND,))
         job, machine, notes = settle(recipe, given)
         told = tell(job, machine, reliability_of(given), counts, straggler if simulate else None, notes)
         show(told, png=png, out=out, as_json=as_json)
@@ -107,28 +110,6 @@ def parse_counts(text: str) -> list[int]:
             raise ConfigError(f"expected --ranks such as 1,2,8 or 1..1024, each from 1 to {MOST_RANKS}, got {part!r}.")
         found |= {low, high, *(1 << power for power in range(17) if low <= 1 << power <= high)}
     return sorted(found)
-
-
-def check_out(out: str | None) -> None:
-    """Refuse a file that cannot be written, or that holds something else.
-
-    Raises:
-        ConfigError: As said.
-    """
-    from unisono.errors import ConfigError
-
-    if out is None:
-        return
-    path = Path(out)
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"expected --out to name a file in a directory that exists, got {out!r}.")
-    if path.exists():
-        try:
-            is_ours = json.loads(path.read_text()).get("kind") == KIND
-        except (OSError, ValueError, AttributeError):
-            is_ours = False
-        if not is_ours:
-            raise ConfigError(f"{out} exists and is no forecast; it is left as it is. Hint: choose another --out.")
 
 
 def settle(recipe: str | None, given: dict[str, Any]) -> "tuple[Job, Machine, list[str]]":
@@ -240,9 +221,9 @@ def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: boo
 
         draw_forecast(told, png)
     if out is not None:
-        from unisono.checkpoint.files import replace_synced
+        from unisono.scaling.kept import write_whole
 
-        replace_synced(Path(out), (text + "\n").encode())
+        write_whole(Path(out), (text + "\n").encode())
     if as_json:
         click.echo(text)
         return
