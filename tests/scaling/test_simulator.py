@@ -20,7 +20,7 @@ S = 10_000_000
 
 
 @pytest.mark.parametrize("name", ["ring", "owner-computes", "naive-ring", "halving-doubling"])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 16, 33, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 16, 33])
 def test_formula_and_simulation_agree(name, ranks):
     """Within 1 % (in fact within rounding of the chunks), with and without contention for ports, on equal links."""
     formula = ALGORITHMS[name](ranks, S, FLAT).seconds

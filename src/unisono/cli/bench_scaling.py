@@ -55,8 +55,8 @@ def scaling(
 
     Every run starts anew. A step lasts as long as on its slowest rank; start-up, checkpoints and evaluation are counted
     apart; the first steps are dropped. Repetitions take turns, so that a busy machine slows all alike. Fingerprints are
-    compared along the way. A script trains through unisono.Run or unisono.Trainer; its own ARGS stand after ``--``; with
-    --weak it must let its batch grow with the world size.
+    compared along the way. A script trains through unisono.Run or unisono.Trainer; its own ARGS stand after ``--``;
+    with --weak it must let its batch grow with the world size.
 
     Exit code: 0 when everything was measured and equal; 1 when fingerprints differ that must not; 2 for wrong settings;
     the code of the worker that failed first, and then nothing is written.

@@ -20,8 +20,8 @@ KIND, VERSION = "unisono forecast", 1
 
 @click.command(short_help="Forecast steps, efficiency and the best algorithm on 1 to 65,536 ranks.")
 @click.argument("recipe", metavar="[RECIPE]", required=False)
-@click.option("--ranks", default="1..1024", show_default=True, metavar="N,N|A..B",
-              help="Numbers of ranks; A..B: the powers of two between.")  # fmt: skip
+@click.option("--ranks", metavar="N,N|A..B",
+              help="Numbers of ranks; A..B: powers of two.  [default: 1..1024; of a RECIPE here, 1..8]")  # fmt: skip
 @click.option("--parameters", type=float, metavar="P", help="Of the model; 4 bytes each unless --parameter-bytes.")
 @click.option(
     "--parameter-bytes", type=float, default=4, show_default=True, metavar="B", help="Of a gradient's element."
@@ -60,7 +60,8 @@ KIND, VERSION = "unisono forecast", 1
 @click.option("-o", "--out", type=click.Path(), metavar="FILE", help="Keep the forecast, for unisono report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def forecast(
-    recipe: str | None, ranks: str, simulate: bool, straggler: float, png: str | None, out: str | None, as_json: bool,
+    recipe: str | None, ranks: str | None, simulate: bool, straggler: float, png: str | None, out: str | None,
+    as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
     """Forecast step time, efficiency and the best algorithm, from a cost model of machine and job.
@@ -81,7 +82,8 @@ def forecast(
         from unisono.cli.bench import _check_picture
 
         _check_picture(png)
-        counts = parse_counts(ranks)
+        is_here = recipe is not None and given["node_size"] is None
+        counts = parse_counts(("1..8" if is_here else "1..1024") if ranks is None else ranks)
         if out is not None:
             from unisono.scaling.kept import check_place
 

@@ -12,13 +12,13 @@ from unisono.cli.outcome import perform
 @click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=click.Path())
 @click.option("-o", "--out", type=click.Path(), metavar="FILE", help="The page.  [default: report.html]")
 @click.option("--timeline", type=click.Path(), metavar="FILE",
-              help="Write the steps of all ranks of one run for ui.perfetto.dev or chrome://tracing, and no page.")  # fmt: skip
+              help="Write all ranks' steps of one RUN for Perfetto or chrome://tracing, and no page.")  # fmt: skip
 def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> None:
     """Write one self-contained HTML page: it needs no network, runs no script and is under 1 MB.
 
-    Of a run: learning curves, throughput, where each rank's time goes, stragglers, interruptions, checkpoints, environment,
-    score and fingerprint; several runs are compared, too. Of ``unisono bench scaling``: speed-up, and why it
-    flattens. Of ``unisono forecast -o FILE``: the forecast.
+    Of a run: learning curves, throughput, where each rank's time goes, stragglers, interruptions, checkpoints,
+    environment, score and fingerprint; several runs are compared, too. Of ``unisono bench scaling``: speed-up, and
+    why it flattens. Of ``unisono forecast -o FILE``: the forecast.
 
     Exit code: 0 when it was written; 2 where a source is none of these, damaged, or cannot be compared.
     """
