@@ -13,6 +13,7 @@ import click
 
 from unisono.cli.bench_scaling import scaling
 from unisono.cli.bench_strategies import strategies
+from unisono.cli.bench_tune import tune
 from unisono.cli.outcome import perform
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def bench() -> None:
 
 bench.add_command(scaling)
 bench.add_command(strategies)
+bench.add_command(tune)
 
 
 @bench.command(short_help="Time collectives over message sizes, or explain one.")
