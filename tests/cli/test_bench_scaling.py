@@ -116,8 +116,8 @@ def test_a_recipe_is_measured_and_kept(tmp_path):
 def test_weak_scaling_keeps_the_work_of_a_worker(tmp_path):
     """Batch and replicas grow; fingerprints are not compared."""
     out = tmp_path / "out"
-    done = started("scaling", "digits", "-w", "1,2", "-r", "1", "--steps", "9", "--warmup", "2", "--weak", "--replicas", "2",
-                   "--json", "-o", str(out))  # fmt: skip
+    how = ("-w", "1,2", "-r", "1", "--steps", "9", "--warmup", "2", "--weak", "--replicas", "2")
+    done = started("scaling", "digits", *how, "--json", "-o", str(out))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [one["batch_size"] for one in told["trials"]] == [64, 128]

@@ -142,7 +142,7 @@ def fit_job(solo: Solo, *, gradient_bytes: float, replicas: int) -> Job:
     nearest = solo.times[min(solo.times, key=lambda parts: abs(parts - replicas))]
     return Job(
         gradient_bytes=gradient_bytes, batch_size=solo.batch_size, sample_s=sample_s, micro_s=micro_s,
-        update_s=nearest.update_s, step_s=nearest.rest_s, replicas=replicas, messages=2,
+        update_s=nearest.update_s, step_s=nearest.rest_s, replicas=replicas, messages=1,
     )  # fmt: skip
 
 
