@@ -120,7 +120,7 @@ def line_chart(
     out.append(f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{text_of(x_label)}</text>')
     for number, line in enumerate(series):
         out += _line(number, line, scale_x, scale_y, spell_x, spell_y)
-    return "".join([*out, "</svg>", _legend([(line.name, "limit" if line.is_limit else f"c{number % 8}")
+    return "".join([*out, "</svg>", _legend([(line.name, "limit" if line.is_limit else _colour(number))
                                              for number, line in enumerate(series)])])  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _line(
     path = " ".join(f"{scale_x(x):.1f},{scale_y(y):.1f}" for x, y in line.points)
     if line.is_limit:
         return [f'<polyline class="line limit" points="{path}"/>']
-    colour = f"c{number % 8}"
+    colour = _colour(number)
     out = [f'<polyline class="line {colour}" points="{path}"/>']
     for (x, _), (low, high) in zip(line.points, line.spread, strict=False):
         place = f"{scale_x(x):.1f}"
@@ -218,6 +218,11 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def _colour(number: int) -> str:
+    """Return the class of a line; the ninth has the first's colour, dashed."""
+    return f"c{number % 8}" + (" dash" if number >= 8 else "")
 
 
 def _spread(marks: Sequence[float], xs: Sequence[float], scale: Callable[[float], float]) -> list[float]:

@@ -21,7 +21,7 @@ def spell_seconds(seconds: float) -> str:
 def spell_bytes(count: float) -> str:
     """Return a number of bytes in powers of 1024: ``64 KB``, ``1.5 TB``."""
     if count >= 1 << 40:
-        return f"{count / (1 << 40):,.3g} TB"
+        return f"{spell_count(float(f'{count / (1 << 40):.4g}'))} TB"
     return _small_bytes(round(count))
 
 
