@@ -25,7 +25,7 @@ def asked(*arguments):
 def started(*arguments, cwd=None):
     return subprocess.run(
         [sys.executable, "-m", "unisono", "bench", *arguments],
-        env=environment(), capture_output=True, text=True, timeout=220, check=False, cwd=cwd,
+        env=environment(), capture_output=True, text=True, timeout=600, check=False, cwd=cwd,
     )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def test_tune_refuses_wrong_settings(arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_recipe_is_measured_and_kept(tmp_path):
     """Every rank's phases, one fingerprint, three files that can be read again; a second time replaces them."""
     out = tmp_path / "out"
@@ -113,6 +114,7 @@ def test_a_recipe_is_measured_and_kept(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_weak_scaling_keeps_the_work_of_a_worker(tmp_path):
     """Batch and replicas grow; fingerprints are not compared."""
     out = tmp_path / "out"
@@ -125,6 +127,7 @@ def test_weak_scaling_keeps_the_work_of_a_worker(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_crashed_worker_is_a_failure(tmp_path):
     """The worker's own code comes back, and nothing is written: not even the directory."""
     script = tmp_path / "job.py"
@@ -135,6 +138,7 @@ def test_a_crashed_worker_is_a_failure(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_script_that_trains_nothing_is_said(tmp_path):
     """A program that ends well without a run is no measurement either."""
     script = tmp_path / "job.py"
@@ -145,6 +149,7 @@ def test_a_script_that_trains_nothing_is_said(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_tune_proposes_what_it_has_measured():
     """Every stage with its measurements; the proposal is one of them."""
     done = started("tune", "digits", "-r", "1", "--steps", "8", "--warmup", "2", "--loaders", "0,1", "--json")

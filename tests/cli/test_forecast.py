@@ -103,6 +103,7 @@ def test_ranks_are_lists_and_powers_of_two():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_recipe_is_measured(tmp_path):
     """The short measurement gives a job and a machine of this host; what is given takes its place."""
     done = asked("digits", "--batch-size", "32", "--json", "-o", str(tmp_path / "f.json"))
