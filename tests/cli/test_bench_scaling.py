@@ -152,7 +152,7 @@ def test_a_script_that_trains_nothing_is_said(tmp_path):
 @pytest.mark.timeout(900)
 def test_tune_proposes_what_it_has_measured():
     """Every stage with its measurements; the proposal is one of them."""
-    done = started("tune", "digits", "-r", "1", "--steps", "8", "--warmup", "2", "--loaders", "0,1", "--json")
+    done = started("tune", "digits", "-r", "1", "--steps", "8", "--warmup", "2", "--loaders", "0", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [stage["what"] for stage in told["stages"]] == ["workers and threads", "loader processes"]

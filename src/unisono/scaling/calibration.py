@@ -118,11 +118,14 @@ def fit_machine(
     latency_s = fixed_s / 2
     link = Link(latency_s=latency_s, s_per_byte=max(0.0, slope - gamma / 2))
     turns = crowd_ranks / cores
-    crowd_fixed_s, _ = fit_line(crowd)
+    crowd_fixed_s, crowd_slope = fit_line(crowd)
+    part = (crowd_ranks - 1) / crowd_ranks
+    expected = turns * part * (2 * link.s_per_byte + gamma)
+    factor = crowd_slope / expected if turns > 1 and expected > 0 and crowd_slope > 0 else 1.0
     turn_s = max(0.0, crowd_fixed_s / 2 - latency_s) / (turns - 1) if turns > 1 else 0.0
     return Machine(
         inside=link, between=link, node_size=EVERYWHERE, nics=EVERYWHERE, add_s_per_byte=gamma, cores=cores,
-        crowding=max(1.0, crowding), turn_s=turn_s,
+        crowding=max(1.0, crowding), turn_s=turn_s, turn_factor=factor,
     )  # fmt: skip
 
 

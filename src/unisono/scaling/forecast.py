@@ -33,7 +33,7 @@ class Job:
         sample_s: Forward and backward of one sample on a rank that is alone.
         micro_s: Fixed part of a forward and backward, whatever its samples.
         update_s: Clipping and optimizer, on every rank.
-        step_s: Everything else that a step costs whatever the ranks: ledger, checks, loop.
+        step_s: Everything else that a step costs on every rank: ledger, checks, loop.
         replicas: Micro-batches that the batch is cut into (with `weak`, of each rank); None: one for each rank.
         jitter: Standard deviation of a rank's compute time over its mean.
         overlap: Part of the backward pass, taken as two thirds of compute, beside which communication can go on.
@@ -177,7 +177,7 @@ def predict(job: Job, machine: Machine, ranks: int, strategy: str) -> Prediction
     _check(ranks, strategy)
     batch, own_s = _batch(job, ranks), compute_s(job, machine, ranks)
     slow = machine.slowdown(ranks)
-    update_s = job.update_s * slow + job.step_s
+    update_s = (job.update_s + job.step_s) * slow
     machine = machine.crowded(ranks)
     small = ALGORITHMS["owner-computes"](ranks, 0.0, machine).seconds / 2 * job.messages
     if strategy == "ps-async":

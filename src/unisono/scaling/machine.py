@@ -55,6 +55,7 @@ class Machine:
         cores: Of a node whose ranks share them; None: each rank has a device of its own.
         crowding: Times slower that a rank computes when all cores are busy, against when it is alone.
         turn_s: Wait for a core in each round, for each further rank that a core has.
+        turn_factor: Where ranks share cores, how many times longer bytes take beyond their share of a core.
 
     Raises:
         ConfigError: A number is out of range.
@@ -68,9 +69,10 @@ class Machine:
     cores: int | None = None
     crowding: float = 1.0
     turn_s: float = 0.0
+    turn_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "add_s_per_byte", "turn_s")
+        _check_numbers(self, "add_s_per_byte", "turn_s", "turn_factor")
         for name in ("node_size", "nics", "cores"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -107,11 +109,11 @@ class Machine:
 
         def slower(link: Link) -> Link:
             latency_s = link.latency_s + (turns - 1) * self.turn_s
-            return replace(link, latency_s=latency_s, s_per_byte=link.s_per_byte * turns)
+            return replace(link, latency_s=latency_s, s_per_byte=link.s_per_byte * longer)
 
-        return replace(
-            self, inside=slower(self.inside), between=slower(self.between), add_s_per_byte=self.add_s_per_byte * turns
-        )
+        longer = turns * self.turn_factor
+        added = self.add_s_per_byte * longer
+        return replace(self, inside=slower(self.inside), between=slower(self.between), add_s_per_byte=added)
 
 
 def machine_from(plain: Mapping[str, Any]) -> Machine:
