@@ -1,4 +1,4 @@
-"""``unisono bench``: measure collectives on this machine or explain one, compare strategies."""
+"""``unisono bench``: measure scaling, collectives and strategies on this machine, or explain a collective."""
 
 import importlib.util
 import json
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.bench_scaling import scaling
 from unisono.cli.bench_strategies import strategies
+from unisono.cli.bench_tune import tune
 from unisono.cli.outcome import perform
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ def bench() -> None:
     """
 
 
+bench.add_command(scaling)
 bench.add_command(strategies)
+bench.add_command(tune)
 
 
 @bench.command(short_help="Time collectives over message sizes, or explain one.")

@@ -13,7 +13,9 @@ VERBS = {
     "diff": "Show where two runs part, and what differed first.",
     "chaos": "Kill a run's processes, and prove that its bits stay the same.",
     "checkpoint": "Look after what a run has saved.",
-    "bench": "Measure collectives and strategies, or explain how one works.",
+    "bench": "Measure scaling, collectives, strategies; propose settings.",
+    "forecast": "Forecast training on more ranks than there are.",
+    "report": "Put runs, scaling and forecasts on one page.",
 }
 
 

@@ -72,7 +72,7 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
     if len(counts) < 2:
         raise ConfigError(f"expected at least two runs to compare, got --workers {workers}. Hint: --workers 1,2.")
     with tempfile.TemporaryDirectory(prefix="unisono-verify-") as scratch:
-        start = _script(target, args, counts, given) if _is_script(target) else _recipe(target, args, counts, given)
+        start = _script(target, args, counts, given) if is_script(target) else _recipe(target, args, counts, given)
         trials: list[Trial] = []
         for number, count in enumerate(counts):
             click.echo(f"[{number + 1}/{len(counts)}] {target} on {count} worker{'s' * (count > 1)} ...", err=True)
@@ -80,7 +80,8 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
         return _judge(trials, as_json)
 
 
-def _is_script(target: str) -> bool:
+def is_script(target: str) -> bool:
+    """Whether a target is a file, not the name of a recipe."""
     return target.endswith(".py") or "/" in target
 
 

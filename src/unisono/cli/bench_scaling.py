@@ -1,0 +1,308 @@
+"""``unisono bench scaling``: the same job on 1..N workers, where its time goes, and why it flattens."""
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from unisono.cli.outcome import FAILED, perform
+from unisono.cli.strategy import strategy_options
+
+if TYPE_CHECKING:
+    from unisono.scaling.study import Study, Trial
+
+FILES = ("scaling.json", "scaling.png", "report.html")
+
+
+@click.command(short_help="Time a recipe or script on several numbers of workers.")
+@click.argument("target", metavar="RECIPE|SCRIPT")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers.")
+@click.option(
+    "-r", "--repeat", type=click.IntRange(min=1), default=3, show_default=True, metavar="R", help="Runs of each."
+)
+@click.option("--weak", is_flag=True, help="Batch and replicas grow with the workers: B and V are those of one worker.")
+@click.option(
+    "--steps", type=click.IntRange(min=2), default=100, show_default=True, metavar="K", help="Steps of each run."
+)
+@click.option("--warmup", type=click.IntRange(min=0), default=10, show_default=True, metavar="K",
+              help="First steps of each run that do not count.")  # fmt: skip
+@click.option("--replicas", type=int, metavar="V", help="Logical workers; at least the most workers.")
+@click.option("--epochs", type=int, metavar="E", help="Recipes: passes over the data, where they end before the steps.")
+@click.option("--batch-size", type=int, metavar="B", help="Recipes: samples per optimizer step.")
+@click.option("--model", metavar="NAME", help="Recipes: one of its models.")
+@click.option("--limit", type=int, metavar="K", help="Recipes: use at most K samples.")
+@click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
+@click.option("--threads", type=int, default=1, show_default=True, metavar="T", help="Threads per worker.")
+@click.option("--num-workers", type=int, metavar="N", help="Recipes: loader processes of each worker.")
+@strategy_options
+@click.option("-o", "--out", type=click.Path(), metavar="DIR",
+              help=f"For {', '.join(FILES)}.  [default: scaling-NAME]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print scaling.json, and nothing else, on standard output.")
+def scaling(
+    target: str, args: tuple[str, ...], workers: str, repeat: int, weak: bool, steps: int, warmup: int,
+    out: str | None, as_json: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Train RECIPE or SCRIPT on each number of workers, and show where a step's time goes and what more workers give.
+
+    Every run starts anew. A step lasts as long as on its slowest rank; start-up, checkpoints and evaluation are counted
+    apart; the first steps are dropped. Repetitions take turns, so that a busy machine slows all alike. Fingerprints are
+    compared along the way. A script trains through unisono.Run or unisono.Trainer; its own ARGS stand after ``--``;
+    with --weak it must let its batch grow with the world size.
+
+    Exit code: 0 when everything was measured and equal; 1 when fingerprints differ that must not; 2 for wrong settings;
+    the code of the worker that failed first, and then nothing is written.
+    """
+    setting = Setting(
+        target=target, args=args, workers=workers, repeat=repeat, weak=weak, steps=steps, warmup=warmup, given=given
+    )
+    sys.exit(perform("bench scaling", lambda: _scaling(setting, out, as_json)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What to measure, as it was asked for."""
+
+    target: str
+    args: tuple[str, ...]
+    workers: str
+    repeat: int
+    weak: bool
+    steps: int
+    warmup: int
+    given: dict[str, Any]
+
+
+def _scaling(setting: Setting, out: str | None, as_json: bool) -> int:
+    from unisono.errors import ConfigError
+    from unisono.scaling.kept import check_place
+    from unisono.scaling.study import KIND, save, summarise
+
+    counts = parse_workers(setting.workers)
+    if setting.steps - setting.warmup < 2:
+        raise ConfigError(f"expected --steps of --warmup + 2 at least, got {setting.steps} and {setting.warmup}.")
+    place = Path(out or f"scaling-{Path(setting.target).stem}")
+    start = _starter(setting, counts)
+    is_new = not place.exists()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"expected --out to name a directory, got {str(place)!r}: {error.strerror}.") from error
+    try:
+        for name, ours in zip(FILES, (KIND, "\x89PNG", "unisono"), strict=True):
+            check_place(place / name, (ours, "PNG"))
+        study = measure(setting, counts, start)
+    except BaseException:
+        if is_new and not any(place.iterdir()):
+            place.rmdir()
+        raise
+    from unisono.report.page import write_page
+    from unisono.report.scaling_picture import draw_scaling
+    from unisono.report.scaling_section import describe_machine, title_of
+
+    rows = summarise(study)
+    save(study, place / FILES[0])
+    draw_scaling(rows, place / FILES[1], title=title_of(study), weak=study.weak, note=describe_machine(study))
+    write_page([place / FILES[0]], place / FILES[2])
+    if as_json:
+        click.echo((place / FILES[0]).read_text(), nl=False)
+    else:
+        for line in table(study):
+            click.echo(line)
+        click.echo(f"kept in {place}: {', '.join(FILES)}", err=True)
+    if study.agrees is False:
+        click.echo("DIFFERENT fingerprints: see unisono verify.", err=True)
+        return FAILED
+    return 0
+
+
+def parse_workers(text: str) -> list[int]:
+    """Return numbers of workers from ``1,2,4``, ascending, each once.
+
+    Raises:
+        ConfigError: Not a list of whole numbers of 1 or more.
+    """
+    from unisono.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 1024 for part in parts):
+        raise ConfigError(f"expected --workers as numbers such as 1,2,4, each from 1 to 1024, got {text!r}.")
+    return sorted({int(part) for part in parts})
+
+
+def measure(setting: Setting, counts: list[int], start: Callable[[int, Path], None]) -> "Study":
+    """Run all trials and return the study.
+
+    Raises:
+        WorkerFailed: A worker failed; a crash is never a fast run.
+        ConfigError: A run was not what was asked for.
+    """
+    from datetime import UTC, datetime
+
+    from unisono.launchers.spec import usable_cores
+    from unisono.scaling.study import Study
+
+    cores = usable_cores()
+    trials: list[Trial] = []
+    environment: dict[str, Any] = {}
+    score: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="unisono-scaling-") as scratch:
+        for repeat in range(setting.repeat):
+            ordered = counts if repeat % 2 == 0 else counts[::-1]
+            for count in ordered:
+                out = Path(scratch) / f"{repeat}-{count}"
+                busy = f" on {cores} cores, which must take turns" if count * setting.given["threads"] > cores else ""
+                click.echo(
+                    f"[{len(trials) + 1}/{setting.repeat * len(counts)}] {setting.target} on {count} "
+                    f"worker{'s' * (count > 1)}{busy} ...", err=True,
+                )  # fmt: skip
+                trials.append(try_once(start, count, repeat, setting.warmup, out))
+                environment = json.loads((out / "environment.json").read_text())
+                score = json.loads((out / "score.json").read_text())
+    _check_batches(setting, trials)
+    strategy = score["strategy"]["name"]
+    device = "cpu" if environment.get("device") in (None, "cpu") else "cuda"
+    return Study(
+        target=setting.target, weak=setting.weak, strategy=strategy, is_exact=strategy in ("exact", "fsdp"),
+        warmup=setting.warmup, cores=cores, threads=score["threads"], device=device, environment=environment,
+        command=shlex.join(["unisono", *sys.argv[1:]]), date=datetime.now(UTC).isoformat(timespec="seconds"),
+        trials=trials,
+    )  # fmt: skip
+
+
+def try_once(start: Callable[[int, Path], None], count: int, repeat: int, warmup: int, out: Path) -> "Trial":
+    """Run one trial in a new directory and return what its step phases say.
+
+    Raises:
+        WorkerFailed: A worker failed.
+        ConfigError: The run was not what was asked for.
+    """
+    from unisono.errors import ConfigError
+    from unisono.observe.phases import read_phases
+    from unisono.scaling.study import trial_of
+
+    load, launched_ns, began = os.getloadavg()[0], time.time_ns(), time.monotonic()
+    start(count, out)
+    total_s = time.monotonic() - began
+    if not (out / "result.json").exists():
+        raise ConfigError(
+            "the script ended without a result. "
+            "Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
+        )
+    result, score = (json.loads((out / name).read_text()) for name in ("result.json", "score.json"))
+    if result["world_size"] != count or result["resumed_from_step"]:
+        raise ConfigError(
+            f"expected a fresh run of {count} workers, got {result['world_size']} workers, resumed from step "
+            f"{result['resumed_from_step']}. Hint: leave the world to the launcher."
+        )
+    return trial_of(
+        read_phases(out), workers=count, repeat=repeat, warmup=warmup, launched_ns=launched_ns, total_s=total_s,
+        batch_size=score["batch_size"], fingerprint=result["fingerprint"], load=load,
+    )  # fmt: skip
+
+
+def _starter(setting: Setting, counts: list[int]) -> Callable[[int, Path], None]:
+    """Return what runs one trial, with everything checked that can be before the first."""
+    from unisono.cli.train import Job, plan, play
+    from unisono.cli.verify import is_script
+    from unisono.errors import ConfigError
+
+    limit = {"UNISONO_LAST_STEP": str(setting.steps)}
+    if is_script(setting.target):
+        return _script_starter(setting, counts, limit)
+    if setting.args:
+        raise ConfigError(f"recipe {setting.target!r} takes no arguments, got {' '.join(setting.args)}.")
+    jobs: dict[int, Job] = {}
+    for count in counts:
+        chosen = dict(setting.given)
+        if setting.weak:
+            base = plan(setting.target, "1", setting.given).options
+            chosen |= {"batch_size": base.batch_size * count, "replicas": base.replicas * count}
+        jobs[count] = plan(setting.target, str(count), chosen)
+
+    def start(count: int, out: Path) -> None:
+        job = jobs[count]
+        play(replace(job, options=replace(job.options, out=str(out))), output="quiet", env=limit)
+
+    return start
+
+
+def _script_starter(setting: Setting, counts: list[int], env: dict[str, str]) -> Callable[[int, Path], None]:
+    from unisono.errors import ConfigError
+    from unisono.launchers.local import run_local
+    from unisono.launchers.spec import LaunchSpec, ScriptTarget, check_target
+
+    for name, value in setting.given.items():
+        if value is not None and name not in ("replicas", "threads") and (name, value) != ("strategy", "exact"):
+            raise ConfigError(f"--{name.replace('_', '-')} is for recipes; {setting.target} sets it itself.")
+    asked = setting.given["replicas"]
+    if asked is not None and not setting.weak and asked < max(counts):
+        raise ConfigError(f"expected --workers of at most --replicas {asked}, got {max(counts)}.")
+    script = ScriptTarget(path=setting.target, args=setting.args)
+    check_target(script)
+
+    def start(count: int, out: Path) -> None:
+        replicas = (asked or 1) * count if setting.weak else asked or max(counts)
+        own = {"UNISONO_RUN_DIR": str(out), "UNISONO_REPLICAS": str(replicas), **env}
+        run_local(LaunchSpec(target=script, workers=count, threads=setting.given["threads"], env=own, output="quiet"))
+
+    return start
+
+
+def _check_batches(setting: Setting, trials: "list[Trial]") -> None:
+    from unisono.errors import ConfigError
+
+    sizes = {trial.workers: trial.batch_size for trial in trials}
+    first = min(sizes)
+    expected = {count: sizes[first] * (count // first if setting.weak else 1) for count in sizes}
+    if setting.weak and any(count * sizes[first] != size * first for count, size in sizes.items()):
+        raise ConfigError(
+            f"--weak: expected a batch that grows with the workers, got {sizes}. "
+            "Hint: batch_size=64 * run.world.world_size in the script."
+        )
+    if not setting.weak and sizes != expected:
+        raise ConfigError(
+            f"expected one batch size for all numbers of workers, got {sizes}. Hint: --weak is for batches that grow."
+        )
+
+
+def table(study: "Study") -> list[str]:
+    """Return a study as lines of at most 100 columns."""
+    from unisono.report.scaling_section import describe_machine, why_it_flattens
+    from unisono.report.words import spell_seconds
+    from unisono.scaling.study import STEP_PHASES, summarise
+
+    rows = summarise(study)
+    names = "".join(f" {name:>8}" for name in STEP_PHASES)
+    lines = [
+        describe_machine(study),
+        f"{'workers':>7} {'step':>8} {'spread':>15} {'samples/s':>9} {'speed-up':>8} {'effic.':>6} {'start-up':>8} "
+        f"{'saving':>7}",
+    ]
+    for row in rows:
+        spread = f"{spell_seconds(row.low_s)}-{spell_seconds(row.high_s)}".replace(" ", "")
+        mark = " *" if row.is_oversubscribed else ""
+        lines.append(
+            f"{row.workers:>7} {spell_seconds(row.step_s):>8} {spread:>15} {row.samples_per_s:>9,.0f} "
+            f"{row.speedup:>8.2f} {row.efficiency:>6.0%} {spell_seconds(row.startup_s):>8} "
+            f"{spell_seconds(row.checkpoint_s):>7}{mark}"
+        )
+    lines += ["", f"{'workers':>7}{names}   (a step of the median rank)"]
+    lines += [
+        f"{row.workers:>7}" + "".join(f" {spell_seconds(row.phases_s[name]):>8}" for name in STEP_PHASES)
+        for row in rows
+    ]  # fmt: skip
+    lines += ["", *why_it_flattens(study)]
+    if any(row.is_oversubscribed for row in rows):
+        lines.append(f"* more workers than the {study.cores} cores: they take turns, so this is no speed-up to expect")
+    if study.agrees is not None:
+        lines.append(f"fingerprints: {'equal' if study.agrees else 'DIFFERENT'} on {study.workers} workers")
+    return lines

@@ -1,0 +1,44 @@
+"""``unisono report``: runs, scaling studies and forecasts on one page; and all ranks on one time line."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from unisono.cli.outcome import perform
+
+
+@click.command(short_help="Put runs, scaling and forecasts on one page.")
+@click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=click.Path())
+@click.option("-o", "--out", type=click.Path(), metavar="FILE", help="The page.  [default: report.html]")
+@click.option("--timeline", type=click.Path(), metavar="FILE",
+              help="Write all ranks' steps of one RUN for Perfetto or chrome://tracing, and no page.")  # fmt: skip
+def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> None:
+    """Write one self-contained HTML page: it needs no network, runs no script and is under 1 MB.
+
+    Of a run: learning curves, throughput, where each rank's time goes, stragglers, interruptions, checkpoints,
+    environment, score and fingerprint; several runs are compared, too. Of ``unisono bench scaling``: speed-up, and
+    why it flattens. Of ``unisono forecast -o FILE``: the forecast.
+
+    Exit code: 0 when it was written; 2 where a source is none of these, damaged, or cannot be compared.
+    """
+    sys.exit(perform("report", lambda: _report([Path(source) for source in sources], out, timeline)))
+
+
+def _report(sources: list[Path], out: str | None, timeline: str | None) -> None:
+    # Not at the top: `--help` must not pay for them.
+    from unisono.errors import ConfigError
+
+    if timeline is not None:
+        from unisono.report.timeline import write_timeline
+
+        if out is not None or len(sources) != 1:
+            raise ConfigError("--timeline is of one run, and no page: expected one RUN and no --out.")
+        num_events = write_timeline(sources[0], Path(timeline))
+        click.echo(f"{num_events} events in {timeline}: open it in ui.perfetto.dev or chrome://tracing", err=True)
+        return
+    from unisono.report.page import write_page
+
+    place = Path(out or "report.html")
+    write_page(sources, place)
+    click.echo(f"{place} ({place.stat().st_size // 1024} KB)", err=True)

@@ -1,0 +1,107 @@
+"""A kept forecast as a section of a page."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.errors import ConfigError
+from unisono.report.page import Chart, Finding, Section, Table, values_of
+from unisono.report.svg import Series, line_chart, stacked_bars
+from unisono.report.words import spell_bytes, spell_count, spell_seconds
+
+KIND, VERSION = "unisono forecast", 1
+PARTS = {
+    "compute_s": "compute", "wait_s": "stragglers", "data_s": "data", "communication_s": "communication",
+    "update_s": "update",
+}  # fmt: skip
+
+
+def forecast_section(told: Mapping[str, Any]) -> Section:
+    """Return a forecast's section.
+
+    Raises:
+        ConfigError: Another version wrote it, or it is damaged.
+    """
+    if told.get("version") != VERSION:
+        raise ConfigError(
+            f"a forecast has version {told.get('version')!r}, this program reads version {VERSION}. "
+            "Hint: forecast again."
+        )
+    try:
+        return _section(told)
+    except (KeyError, TypeError, ValueError, IndexError, StopIteration, AttributeError) as error:
+        raise ConfigError(f"a forecast is damaged: {error!r}. Hint: forecast again.") from error
+
+
+def _section(told: Mapping[str, Any]) -> Section:
+    rows = told["forecasts"]
+    best = [_of(row, row["best"]) for row in rows]
+    cells = []
+    for row, one in zip(rows, best, strict=True):
+        losses = row["losses"]
+        saving = [spell_seconds(losses["interval_s"]), f"{losses['useful']:.1%}"] if losses else ["", ""]
+        cells.append(
+            [
+                spell_count(row["ranks"]), row["best"], spell_seconds(one["step_s"]), f"{one['speedup']:,.4g}",
+                f"{one['efficiency']:.1%}", one["limit"], *saving,
+                "" if row["run_s"] is None else spell_seconds(math.inf if row["run_s"] == "inf" else row["run_s"]),
+            ]
+        )  # fmt: skip
+    head = ["ranks", "best", "step", "speed-up", "efficiency", "limit", "save every", "useful", "whole run"]
+    names = [one["strategy"] for one in rows[0]["predictions"]]
+    series = [
+        Series(name=name, points=[(float(row["ranks"]), _of(row, name)["efficiency"]) for row in rows])
+        for name in names
+    ]
+    percent = "{:.1%}".format
+    drawn = line_chart("Efficiency over ranks", series, x_label="ranks", spell_x=spell_count, spell_y=percent,
+                       log_x=len(rows) > 1)  # fmt: skip
+    bars = {f"{spell_count(row['ranks'])} ranks": {name: one[key] / one["step_s"] for key, name in PARTS.items()}
+            for row, one in zip(rows[:32], best[:32], strict=True)}  # fmt: skip
+    shares = Table(
+        title="Shares of a step", head=["ranks", *PARTS.values()], numeric=frozenset(range(1, 1 + len(PARTS))),
+        rows=[[bar, *(percent(value) for value in parts.values())] for bar, parts in bars.items()],
+    )  # fmt: skip
+    charts = [
+        Chart(title="Efficiency by strategy", svg=drawn,
+              values=values_of("Efficiency", "ranks", series, spell_count, percent)),
+        Chart(title="Where a step of the best strategy goes",
+              svg=stacked_bars("Shares of a step by part", bars, spell=percent), values=shares),
+    ]  # fmt: skip
+    assumed = [
+        [f"{group}.{key}", str(value)] for group in ("job", "machine", "reliability") if told[group]
+        for key, value in told[group].items()
+    ]  # fmt: skip
+    last = rows[-1]
+    strategies = [
+        [one["strategy"], spell_seconds(one["step_s"]), percent(one["efficiency"]), spell_bytes(one["sent_bytes"])]
+        for one in sorted(last["predictions"], key=lambda one: one["step_s"])
+    ]
+    tables = [
+        Table(title="Best synchronous strategy", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 6, 7, 8})),
+        Table(title=f"All on {spell_count(last['ranks'])} ranks", rows=strategies,
+              head=["strategy", "step", "efficiency", "a rank sends"], numeric=frozenset({1, 2, 3})),
+    ]  # fmt: skip
+    if told["simulated"]:
+        tables.append(_simulated(told["simulated"]))
+    kind = "weak" if told["job"]["weak"] else "strong"
+    findings = [Finding(text=str(note)) for note in told["notes"]]
+    return Section(
+        title=f"Forecast: {kind} scaling to {spell_count(last['ranks'])} ranks", findings=findings, tables=tables,
+        charts=charts, folded=[Table(title="What was assumed", head=["name", "value"], rows=assumed)],
+    )  # fmt: skip
+
+
+def _simulated(rows: list[Mapping[str, Any]]) -> Table:
+    cells = [
+        [str(row["ranks"]), row["algorithm"], spell_seconds(row["formula_s"]), spell_seconds(row["simulated_s"]),
+         spell_seconds(row["contention_s"]), spell_seconds(row["straggler_s"])]
+        for row in rows[:200]
+    ]  # fmt: skip
+    head = ["ranks", "one all-reduce", "formula", "simulated", "with contention", "with a straggler"]
+    return Table(title="Formulas and simulation", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 5}))
+
+
+def _of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(one for one in row["predictions"] if one["strategy"] == name)
+    return found

@@ -1,0 +1,263 @@
+"""The sections of runs on a page: curves, where the time went, who was slow, what was interrupted, and comparison."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from unisono.report.page import Chart, Finding, Section, Table, thinned, values_of
+from unisono.report.run_diff import compare_runs
+from unisono.report.run_view import RunView, by_rank, own_seconds
+from unisono.report.svg import Series, Span, line_chart, span_chart, stacked_bars
+from unisono.report.words import spell_bytes, spell_count, spell_seconds
+from unisono.scaling.study import BETWEEN
+
+_MOST_RANKS = 32
+_MOST_METRICS = 6
+_MOST_ROWS = 60
+
+
+def run_section(run: RunView, num_runs: int) -> Section:
+    """Return everything about one run."""
+    charts = [*_curves(run, num_runs), *_phases(run), *_timeline(run)]
+    folded = [
+        Table(title="Score", head=["setting", "value"], rows=flat(run.score), mono=frozenset({1})),
+        Table(title="Environment", head=["entry", "value"], rows=flat(run.environment), mono=frozenset({1})),
+    ]
+    tables = [_overview(run), *_stragglers(run)]
+    folded += _checkpoints(run)
+    return Section(
+        title=f"Run {run.name}", lines=[str(run.path)], findings=list(_findings(run)), tables=tables, charts=charts,
+        folded=[table for table in folded if table.rows],
+    )  # fmt: skip
+
+
+def compare_section(runs: Sequence[RunView]) -> Section:
+    """Return several runs side by side, each against the first."""
+    names = unique([run.name for run in runs])
+    rows, findings = [], []
+    metrics = list(dict.fromkeys(name for run in runs for name in run.result.get("metrics", {})))[:4]
+    for run, name in zip(runs, names, strict=True):
+        result = run.result
+        rows.append(
+            [
+                name, str(result.get("strategy", "")), _worlds(run), spell_count(len(run.ledger)),
+                _seconds(result.get("wall_s")), _number(result.get("samples_per_s")),
+                *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
+                str(result.get("fingerprint", "not finished"))[:16],
+            ]
+        )  # fmt: skip
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        found = compare_runs(runs[0].path, run.path)
+        if found.equal:
+            findings.append(Finding(text=f"{name} and {names[0]} are equal, bit for bit.", tone="good"))
+        else:
+            where = f"from step {found.step} on" if found.step else "in their final weights or settings"
+            causes = f": {found.notes[0]}" if found.notes else f": {found.score[0]}" if found.score else ""
+            findings.append(Finding(text=f"{name} and {names[0]} differ {where}{causes}"))
+    head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
+    table = Table(title="The runs side by side", head=head, rows=rows,
+                  numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
+    charts: list[Chart] = []
+    for title, points, spell in (
+        ("Loss", [run.losses for run in runs], spell_count),
+        ("Throughput", [run.throughput() for run in runs], spell_count),
+    ):
+        lines = [Series(name=name, points=thinned(found, len(runs))) for name, found in zip(names, points, strict=True)]
+        charts += _lines(f"{title} of all runs", [line for line in lines if line.points], spell)
+    return Section(title="Comparison", findings=findings, tables=[table], charts=charts)
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Return names with a number where one comes again."""
+    return [name if names.count(name) == 1 else f"{name} ({number + 1})" for number, name in enumerate(names)]
+
+
+def flat(value: Any, prefix: str = "") -> list[list[str]]:
+    """Return nested entries as rows of dotted name and value, cut where they are long or many."""
+    if isinstance(value, Mapping):
+        pairs = [(f"{prefix}.{key}" if prefix else str(key), part) for key, part in value.items()]
+    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
+        pairs = [(f"{prefix}[{number}]", part) for number, part in enumerate(value)]
+    else:
+        text = str(value)
+        return [[prefix, text if len(text) <= 200 else text[:199] + "\N{HORIZONTAL ELLIPSIS}"]]
+    return [row for name, part in pairs for row in flat(part, name)][:200]
+
+
+def _overview(run: RunView) -> Table:
+    result = run.result
+    rows = [
+        ["fingerprint", str(result.get("fingerprint", "not finished"))],
+        ["strategy", str(result.get("strategy", run.score.get("strategy", {}).get("name", "?")))],
+        ["workers", _worlds(run)],
+        ["replicas", str(run.score.get("replicas", "?"))],
+        ["batch size", str(run.score.get("batch_size", "?"))],
+        ["steps", spell_count(len(run.ledger))],
+        ["samples a second", _number(result.get("samples_per_s"))],
+        ["wall time of the last launch", _seconds(result.get("wall_s"))],
+    ]
+    rows += [[name, _number(value)] for name, value in result.get("metrics", {}).items()]
+    for key, name, spell in (
+        ("peak_memory_bytes", "peak memory, fullest rank", spell_bytes),
+        ("bytes_sent_per_step", "sent a step, all ranks", spell_bytes),
+    ):
+        if result.get(key):
+            rows.append([name, spell(max(result[key]) if "peak" in key else sum(result[key]))])
+    return Table(title="In short", head=["what", "value"], rows=rows, mono=frozenset({1}))
+
+
+def _findings(run: RunView) -> Iterator[Finding]:
+    result = run.result
+    if not result:
+        yield Finding(text="The run has not ended: there is no result.", tone="alarm")
+    elif not result.get("finished", True):
+        yield Finding(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
+    else:
+        yield Finding(text=f"Finished after {spell_count(result.get('steps', 0))} steps.", tone="good")
+    for before, after in zip(run.launches, run.launches[1:], strict=False):
+        again = before.last_step - after.first_step + 1
+        redone = f", {again} steps done again" if again > 0 else ""
+        world = "" if before.world_size == after.world_size else f", on {after.world_size} workers"
+        yield Finding(
+            text=f"Interrupted after step {before.last_step}; launch {after.number} went on from step "
+            f"{after.first_step} after {spell_seconds(max(0.0, after.began_s - before.ended_s))}{redone}{world}.",
+            tone="alarm",
+        )
+    if run.environment.get("drifted"):
+        yield Finding(text="The environment has changed during the run; see Environment.", tone="alarm")
+    if not run.phases:
+        yield Finding(text="No step phases were recorded: nothing is known of where the time went.")
+        return
+    steps = run.final_phases()
+    parts = by_rank(steps, run.launches[-1].world_size)
+    if parts:
+        mean = {phase: statistics.fmean(rank[phase] for rank in parts.values()) for phase in next(iter(parts.values()))}
+        whole = sum(mean.values())
+        top = sorted(mean.items(), key=lambda part: -part[1])[:3]
+        told = ", ".join(f"{seconds / whole:.0%} {phase}" for phase, seconds in top) if whole else "nothing"
+        yield Finding(text=f"A step takes {spell_seconds(whole)}: {told}.")
+
+
+def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
+    losses = thinned(run.losses, num_runs)
+    if losses:
+        yield from _lines("Loss", [Series(name="loss", points=losses)], spell_count)
+    for name, points in list(run.metrics().items())[:_MOST_METRICS]:
+        if found := thinned(points, num_runs):
+            yield from _lines(name, [Series(name=name, points=found)], spell_count, from_zero=False)
+    if speed := thinned(run.throughput(), num_runs):
+        yield from _lines("Throughput", [Series(name="samples a second", points=speed)], spell_count)
+
+
+def _lines(title: str, series: list[Series], spell: Any, from_zero: bool = True) -> Iterator[Chart]:
+    if not series:
+        return
+    drawn = line_chart(f"{title} over steps", series, x_label="step", spell_x=spell_count, spell_y=spell,
+                       from_zero=from_zero)  # fmt: skip
+    yield Chart(title=title, svg=drawn, values=values_of(title, "step", series, spell_count, spell))
+
+
+def _phases(run: RunView) -> Iterator[Chart]:
+    if not run.launches:
+        return
+    world = run.launches[-1].world_size
+    parts = by_rank(run.final_phases(), world)
+    shown = sorted(parts, key=lambda rank: -sum(parts[rank].values()))[:_MOST_RANKS]
+    bars = {f"rank {rank}": parts[rank] for rank in sorted(shown)}
+    if not bars:
+        return
+    note = f"the {_MOST_RANKS} slowest of {len(parts)} ranks" if len(parts) > len(bars) else ""
+    names = list(next(iter(bars.values())))
+    rows = [[bar, *(spell_seconds(found[name]) for name in names)] for bar, found in bars.items()]
+    table = Table(
+        title="A step by phase", head=["rank", *names], rows=rows, numeric=frozenset(range(1, 1 + len(names)))
+    )
+    drawn = stacked_bars("Median seconds of a step by phase, a bar for each rank", bars, spell=spell_seconds)
+    yield Chart(title="Where a step goes, rank by rank", svg=drawn, values=table, note=note)
+
+
+def _stragglers(run: RunView) -> Iterator[Table]:
+    """Who works longest before the exchange, and how often."""
+    if not run.launches or run.launches[-1].world_size < 2:
+        return
+    world = run.launches[-1].world_size
+    steps = [records for records in run.final_phases().values() if len(records) == world]
+    if not steps:
+        return
+    own = {rank: [own_seconds(r) for records in steps for r in records if r.rank == rank] for rank in range(world)}
+    waits = {rank: [r.ns.get("reduce", 0) / 1e9 for records in steps for r in records if r.rank == rank]
+             for rank in range(world)}  # fmt: skip
+    slowest = [max(records, key=own_seconds).rank for records in steps]
+    ordered = sorted(range(world), key=lambda rank: -statistics.median(own[rank]))
+    rows = [
+        [
+            f"rank {rank}", spell_seconds(statistics.median(own[rank])), spell_seconds(max(own[rank])),
+            f"{slowest.count(rank) / len(steps):.0%}", spell_seconds(statistics.median(waits[rank])),
+        ]
+        for rank in ordered[:_MOST_RANKS]
+    ]  # fmt: skip
+    yield Table(
+        title="Stragglers: own work of a step (data, forward, backward)",
+        head=["rank", "median", "longest", "slowest of all in", "then exchanging and waiting"], rows=rows,
+        numeric=frozenset({1, 2, 3, 4}),
+    )  # fmt: skip
+
+
+def _timeline(run: RunView) -> Iterator[Chart]:
+    if not run.launches:
+        return
+    origin = run.launches[0].began_s
+    spans = []
+    for launch in run.launches:
+        text = f"launch {launch.number}: steps {launch.first_step} to {launch.last_step}, {launch.world_size} workers"
+        spans.append(Span(row="training", began=launch.began_s - origin, ended=launch.ended_s - origin,
+                          kind="training", text=text))  # fmt: skip
+    for before, after in zip(run.launches, run.launches[1:], strict=False):
+        if after.began_s > before.ended_s:
+            text = f"{spell_seconds(after.began_s - before.ended_s)} until step {after.first_step}"
+            spans.append(Span(row="training", began=before.ended_s - origin, ended=after.began_s - origin,
+                              kind="interrupted", text=text))  # fmt: skip
+    for kind in BETWEEN:
+        longest = [record for record in run.phases if record.rank == 0 and record.ns.get(kind, 0) > 1_000_000]
+        longest = sorted(longest, key=lambda record: -record.ns[kind])[:_MOST_ROWS]
+        for record in sorted(longest, key=lambda record: record.began_ns):
+            ended = (record.began_ns + sum(record.ns.values())) / 1e9 - origin
+            seconds = record.ns[kind] / 1e9
+            text = f"{kind} after step {record.step}: {spell_seconds(seconds)}"
+            spans.append(Span(row=kind, began=ended - seconds, ended=ended, kind=kind, text=text))
+    rows = [[span.kind, spell_seconds(span.began), spell_seconds(span.ended - span.began), span.text]
+            for span in spans[:_MOST_ROWS]]  # fmt: skip
+    table = Table(
+        title="The run in time", head=["what", "began", "lasted", "more"], rows=rows, numeric=frozenset({1, 2})
+    )
+    drawn = span_chart("Launches, interruptions, checkpoints and evaluations over time", spans, spell=spell_seconds)
+    yield Chart(title="The run in time", svg=drawn, values=table, note="Since the first step, by the hosts' clocks.")
+
+
+def _checkpoints(run: RunView) -> Iterator[Table]:
+    steps = run.final_phases()
+    rows = [
+        [str(step), spell_seconds(max(r.ns.get("checkpoint", 0) for r in records) / 1e9),
+         datetime.fromtimestamp(records[0].began_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")]
+        for step, records in steps.items() if max(r.ns.get("checkpoint", 0) for r in records) > 1_000_000
+    ]  # fmt: skip
+    if rows:
+        shown = rows if len(rows) <= _MOST_ROWS else rows[-_MOST_ROWS:]
+        title = f"Checkpoints: training time they took ({len(rows)} in all)"
+        yield Table(title=title, head=["after step", "took", "at (UTC)"], rows=shown, numeric=frozenset({0, 1}))
+
+
+def _worlds(run: RunView) -> str:
+    sizes = [launch.world_size for launch in run.launches] or [run.result.get("world_size", "?")]
+    return ", then ".join(str(size) for size in dict.fromkeys(sizes))
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return spell_count(value)
+    return "" if value is None else str(value)
+
+
+def _seconds(value: Any) -> str:
+    return spell_seconds(value) if isinstance(value, int | float) else ""

@@ -1,0 +1,157 @@
+"""A run directory as plain values for the page: its files read once, damage named."""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from unisono.errors import ConfigError
+from unisono.observe.ledger import read_lines
+from unisono.observe.phases import StepPhases, read_phases
+from unisono.scaling.study import STEP_PHASES
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """One launch of the run directory.
+
+    Attributes:
+        number: As counted by the directory.
+        world_size: Its ranks.
+        first_step: The first step it recorded.
+        last_step: The last one.
+        began_s: When its first step began, in seconds since 1970.
+        ended_s: When its last step ended.
+    """
+
+    number: int
+    world_size: int
+    first_step: int
+    last_step: int
+    began_s: float
+    ended_s: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunView:
+    """What a run has left.
+
+    Attributes:
+        path: Its directory.
+        name: To show.
+        score: ``score.json``.
+        environment: ``environment.json``; empty where there is none.
+        result: ``result.json``; empty where the run has not ended.
+        ledger: Lines by step.
+        logged: Lines of ``metrics.jsonl``.
+        phases: Records of all launches; a step done twice appears for each.
+        launches: In order.
+    """
+
+    path: Path
+    name: str
+    score: dict[str, Any]
+    environment: dict[str, Any]
+    result: dict[str, Any]
+    ledger: list[dict[str, Any]]
+    logged: list[dict[str, Any]]
+    phases: list[StepPhases]
+    launches: list[Launch]
+
+    @property
+    def losses(self) -> list[tuple[float, float]]:
+        """(step, mean loss of its batch)."""
+        return [(line["step"], float.fromhex(line["loss"])) for line in self.ledger]
+
+    def final_phases(self) -> dict[int, list[StepPhases]]:
+        """Return for each step the records of the launch that did it last, by rank."""
+        found: dict[int, list[StepPhases]] = {}
+        newest: dict[int, int] = {}
+        for record in self.phases:  # by launch
+            if newest.get(record.step) != record.launch:
+                newest[record.step], found[record.step] = record.launch, []
+            found[record.step].append(record)
+        return dict(sorted(found.items()))
+
+    def throughput(self) -> list[tuple[float, float]]:
+        """Return (step, samples per second); checkpoints and evaluations left out."""
+        sizes = {line["step"]: line["num_samples"] for line in self.ledger}
+        return [
+            (step, sizes[step] / seconds)
+            for step, records in self.final_phases().items()
+            if step in sizes and (seconds := max(step_seconds(record) for record in records)) > 0
+        ]
+
+    def metrics(self) -> dict[str, list[tuple[float, float]]]:
+        """Return (step, value) by name, as a trainer has logged them."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for line in self.logged:
+            for name, value in line["values"].items():
+                found.setdefault(name, []).append((line["step"], float(value)))
+        return found
+
+
+def step_seconds(record: StepPhases) -> float:
+    """Return how long a rank's step took, without what happens between steps."""
+    return sum(record.ns.get(phase, 0) for phase in STEP_PHASES) / 1e9
+
+
+def own_seconds(record: StepPhases) -> float:
+    """Return how long a rank worked by itself in a step: data, forward and backward."""
+    return sum(record.ns.get(phase, 0) for phase in ("data", "forward", "backward")) / 1e9
+
+
+def by_rank(steps: Mapping[int, list[StepPhases]], world_size: int) -> dict[int, dict[str, float]]:
+    """Return each rank's median seconds of a step by phase, over steps of one world size."""
+    found: dict[int, dict[str, float]] = {}
+    chosen = [records for records in steps.values() if records[0].world_size == world_size]
+    for rank in range(world_size):
+        mine = [record for records in chosen for record in records if record.rank == rank]
+        if mine:
+            found[rank] = {
+                phase: statistics.median(record.ns.get(phase, 0) for record in mine) / 1e9 for phase in STEP_PHASES
+            }
+    return found
+
+
+def read_run(path: Path) -> RunView:
+    """Return a run directory's content.
+
+    Raises:
+        ConfigError: A file is not what a run writes.
+    """
+    files = {name: _read(path / f"{name}.json") for name in ("score", "environment", "result")}
+    try:
+        phases = read_phases(path)
+        view = RunView(
+            path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
+            result=files["result"], ledger=read_lines(path / "ledger.jsonl"),
+            logged=read_lines(path / "metrics.jsonl"), phases=phases, launches=list(_launches(phases)),
+        )  # fmt: skip
+        view.losses, view.metrics(), view.throughput()
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise ConfigError(f"{path} holds files that no run writes: {error!r}. Hint: train again.") from error
+    return view
+
+
+def _launches(phases: list[StepPhases]) -> Iterator[Launch]:
+    for number in sorted({record.launch for record in phases}):
+        mine = [record for record in phases if record.launch == number]
+        yield Launch(
+            number=number, world_size=mine[0].world_size, first_step=min(record.step for record in mine),
+            last_step=max(record.step for record in mine), began_s=min(record.began_ns for record in mine) / 1e9,
+            ended_s=max(record.began_ns + sum(record.ns.values()) for record in mine) / 1e9,
+        )  # fmt: skip
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        return dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error

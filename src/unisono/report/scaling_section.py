@@ -1,0 +1,160 @@
+"""A scaling study in words, tables and charts (pure)."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from unisono.report.page import Chart, Finding, Section, Table, values_of
+from unisono.report.svg import Series, line_chart, stacked_bars
+from unisono.report.words import spell_count, spell_seconds
+from unisono.scaling.study import STEP_PHASES, Study, beyond_ideal, summarise
+
+_MEANING = {
+    "data": "waiting for data",
+    "forward": "computing forward",
+    "backward": "computing backward",
+    "reduce": "exchanging gradients and waiting for the slowest",
+    "update": "the update, which every worker does whole",
+    "other": "what a step costs whatever its size",
+}
+
+
+def title_of(study: Study) -> str:
+    """Return a heading."""
+    return f"{study.target}: {'weak' if study.weak else 'strong'} scaling, {study.strategy}"
+
+
+def describe_machine(study: Study) -> str:
+    """Return where and how it was measured, in one line."""
+    trials = study.trials
+    repeats = max(trial.repeat for trial in trials) + 1
+    loads = [trial.load for trial in trials]
+    cpu = study.environment.get("cpu") or study.environment.get("device_name") or study.device
+    return (
+        f"{study.cores} cores of {cpu}, {study.threads} thread{'s' * (study.threads > 1)} a worker, torch "
+        f"{study.environment.get('torch', '?')}, {repeats} run{'s' * (repeats > 1)} of {trials[0].steps} steps, load "
+        f"{min(loads):.1f} to {max(loads):.1f}, {study.date[:10]}"
+    )
+
+
+def why_it_flattens(study: Study) -> list[str]:
+    """Return for each number of workers what takes longer than the ideal, the largest first."""
+    rows = summarise(study)
+    beyond = beyond_ideal(rows, study.weak)
+    lines = []
+    for row in rows[1:]:
+        ideal_s = rows[0].step_s * (1.0 if study.weak else rows[0].workers / row.workers)
+        over_s = row.step_s - ideal_s
+        if over_s <= 0.02 * ideal_s:
+            lines.append(
+                f"{row.workers} workers: a step takes {spell_seconds(row.step_s)}, as ideal as can be measured."
+            )
+            continue
+        parts = sorted(beyond[row.workers].items(), key=lambda part: -part[1])
+        told = [f"{spell_seconds(s)} {_MEANING[phase]}" for phase, s in parts if s > 0.1 * over_s][:3]
+        turns = f"; {row.workers} workers share {study.cores} cores" if row.is_oversubscribed else ""
+        lines.append(
+            f"{row.workers} workers: {spell_seconds(over_s)} a step beyond the ideal {spell_seconds(ideal_s)}"
+            f"{': ' + ', '.join(told) if told else ''}{turns}."
+        )
+    return lines
+
+
+def scaling_sections(studies: Sequence[Study]) -> list[Section]:
+    """Return a section for each study, and one that puts several side by side."""
+    sections = [_section(study) for study in studies]
+    if len(studies) > 1:
+        names = [f"{study.strategy}, {study.date}" for study in studies]
+        lines = [
+            Series(name=name, points=[(row.workers, row.speedup) for row in summarise(study)])
+            for name, study in zip(names, studies, strict=True)
+        ]
+        most = max(study.workers[-1] for study in studies)
+        ideal = Series(name="ideal", points=[(1.0, 1.0), (float(most), float(most))], is_limit=True)
+        sections.insert(0, Section(title="Scaling side by side", charts=[_chart("Speed-up", [*lines, ideal], _times)]))
+    return sections
+
+
+def _section(study: Study) -> Section:
+    rows = summarise(study)
+    head = [
+        "workers",
+        "step",
+        "fastest to slowest",
+        "samples/s",
+        "speed-up",
+        "efficiency",
+        "start-up",
+        "saving",
+        "load",
+    ]
+    cells = []
+    for row in rows:
+        loads = [trial.load for trial in study.trials if trial.workers == row.workers]
+        cells.append(
+            [
+                f"{row.workers}{' (more than cores)' if row.is_oversubscribed else ''}", spell_seconds(row.step_s),
+                f"{spell_seconds(row.low_s)} to {spell_seconds(row.high_s)}", spell_count(round(row.samples_per_s)),
+                f"{row.speedup:.2f}", f"{row.efficiency:.0%}", spell_seconds(row.startup_s),
+                spell_seconds(row.checkpoint_s), f"{min(loads):.1f}-{max(loads):.1f}",
+            ]
+        )  # fmt: skip
+    findings = [Finding(text=line) for line in why_it_flattens(study)]
+    if study.agrees is not None:
+        text = f"{len(study.fingerprints)} different fingerprints, where one is promised"
+        findings.append(
+            Finding(text=f"One fingerprint on {_list(study.workers)} workers: {next(iter(study.fingerprints))[:16]}",
+                    tone="good") if study.agrees else Finding(text=text, tone="alarm")
+        )  # fmt: skip
+    crowded = [row.workers for row in rows if row.is_oversubscribed]
+    if crowded:
+        text = f"{_list(crowded)} workers on {study.cores} cores take turns: no speed-up is to be expected there."
+        findings.append(Finding(text=text, tone="alarm"))
+    points = [(float(row.workers), row.step_s) for row in rows]
+    spread = [(row.low_s, row.high_s) for row in rows]
+    ideal = [(x, rows[0].step_s * (1.0 if study.weak else rows[0].workers / x)) for x, _ in points]
+    charts = [
+        _chart("Time of a step", [Series(name="measured", points=points, spread=spread),
+                                  Series(name="ideal", points=ideal, is_limit=True)], spell_seconds),
+        _chart("Speed-up", [Series(name="measured", points=[(float(row.workers), row.speedup) for row in rows]),
+                            Series(name="ideal", points=[(x, x) for x, _ in points], is_limit=True)], _times),
+        _bars("Where a step goes", {f"{row.workers} workers": row.phases_s for row in rows}, "workers"),
+    ]  # fmt: skip
+    for count in study.workers:
+        found = [trial for trial in study.trials if trial.workers == count]
+        ranks = {f"rank {rank}": {phase: statistics.median(t.phases_s[rank][phase] for t in found)
+                                  for phase in STEP_PHASES} for rank in range(min(count, 32))}  # fmt: skip
+        if count > 1:
+            charts.append(_bars(f"{count} workers, rank by rank", ranks, "rank"))
+    environment = [[name, str(value)[:200]] for name, value in study.environment.items()]
+    trials = [[str(t.workers), str(t.repeat + 1), spell_seconds(t.step_s), spell_seconds(t.startup_s),
+               spell_seconds(t.total_s), f"{t.load:.1f}", t.fingerprint[:16]] for t in study.trials]  # fmt: skip
+    return Section(
+        title=title_of(study), lines=[describe_machine(study), f"Made by: {study.command}"], findings=findings,
+        tables=[Table(title="Scaling", head=head, rows=cells, numeric=frozenset(range(1, 9)))], charts=charts,
+        folded=[
+            Table(title="All runs", head=["workers", "run", "step", "start-up", "in all", "load", "fingerprint"],
+                  rows=trials, numeric=frozenset(range(1, 6)), mono=frozenset({6})),
+            Table(title="Environment", head=["entry", "value"], rows=environment, mono=frozenset({1})),
+        ],
+    )  # fmt: skip
+
+
+def _chart(title: str, series: Sequence[Series], spell: Callable[[float], str]) -> Chart:
+    drawn = line_chart(f"{title} over workers", series, x_label="workers", spell_x=spell_count, spell_y=spell,
+                       ticks_at_points=True)  # fmt: skip
+    return Chart(title=title, svg=drawn, values=values_of(title, "workers", series, spell_count, spell))
+
+
+def _bars(title: str, bars: Mapping[str, Mapping[str, float]], name: str) -> Chart:
+    rows = [[bar, *(spell_seconds(parts[phase]) for phase in STEP_PHASES)] for bar, parts in bars.items()]
+    table = Table(title=title, head=[name, *STEP_PHASES], rows=rows, numeric=frozenset(range(1, 1 + len(STEP_PHASES))))
+    drawn = stacked_bars(f"{title}: median seconds of a step by phase", bars, spell=spell_seconds)
+    return Chart(title=title, svg=drawn, values=table)
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}x"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

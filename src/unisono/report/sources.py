@@ -1,0 +1,89 @@
+"""What a page is made from: which kind of result a path holds, and whether several can stand on one page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import ConfigError
+from unisono.report.forecast_section import KIND as FORECAST
+from unisono.report.forecast_section import forecast_section
+from unisono.report.page import MOST_SOURCES, Section
+from unisono.report.run_section import compare_section, run_section
+from unisono.report.run_view import RunView, read_run
+from unisono.report.scaling_section import scaling_sections
+from unisono.scaling.kept import read_json
+from unisono.scaling.study import KIND as STUDY
+from unisono.scaling.study import Study, study_from
+
+
+def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
+    """Return the page's title and sections.
+
+    Raises:
+        ConfigError: No source or too many, one of them is nothing of ours, or they cannot be compared.
+    """
+    if not 1 <= len(sources) <= MOST_SOURCES:
+        raise ConfigError(f"expected 1 to {MOST_SOURCES} runs or results, got {len(sources)}.")
+    found = [read_source(source) for source in sources]
+    runs = [one for one in found if isinstance(one, RunView)]
+    studies = [one for one in found if isinstance(one, Study)]
+    forecasts = [one for one in found if isinstance(one, dict)]
+    _check_comparable(runs, studies)
+    sections: list[Section] = []
+    if len(runs) > 1:
+        sections.append(compare_section(runs))
+    sections += [run_section(run, len(runs)) for run in runs]
+    sections += scaling_sections(studies)
+    sections += [forecast_section(one) for one in forecasts]
+    names = [run.name for run in runs] + [study.target for study in studies]
+    kinds = "Scaling" if studies and not runs else "Forecast" if forecasts and not names else "Report"
+    return f"{kinds}: {', '.join(dict.fromkeys(names))}" if names else "Forecast", sections
+
+
+def read_source(path: Path) -> RunView | Study | dict[str, Any]:
+    """Return what a path holds.
+
+    Raises:
+        ConfigError: It holds nothing of ours, or is damaged.
+    """
+    if path.is_dir():
+        if (path / "score.json").exists():
+            return read_run(path)
+        if (path / "scaling.json").exists():
+            return read_source(path / "scaling.json")
+    if not path.is_file():
+        raise ConfigError(
+            f"expected a run directory (with score.json), scaling.json or a kept forecast, got {path}. "
+            "Hint: unisono train --out DIR, unisono bench scaling and unisono forecast -o FILE write them."
+        )
+    plain = read_json(path)
+    kind = plain.get("kind") if isinstance(plain, dict) else None
+    if kind == STUDY:
+        return study_from(plain, str(path))
+    if kind == FORECAST:
+        return dict(plain)
+    raise ConfigError(f"{path} holds neither a scaling study nor a forecast, but {kind or 'something else'!r}.")
+
+
+def _check_comparable(runs: Sequence[RunView], studies: Sequence[Study]) -> None:
+    for run in runs[1:]:
+        ours, theirs = runs[0].score.get("data"), run.score.get("data")
+        if ours != theirs:
+            raise ConfigError(
+                f"{runs[0].path} and {run.path} cannot be compared: they were trained on different data "
+                f"({_brief(ours)} and {_brief(theirs)}). Hint: report them one by one."
+            )
+    for study in studies[1:]:
+        first = studies[0]
+        if (study.target, study.weak) != (first.target, first.weak):
+            raise ConfigError(
+                f"these scaling studies cannot be compared: one is {'weak' if first.weak else 'strong'} scaling of "
+                f"{first.target}, another {'weak' if study.weak else 'strong'} scaling of {study.target}. "
+                "Hint: report them one by one."
+            )
+
+
+def _brief(data: Any) -> str:
+    if not isinstance(data, dict):
+        return repr(data)
+    return f"{data.get('num_samples')} samples, fingerprint {data.get('fingerprint')}"

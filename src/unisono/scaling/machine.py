@@ -1,0 +1,202 @@
+"""A machine as plain numbers: links, nodes, cores (pure).
+
+The links follow LogGP: a message takes its sender's port for an overhead and a time for each byte, and arrives a
+latency later. Source: Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP
+model", SPAA 1995; with an overhead of 0 it is the alpha-beta model of Hockney, "The communication challenge for MPP",
+Parallel Computing 20 (1994).
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from unisono.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What carries messages between two ranks.
+
+    Attributes:
+        latency_s: From the last byte's departure to its arrival (alpha).
+        s_per_byte: Time of the port for each byte (beta): 1 / bandwidth of one direction.
+        overhead_s: Time of the port for each message, beside its bytes.
+
+    Raises:
+        ConfigError: A number is negative or not finite.
+    """
+
+    latency_s: float
+    s_per_byte: float
+    overhead_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, "latency_s", "s_per_byte", "overhead_s")
+
+    def message_s(self, num_bytes: float, share: float = 1.0) -> float:
+        """Return the port's time for a message of `num_bytes`; the port is shared by `share` ranks."""
+        return self.overhead_s + num_bytes * self.s_per_byte * share
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Ranks on nodes; rank r sits on node ``r // node_size``.
+
+    Attributes:
+        inside: Between ranks of one node.
+        between: Of one network card, between nodes.
+        node_size: Ranks of a node.
+        nics: Network cards of a node, shared by its ranks.
+        add_s_per_byte: Adding a byte that has arrived to one that is there (gamma).
+        cores: Of a node whose ranks share them; None: each rank has a device of its own.
+        crowding: Times slower that a rank computes when all cores are busy, against when it is alone.
+        turn_s: Wait for a core in each round, for each further rank that a core has.
+        turn_factor: Where ranks share cores, how many times longer bytes take beyond their share of a core.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    inside: Link
+    between: Link
+    node_size: int = 1
+    nics: int = 1
+    add_s_per_byte: float = 0.0
+    cores: int | None = None
+    crowding: float = 1.0
+    turn_s: float = 0.0
+    turn_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, "add_s_per_byte", "turn_s", "turn_factor")
+        for name in ("node_size", "nics", "cores"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"expected {name} >= 1, got {value}.")
+        if not 1 <= self.crowding < math.inf:
+            raise ConfigError(f"expected crowding >= 1, got {self.crowding}.")
+
+    def num_nodes(self, ranks: int) -> int:
+        """Return how many nodes so many ranks need."""
+        return -(-ranks // self.node_size)
+
+    def is_local(self, source: int, target: int) -> bool:
+        """Whether two ranks are on one node."""
+        return source // self.node_size == target // self.node_size
+
+    def share(self, senders: int) -> float:
+        """Return how many ranks share a network card where so many of a node send at once."""
+        return max(1.0, senders / self.nics)
+
+    def slowdown(self, ranks: int) -> float:
+        """Return how many times longer a rank computes beside the others of its node than alone."""
+        local = min(ranks, self.node_size)
+        if self.cores is None:
+            return 1.0
+        busy = min(local, self.cores)
+        beside = 1.0 if self.cores == 1 else 1.0 + (self.crowding - 1.0) * (busy - 1) / (self.cores - 1)
+        return beside * max(1.0, local / self.cores)
+
+    def crowded(self, ranks: int) -> "Machine":
+        """Return the machine as so many ranks find it: those that share a core also take turns in communicating."""
+        turns = 1.0 if self.cores is None else max(1.0, min(ranks, self.node_size) / self.cores)
+        if turns == 1.0:
+            return self
+
+        def slower(link: Link) -> Link:
+            latency_s = link.latency_s + (turns - 1) * self.turn_s
+            return replace(link, latency_s=latency_s, s_per_byte=link.s_per_byte * longer)
+
+        longer = turns * self.turn_factor
+        added = self.add_s_per_byte * longer
+        return replace(self, inside=slower(self.inside), between=slower(self.between), add_s_per_byte=added)
+
+
+def machine_from(plain: Mapping[str, Any]) -> Machine:
+    """Return a machine from what `dataclasses.asdict` gives, as it stands in a JSON file.
+
+    Raises:
+        ConfigError: Something is missing, unknown or out of range.
+    """
+    try:
+        return Machine(**{**plain, "inside": Link(**plain["inside"]), "between": Link(**plain["between"])})
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"expected a machine with inside, between, node_size, ...; {error} does not fit.") from error
+
+
+_RATE = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)(b|bit|bits)(?:/s|ps)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_TIME = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*(ns|us|µs|μs|ms|s|min|h|d)?\s*")
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+
+def parse_rate(text: str) -> float:
+    """Return bytes per second from ``400Gb/s`` (bits) or ``50GB/s`` (bytes), in powers of 1000.
+
+    Raises:
+        ConfigError: Not a rate above 0.
+    """
+    match = _RATE.fullmatch(text)
+    unit = match.group(3) if match else ""
+    value = _number(match.group(1)) * _DECIMAL[match.group(2).lower()] if match else 0.0
+    value /= 1 if unit == "B" else 8
+    if not 0 < value < math.inf:
+        raise ConfigError(f"expected a bandwidth such as 400Gb/s (bits) or 50GB/s (bytes), got {text!r}.")
+    return value
+
+
+def parse_bytes(text: str) -> float:
+    """Return a number of bytes from ``14GB`` (powers of 1000) or ``14GiB`` (of 1024).
+
+    Raises:
+        ConfigError: Not a size above 0.
+    """
+    match = _SIZE.fullmatch(text)
+    value = 0.0
+    if match:
+        power = " kmgt".index(match.group(2).lower() or " ")
+        value = _number(match.group(1)) * (1024.0 if match.group(3) else 1000.0) ** power
+    if not 0 < value < math.inf:
+        raise ConfigError(f"expected a size such as 14GB or 512MiB, got {text!r}.")
+    return value
+
+
+def parse_seconds(text: str) -> float:
+    """Return seconds from ``5us``, ``12 ms``, ``3h`` or a plain number of seconds.
+
+    Raises:
+        ConfigError: Not a time of 0 or more.
+    """
+    match = _TIME.fullmatch(text)
+    value = _number(match.group(1)) * _SECONDS[match.group(2) or "s"] if match else math.nan
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"expected a time such as 5us, 12ms or 3h, got {text!r}.")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _check_numbers(part: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(part, name) < math.inf:
+            raise ConfigError(f"expected {name} >= 0 and finite, got {getattr(part, name)}.")

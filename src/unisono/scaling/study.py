@@ -1,0 +1,305 @@
+"""What was measured on 1..N workers, and what follows from it (pure but for `save` and `load`).
+
+A study holds trials: one run of the same job on so many workers. Every trial's first steps are dropped; a step lasts as
+long as on its slowest rank; checkpoints and evaluations are counted apart. In: the step phases of runs. Out: a JSON
+file, and rows with median, spread, speed-up and efficiency.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from unisono.errors import ConfigError
+from unisono.scaling.kept import read_json, write_whole
+
+KIND, VERSION = "unisono scaling", 1
+STEP_PHASES = ("data", "forward", "backward", "reduce", "update", "other")
+"""What a step is made of; the rest happens between steps."""
+BETWEEN = ("checkpoint", "evaluate")
+
+
+class Record(Protocol):
+    """A step of one rank, as `unisono.observe.phases.read_phases` gives it."""
+
+    @property
+    def step(self) -> int:
+        """1-based."""
+
+    @property
+    def rank(self) -> int:
+        """Of the rank."""
+
+    @property
+    def began_ns(self) -> int:
+        """Nanoseconds since 1970."""
+
+    @property
+    def ns(self) -> dict[str, int]:
+        """Nanoseconds by phase."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One run.
+
+    Attributes:
+        workers: Number of processes.
+        repeat: 0-based number of the repetition.
+        batch_size: Samples of a step over all workers.
+        steps: Steps that were counted, warm-up left out.
+        total_s: From the launch to the end of the last process.
+        startup_s: From the launch to the first step.
+        step_s: Median of the counted steps.
+        step_q1_s: A quarter of them were not longer.
+        step_q3_s: Three quarters of them were not longer.
+        phases_s: For each rank, the median seconds of a counted step by phase.
+        between_s: For each rank, seconds of the whole run in checkpoints and evaluations.
+        fingerprint: Of the run.
+        load: Load average of the machine when it began.
+    """
+
+    workers: int
+    repeat: int
+    batch_size: int
+    steps: int
+    total_s: float
+    startup_s: float
+    step_s: float
+    step_q1_s: float
+    step_q3_s: float
+    phases_s: list[dict[str, float]]
+    between_s: list[dict[str, float]]
+    fingerprint: str
+    load: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """Trials of one job.
+
+    Attributes:
+        target: Recipe or script.
+        weak: The batch grew with the workers.
+        strategy: Name of it; with ``exact`` and ``fsdp`` fingerprints must agree.
+        is_exact: Whether the strategy promises equal fingerprints.
+        warmup: Steps dropped at the beginning of each trial.
+        cores: Usable cores of the machine.
+        threads: Threads of each worker.
+        device: ``cpu`` or ``cuda``.
+        environment: As in a run's ``environment.json``.
+        command: What made it.
+        date: ISO 8601.
+        trials: In the order in which they were run.
+    """
+
+    target: str
+    weak: bool
+    strategy: str
+    is_exact: bool
+    warmup: int
+    cores: int
+    threads: int
+    device: str
+    environment: dict[str, Any]
+    command: str
+    date: str
+    trials: list[Trial]
+
+    @property
+    def workers(self) -> list[int]:
+        """Numbers of workers, ascending."""
+        return sorted({trial.workers for trial in self.trials})
+
+    @property
+    def fingerprints(self) -> dict[str, list[int]]:
+        """For each fingerprint, the numbers of workers that ended with it."""
+        found: dict[str, list[int]] = {}
+        for trial in sorted(self.trials, key=lambda trial: trial.workers):
+            workers = found.setdefault(trial.fingerprint, [])
+            if trial.workers not in workers:
+                workers.append(trial.workers)
+        return found
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether fingerprints are equal as promised; None where nothing was promised."""
+        if not self.is_exact or self.weak:
+            return None
+        return len(self.fingerprints) == 1
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """All trials on one number of workers.
+
+    Attributes:
+        workers: Number of processes.
+        batch_size: Samples of a step.
+        step_s: Median of the trials' medians.
+        low_s: The fastest trial; of a single one, the first quartile of its steps.
+        high_s: The slowest trial; of a single one, the third quartile of its steps.
+        samples_per_s: At the median step.
+        speedup: Over one worker; where one worker was not measured, over the fewest, taken as ideal.
+        efficiency: Speed-up over workers.
+        startup_s: Median.
+        total_s: Median.
+        checkpoint_s: Median over trials of the slowest rank's.
+        is_oversubscribed: There are more threads than cores: the workers take turns.
+        phases_s: Median over ranks and trials of a step's phases.
+    """
+
+    workers: int
+    batch_size: int
+    step_s: float
+    low_s: float
+    high_s: float
+    samples_per_s: float
+    speedup: float
+    efficiency: float
+    startup_s: float
+    total_s: float
+    checkpoint_s: float
+    is_oversubscribed: bool
+    phases_s: dict[str, float]
+
+
+def trial_of(
+    records: Sequence[Record], *, workers: int, repeat: int, warmup: int, launched_ns: int, total_s: float,
+    batch_size: int, fingerprint: str, load: float,
+) -> Trial:  # fmt: skip
+    """Return what the step phases of one run say.
+
+    Args:
+        records: Of all ranks and steps.
+        workers: Number of processes.
+        repeat: Number of the repetition.
+        warmup: Steps to drop.
+        launched_ns: When the launch began, in nanoseconds since 1970.
+        total_s: How long it took.
+        batch_size: Of the run.
+        fingerprint: Of the run.
+        load: Of the machine before.
+
+    Raises:
+        ConfigError: A rank or a step is missing, or nothing is left after the warm-up.
+    """
+    steps = sorted({record.step for record in records})
+    by_place = {(record.rank, record.step): record for record in records}
+    if len(by_place) != workers * len(steps) or len(records) != len(by_place) or not steps:
+        raise ConfigError(
+            f"expected one record of each step from each of {workers} workers, got {len(records)} of {len(steps)} "
+            "steps. Hint: a run that was disturbed cannot be timed."
+        )
+    kept = steps[warmup:]
+    if len(kept) < 2:
+        raise ConfigError(
+            f"expected at least 2 steps after {warmup} of warm-up, got {len(steps)} in all. "
+            "Hint: more --steps, or a smaller --warmup."
+        )
+
+    def spent_s(rank: int, step: int, phase: str) -> float:
+        return by_place[rank, step].ns.get(phase, 0) / 1e9
+
+    lengths = [max(sum(spent_s(rank, step, p) for p in STEP_PHASES) for rank in range(workers)) for step in kept]
+    q1, median, q3 = statistics.quantiles(lengths, n=4, method="inclusive")
+    first_ns = min(record.began_ns for record in records)
+    return Trial(
+        workers=workers, repeat=repeat, batch_size=batch_size, steps=len(kept), total_s=total_s,
+        startup_s=(first_ns - launched_ns) / 1e9, step_s=median, step_q1_s=q1, step_q3_s=q3,
+        phases_s=[{p: statistics.median(spent_s(rank, step, p) for step in kept) for p in STEP_PHASES}
+                  for rank in range(workers)],
+        between_s=[{p: sum(spent_s(rank, step, p) for step in steps) for p in BETWEEN} for rank in range(workers)],
+        fingerprint=fingerprint, load=load,
+    )  # fmt: skip
+
+
+def summarise(study: Study) -> list[Row]:
+    """Return a row for each number of workers, ascending."""
+    groups = {count: [trial for trial in study.trials if trial.workers == count] for count in study.workers}
+    medians = {count: statistics.median(trial.step_s for trial in found) for count, found in groups.items()}
+    base = min(groups)
+    base_rate = groups[base][0].batch_size / medians[base] / base
+    rows = []
+    for count, found in groups.items():
+        step_s, only = medians[count], found[0]
+        rate = only.batch_size / step_s
+        between = [max(rank["checkpoint"] for rank in trial.between_s) for trial in found]
+        phases = {
+            phase: statistics.median(rank[phase] for trial in found for rank in trial.phases_s) for phase in STEP_PHASES
+        }
+        rows.append(
+            Row(
+                workers=count, batch_size=only.batch_size, step_s=step_s,
+                low_s=only.step_q1_s if len(found) == 1 else min(trial.step_s for trial in found),
+                high_s=only.step_q3_s if len(found) == 1 else max(trial.step_s for trial in found),
+                samples_per_s=rate, speedup=rate / base_rate, efficiency=rate / base_rate / count,
+                startup_s=statistics.median(trial.startup_s for trial in found),
+                total_s=statistics.median(trial.total_s for trial in found),
+                checkpoint_s=statistics.median(between),
+                is_oversubscribed=study.device == "cpu" and count * study.threads > study.cores, phases_s=phases,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def beyond_ideal(rows: Sequence[Row], weak: bool) -> dict[int, dict[str, float]]:
+    """Return for each number of workers the seconds of a step beyond the ideal, by phase: why it flattens.
+
+    Ideal is the first row's phase, divided among the workers (strong) or as it is (weak); the exchange has none.
+    """
+    first = rows[0]
+    found = {}
+    for row in rows[1:]:
+        share = 1.0 if weak else first.workers / row.workers
+        ideal = {phase: 0.0 if phase == "reduce" and first.workers == 1 else share * seconds
+                 for phase, seconds in first.phases_s.items()}  # fmt: skip
+        found[row.workers] = {phase: row.phases_s[phase] - ideal[phase] for phase in STEP_PHASES}
+    return found
+
+
+def save(study: Study, path: Path) -> None:
+    """Write a study, whole or not at all."""
+    plain = {"kind": KIND, "version": VERSION, **asdict(study)}
+    write_whole(path, (json.dumps(plain, indent=1) + "\n").encode())
+
+
+def load(path: Path) -> Study:
+    """Return the study in a file.
+
+    Raises:
+        ConfigError: There is none, it is truncated, or another version wrote it.
+    """
+    return study_from(read_json(path), str(path))
+
+
+def study_from(plain: Any, name: str) -> Study:
+    """Return a study from what its file holds.
+
+    Raises:
+        ConfigError: It is something else, of another version, or incomplete.
+    """
+    if not isinstance(plain, Mapping) or plain.get("kind") != KIND:
+        raise ConfigError(f"{name} is no scaling study. Hint: unisono bench scaling writes them.")
+    if plain.get("version") != VERSION:
+        raise ConfigError(
+            f"{name} has version {plain.get('version')!r}, this program reads version {VERSION}. "
+            "Hint: read it with the program that wrote it, or measure again."
+        )
+    fields = {key: value for key, value in plain.items() if key not in ("kind", "version", "trials")}
+    try:
+        study = Study(**fields, trials=[Trial(**trial) for trial in plain["trials"]])
+        is_whole = bool(study.trials) and all(
+            trial.workers == len(trial.phases_s) == len(trial.between_s) and trial.step_s > 0 for trial in study.trials
+        )
+        summarise(study)
+    except (TypeError, KeyError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"{name} is damaged: {error!r}. Hint: measure again.") from error
+    if not is_whole:
+        raise ConfigError(f"{name} is damaged: a trial lacks ranks or steps. Hint: measure again.")
+    return study

@@ -1,0 +1,117 @@
+"""``unisono forecast``: from the command line alone, as table, JSON, file and picture; wrong settings."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from unisono.cli.forecast import parse_counts, table
+from unisono.cli.main import unisono
+from unisono.errors import ConfigError
+
+JOB = ("--parameters", "7e9", "--parameter-bytes", "2", "--sample-time", "0.9s", "--batch-size", "4096")
+
+
+def asked(*arguments):
+    return CliRunner().invoke(unisono, ["forecast", *arguments])
+
+
+def told(*arguments):
+    done = asked(*JOB, *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_json_holds_job_machine_and_every_forecast():
+    """Units are those of the command line; defaults are shown, not hidden."""
+    found = told("--ranks", "1,24,8..64", "--between", "100Gb/s", "--nics", "4", "--weak", "--steps", "10")
+    assert [row["ranks"] for row in found["forecasts"]] == [1, 8, 16, 24, 32, 64]
+    assert found["machine"]["between"]["s_per_byte"] == pytest.approx(8e-11)
+    assert found["machine"]["nics"] == 4
+    assert found["machine"]["inside"]["latency_s"] == pytest.approx(3e-6)
+    assert found["job"]["gradient_bytes"] == 14e9
+    assert found["job"]["weak"] is True
+    assert len(found["forecasts"][0]["predictions"]) == 9
+    assert found["simulated"] == []
+
+
+def test_simulation_is_shown_beside_the_formulas():
+    """For up to 64 ranks, within 1 % for ring and owner-computes on one node."""
+    rows = told("--ranks", "1..16,128", "--node-size", "128", "--simulate")["simulated"]
+    assert {row["ranks"] for row in rows} == {2, 4, 8, 16}
+    for row in rows:
+        if row["algorithm"] in ("ring", "owner-computes"):
+            assert row["simulated_s"] == pytest.approx(row["formula_s"], rel=0.01)
+        assert row["straggler_s"] > row["simulated_s"]
+
+
+def test_the_table_is_readable(tmp_path):
+    """Best strategy and efficiency by ranks, failures, all strategies, in 110 columns."""
+    found = told("--ranks", "1..65536", "--mtbf", "50000h", "--steps", "1000")
+    lines = table(found)
+    assert max(map(len, lines)) <= 110
+    assert any(line.strip().startswith("65536") for line in lines)
+    assert any("61440 idle" in line for line in lines)
+    assert any(line.strip().startswith("owner-computes") for line in lines)
+
+
+def test_it_is_kept_and_drawn(tmp_path):
+    """A file for unisono report, and a PNG; a forecast may be replaced, another file not."""
+    kept, picture = tmp_path / "f.json", tmp_path / "f.png"
+    for _ in range(2):
+        done = asked(*JOB, "-o", str(kept), "--png", str(picture))
+        assert done.exit_code == 0, done.output
+    assert json.loads(kept.read_text())["kind"] == "unisono forecast"
+    with Image.open(picture) as image:
+        assert image.size[0] == 1200
+    kept.write_text("{}")
+    done = asked(*JOB, "-o", str(kept))
+    assert done.exit_code == 2
+    assert "none of ours" in done.output
+    assert kept.read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "--parameters, --sample-time, --batch-size"),
+        ((*JOB, "--between", "400"), "such as 400Gb/s"),
+        ((*JOB, "--ranks", "0"), "each from 1 to 65536"),
+        ((*JOB, "--ranks", "8..1"), "each from 1 to 65536"),
+        ((*JOB, "--ranks", ""), "each from 1 to 65536"),
+        ((*JOB, "--node-size", "0"), "node_size >= 1"),
+        ((*JOB, "--checkpoint-time", "5s"), "--mtbf too"),
+        ((*JOB, "--overlap", "3"), "overlap from 0 to 1"),
+        ((*JOB, "--servers", "0"), "servers >= 1"),
+        (("no-such-recipe",), "no-such-recipe"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, expected):
+    """Exit code 2, with what was expected, before anything is measured."""
+    done = asked(*arguments)
+    assert done.exit_code == 2, done.output
+    assert expected in done.output
+
+
+def test_ranks_are_lists_and_powers_of_two():
+    """Ascending, each once; both ends of a range are kept."""
+    assert parse_counts("8,1,1") == [1, 8]
+    assert parse_counts("3..20") == [3, 4, 8, 16, 20]
+    with pytest.raises(ConfigError):
+        parse_counts("1..100000")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_recipe_is_measured(tmp_path):
+    """The short measurement gives a job and a machine of this host; what is given takes its place."""
+    done = asked("digits", "--batch-size", "32", "--json", "-o", str(tmp_path / "f.json"))
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["job"]["gradient_bytes"] == 4 * 6186
+    assert found["job"]["batch_size"] == 32
+    assert found["job"]["sample_s"] + found["job"]["micro_s"] > 0
+    assert found["machine"]["inside"]["latency_s"] > 0
+    assert [row["ranks"] for row in found["forecasts"]] == [1, 2, 4, 8]
+    assert "digits measured on this machine" in found["notes"][0]

@@ -1,0 +1,46 @@
+"""``unisono report``: pages and time lines of what is there; exit code 2 and no file for what is not."""
+
+from click.testing import CliRunner
+
+from report.made_runs import make_run, write_study
+from scaling.made import study
+from unisono.cli.main import unisono
+
+
+def asked(*arguments):
+    return CliRunner().invoke(unisono, ["report", *map(str, arguments)])
+
+
+def test_a_page_is_written(tmp_path):
+    """Of a run and of a directory with a scaling study; twice is no error."""
+    run, kept = make_run(tmp_path / "run"), tmp_path / "kept"
+    kept.mkdir()
+    write_study(kept / "scaling.json", study())
+    for _ in range(2):
+        done = asked(run, kept, "-o", tmp_path / "r.html")
+        assert done.exit_code == 0, done.output
+    page = (tmp_path / "r.html").read_text()
+    assert "Run run" in page
+    assert "digits: strong scaling, exact" in page
+    assert "KB" in done.stderr
+
+
+def test_a_timeline_is_written(tmp_path):
+    """Of one run, and no page."""
+    done = asked(make_run(tmp_path / "run"), "--timeline", tmp_path / "t.json")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "t.json").exists()
+    for extra in (("-o", tmp_path / "r.html"), (tmp_path / "run",)):
+        done = asked(tmp_path / "run", *extra, "--timeline", tmp_path / "u.json")
+        assert done.exit_code == 2
+        assert not (tmp_path / "u.json").exists()
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    """Exit code 2, the hint, and no file."""
+    for source in (tmp_path / "nothing", tmp_path):
+        done = asked(source, "-o", tmp_path / "r.html")
+        assert done.exit_code == 2
+        assert "expected a run directory" in done.output
+    assert not (tmp_path / "r.html").exists()
+    assert asked("-o", tmp_path / "r.html").exit_code == 2

@@ -1,0 +1,194 @@
+"""The page as a file: self-contained, escaped, small; what is refused leaves nothing behind."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from cli.test_forecast import told
+from report.made_runs import HOSTILE, make_run, write, write_study
+from scaling.made import study, trial
+from unisono.errors import ConfigError
+from unisono.report.page import MOST_BYTES, Section, Table, render, write_page
+
+VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
+
+
+class Reader(HTMLParser):
+    """Collects elements, attributes and text; complains of what is not closed."""
+
+    def __init__(self, page: str):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.attributes, self.text = [], [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text.append(data)
+
+
+def read(page: str) -> Reader:
+    """Parse a page and hold it to what every page must be."""
+    reader = Reader(page)
+    assert not {"script", "img", "iframe", "object", "form", "embed", "base"} & set(reader.tags)
+    assert not [found for found in reader.attributes if found[1].startswith("on")]
+    for tag, name, value in reader.attributes:
+        if name in ("href", "src", "xlink:href"):
+            assert value.startswith(("#", "data:,")), (tag, name, value)
+    policy = next(value for tag, name, value in reader.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none';")
+    assert "script-src" not in policy
+    assert not re.search(r"url\(|@import|https?://", page.replace("http-equiv", ""))
+    assert len(page.encode()) < MOST_BYTES
+    assert ("html", "lang", "en") in reader.attributes
+    svgs = reader.tags.count("svg")
+    assert sum(found[:2] == ("svg", "aria-label") for found in reader.attributes) == svgs
+    assert reader.tags.count("figcaption") == reader.tags.count("figure") == svgs
+    ths = reader.tags.count("th")
+    assert sum(found[:2] == ("th", "scope") for found in reader.attributes) == ths
+    return reader
+
+
+def page_of(*sources, out):
+    write_page(list(sources), out)
+    return out.read_text()
+
+
+def test_a_run_on_one_page(tmp_path):
+    """Curves, phases, stragglers, interruptions, checkpoints, environment, score, fingerprint."""
+    run = make_run(tmp_path / "run", launches=((1, 35), (31, 60)), slow=1)
+    text = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    for expected in (
+        "Loss", "test_accuracy", "Throughput", "rank by rank", "Stragglers", "0" * 64, "Finished after 60 steps",
+        "Interrupted after step 35; launch 2 went on from step 31", "5 steps done again", "Checkpoints", "2.13.0+cpu",
+        "settings.recipe", "slowest of all in",
+    ):  # fmt: skip
+        assert expected in text
+    assert re.search(r"rank 1\s+41 ms\s+41 ms\s+100%", text)
+
+
+def test_runs_are_compared(tmp_path):
+    """Side by side, with the first difference; equal runs are called equal."""
+    one, same, other = (make_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    text = " ".join(read(page_of(one, same, other, out=tmp_path / "r.html")).text)
+    assert "b and a are equal, bit for bit." in text
+    assert "c and a differ from step 1 on" in text
+    assert "Loss of all runs" in text
+
+
+def test_scaling_on_one_page(tmp_path):
+    """Table, charts, why it flattens, the label for too many workers, and the fingerprint."""
+    text = " ".join(read(page_of(write_study(tmp_path / "scaling.json", study()), out=tmp_path / "r.html")).text)
+    for expected in ("4 (more than cores)", "beyond the ideal", "One fingerprint on 1, 2, 4 workers", "Speed-up"):
+        assert expected in text
+    differing = study(trial(1, 0.08), trial(2, 0.05, fingerprint="g"))
+    text = " ".join(read(page_of(write_study(tmp_path / "s.json", differing), out=tmp_path / "r.html")).text)
+    assert "2 different fingerprints, where one is promised" in text
+
+
+def test_a_forecast_on_one_page(tmp_path):
+    """What was assumed, the best strategy, formulas beside the simulator."""
+    forecast = write(tmp_path / "f.json", told("--ranks", "1..16", "--simulate", "--mtbf", "50000h"))
+    text = " ".join(read(page_of(forecast, out=tmp_path / "r.html")).text)
+    for expected in ("strong scaling to 16 ranks", "Formulas and simulation", "machine.node_size", "save every"):
+        assert expected in text
+
+
+def test_hostile_names_are_text(tmp_path):
+    """In directory names, settings, metrics, environment, target and command: shown, never markup."""
+    run = make_run(tmp_path / HOSTILE.replace("/", "\N{DIVISION SLASH}"), name=HOSTILE, more={HOSTILE: HOSTILE})
+    for name in ("environment", "result"):
+        found = json.loads((run / f"{name}.json").read_text())
+        found |= {HOSTILE: HOSTILE, "metrics": {HOSTILE: 0.5}} if name == "result" else {HOSTILE: [HOSTILE]}
+        write(run / f"{name}.json", found)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 61, "epoch": 0, "values": {HOSTILE: 1.0}}) + "\n")
+    hostile = study(target=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE})
+    sources = [run, write_study(tmp_path / "scaling.json", hostile)]
+    reader = read(page_of(*sources, out=tmp_path / "r.html"))
+    shown = "".join(reader.text)
+    assert "<img src=x onerror=" in shown  # as text
+    assert "\u202e" not in shown
+
+
+def test_without_escaping_the_check_would_fail(tmp_path):
+    """The control: the same name as markup is noticed."""
+    page = render("t", [Section(title="MARK", lines=["x"])])
+    read(page)
+    with pytest.raises(AssertionError):
+        read(page.replace("MARK", "<img src=x onerror=alert(1)></img>"))
+
+
+def test_the_largest_page_is_under_a_megabyte(tmp_path):
+    """Eight long runs on 16 ranks; a page that would be larger is refused."""
+    first = make_run(tmp_path / "0", steps=400, workers=16, launches=((1, 400),))
+    runs = [first, *(make_run(tmp_path / str(n), steps=400, launches=((1, 400),)) for n in range(1, 8))]
+    read(page_of(*runs, out=tmp_path / "r.html"))
+    huge = Table(title="t", head=["a"], rows=[["x" * 1000] for _ in range(1100)])
+    with pytest.raises(ConfigError, match="at most 1000000 bytes"):
+        render("t", [Section(title="t", tables=[huge])])
+
+
+def test_unfinished_and_old_runs_can_be_shown(tmp_path):
+    """No result, no phases, no metrics: said, not hidden."""
+    run = make_run(tmp_path / "run", result=False)
+    assert "has not ended" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    for file in (*(run / "phases").iterdir(), run / "metrics.jsonl"):
+        file.unlink()
+    assert "No step phases were recorded" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+
+
+def refused(sources, out, match):
+    """Nothing is written, and what was there stays."""
+    before = out.read_bytes() if out.exists() else None
+    with pytest.raises(ConfigError, match=match):
+        write_page(sources, out)
+    assert (out.read_bytes() if out.exists() else None) == before
+
+
+def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
+    """Other data, another job, damage, other versions, nothing at all: a clear error, and no file is touched."""
+    out = tmp_path / "r.html"
+    run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    page_of(run, out=out)
+    changed = json.loads((other / "score.json").read_text())
+    write(other / "score.json", changed | {"data": {"num_samples": 9, "fingerprint": "ff"}})
+    refused([run, other], out, "cannot be compared: they were trained on different data")
+    strong, weak = (write_study(tmp_path / f"{w}.json", study(weak=w)) for w in (False, True))
+    refused([strong, weak], out, "strong scaling of digits, another weak scaling")
+    strong.write_text(strong.read_text()[:-40])
+    refused([strong], out, "not a result file that can be read")
+    refused([write(tmp_path / "v.json", {"kind": "unisono scaling", "version": 9})], out, "version 9")
+    refused([write(tmp_path / "f.json", {"kind": "unisono forecast", "version": 9})], out, "version 9")
+    refused([write(tmp_path / "g.json", {"kind": "unisono forecast", "version": 1})], out, "forecast is damaged")
+    refused([write(tmp_path / "x.json", {"a": 1})], out, "neither a scaling study nor a forecast")
+    refused([tmp_path / "nowhere"], out, "expected a run directory")
+    refused([], out, "1 to 8")
+    (other / "ledger.jsonl").write_text('{"step": 1, "loss": "soft", "num_samples": 3}\n')
+    refused([other], out, "files that no run writes")
+
+
+def test_other_files_are_never_replaced(tmp_path):
+    """A page of ours may be written anew; anything else stays, and a missing directory is said."""
+    run, notes = make_run(tmp_path / "a"), tmp_path / "notes.html"
+    notes.write_text("<p>my notes</p>")
+    refused([run], notes, "none of ours")
+    refused([run], tmp_path / "no" / "r.html", "directory")
+    page_of(run, out=tmp_path / "r.html")
+    page_of(run, out=tmp_path / "r.html")

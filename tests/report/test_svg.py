@@ -1,0 +1,120 @@
+"""Charts: well-formed, escaped, within their frame, with every value in reach."""
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from report.made_runs import HOSTILE
+from unisono.report.svg import HEIGHT, WIDTH, Series, Span, line_chart, span_chart, stacked_bars, text_of, thin, ticks
+
+SPELL = "{:g}".format
+
+
+def parsed(chart: str):
+    """The chart and its legend as one tree; malformed text fails here."""
+    return ElementTree.fromstring(f"<x>{chart}</x>")
+
+
+def drawn(*series, **more):
+    how = {"x_label": "step", "spell_x": SPELL, "spell_y": SPELL} | more
+    return line_chart("Loss", series, **how)
+
+
+def test_every_point_has_its_value():
+    """On hover and in the tree; the label is for screen readers."""
+    tree = parsed(drawn(Series(name="loss", points=[(1, 3.0), (2, 1.5), (3, 0.25)])))
+    tips = [node.text for node in tree.iter("text") if node.get("class") == "tip"]
+    assert tips == ["loss: 3 at 1", "loss: 1.5 at 2", "loss: 0.25 at 3"]
+    svg = tree.find("svg")
+    assert (svg.get("role"), svg.get("aria-label")) == ("img", "Loss")
+
+
+@pytest.mark.parametrize(
+    "points", [[(1, 1.0)], [(1, 5.0), (2, 5.0)], [(1, 0.0), (2, 0.0)], [(1, -3.0), (9, 1e12)], [(1, 1e-12), (2, 3e-12)]]
+)
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_everything_stays_in_the_frame(points, from_zero):
+    """One point, equal values, zeros, negative and extreme numbers."""
+    tree = parsed(drawn(Series(name="x", points=points), from_zero=from_zero))
+    for circle in tree.iter("circle"):
+        assert 0 <= float(circle.get("cx")) <= WIDTH
+        assert 0 <= float(circle.get("cy")) <= HEIGHT
+    assert not re.search(r"nan|inf", "".join(tree.itertext()))
+
+
+def test_larger_is_higher_and_later_is_further_right():
+    """The axes point the right way, in logarithms too."""
+    for log_x in (False, True):
+        tree = parsed(drawn(Series(name="x", points=[(1, 1.0), (8, 2.0), (64, 4.0)]), log_x=log_x))
+        spots = [
+            (float(node.get("cx")), float(node.get("cy"))) for node in tree.iter("circle") if "dot" in node.get("class")
+        ]
+        assert [x for x, _ in spots] == sorted(x for x, _ in spots)
+        assert [y for _, y in spots] == sorted((y for _, y in spots), reverse=True)
+
+
+def test_error_bars_reach_from_low_to_high():
+    """Below and above their point."""
+    tree = parsed(drawn(Series(name="x", points=[(1, 2.0), (2, 3.0)], spread=[(1.0, 3.0), (2.0, 5.0)])))
+    bars = [node for node in tree.iter("line") if "error" in node.get("class")]
+    dots = [node for node in tree.iter("circle") if "dot" in node.get("class")]
+    for bar, dot in zip(bars, dots, strict=True):
+        assert float(bar.get("y2")) < float(dot.get("cy")) < float(bar.get("y1"))
+
+
+def test_bars_are_as_long_as_their_values():
+    """Parts follow each other without gaps, in proportion."""
+    tree = parsed(stacked_bars("Phases", {"rank 0": {"a": 1.0, "b": 3.0}, "rank 1": {"a": 2.0, "b": 0.0}}, spell=SPELL))
+    bars = [(float(node.get("x")), float(node.get("width"))) for node in tree.iter("rect")]
+    assert len(bars) == 3
+    assert bars[1][1] == pytest.approx(3 * bars[0][1], abs=0.2)
+    assert bars[1][0] == pytest.approx(bars[0][0] + bars[0][1], abs=0.2)
+    assert bars[2][1] == pytest.approx(2 * bars[0][1], abs=0.2)
+
+
+def test_spans_of_time():
+    """A row for each name, at least visible, with its text."""
+    spans = [Span(row="training", began=0.0, ended=9.0, kind="training", text="launch 1"),
+             Span(row="checkpoint", began=4.0, ended=4.0, kind="checkpoint", text="after step 20")]  # fmt: skip
+    tree = parsed(span_chart("Time", spans, spell=SPELL))
+    widths = [float(node.get("width")) for node in tree.iter("rect")]
+    assert widths[0] > 300
+    assert widths[1] == 2.0
+    assert {"launch 1", "after step 20"} <= {node.text for node in tree.iter("text")}
+
+
+def test_hostile_text_is_text():
+    """Names end up as text in every kind of chart: no element but ours."""
+    line = drawn(
+        Series(name=HOSTILE, points=[(1, 1.0), (2, 2.0)]), Series(name="b", points=[(1, 1.0)]), x_label=HOSTILE
+    )
+    bars = stacked_bars(HOSTILE, {HOSTILE: {HOSTILE: 1.0, "b": 2.0}}, spell=lambda _: HOSTILE)
+    spans = span_chart(HOSTILE, [Span(row=HOSTILE, began=0, ended=1, kind=HOSTILE, text=HOSTILE)], spell=SPELL)
+    for chart in (line, bars, spans):
+        found = {node.tag for node in parsed(chart).iter()}
+        assert found <= {"x", "svg", "g", "line", "polyline", "circle", "rect", "text", "ul", "li", "span"}
+        assert not any(name.startswith("on") for node in parsed(chart).iter() for name in node.attrib)
+    assert text_of("a\x00\u202eb\udcff<") == "a\u25a1\u25a1b\u25a1&lt;"
+
+
+def test_long_lines_are_thinned_to_what_matters():
+    """At most so many points, both ends, and the outlier; numbers that are none are left out."""
+    points = [(float(x), 1.0) for x in range(10_000)]
+    points[777] = (777.0, 50.0)
+    points[4] = (4.0, math.nan)
+    kept = thin(points, 100)
+    assert len(kept) == 100
+    assert (kept[0], kept[-1]) == ((0.0, 1.0), (9999.0, 1.0))
+    assert (777.0, 50.0) in kept
+    assert thin([(1.0, math.inf)], 10) == []
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7.3), (-2, 5), (0.001, 0.0011), (3, 3), (0, 1e9)])
+def test_ticks_are_round_and_cover_the_range(low, high):
+    """From at or below the least to at or above the largest, few of them."""
+    found = ticks(low, high, 5)
+    assert found[0] <= low
+    assert found[-1] >= high or low == high
+    assert 1 <= len(found) <= 9

@@ -1,0 +1,30 @@
+"""Numbers in words."""
+
+import math
+
+import pytest
+
+from unisono.report.words import spell_bytes, spell_count, spell_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (1.25e-5, "12.5 µs"), (0.004, "4 ms"), (119, "119 s"), (180, "3 min"), (7300, "2.03 h"),
+     (86400 * 40, "40 d"), (86400 * 4268, "4,268 d"), (math.inf, "never")],
+)  # fmt: skip
+def test_times(seconds, text):
+    """From microseconds to years of days."""
+    assert spell_seconds(seconds) == text
+
+
+def test_bytes_and_counts():
+    """To terabytes; counts in about four digits."""
+    assert spell_bytes(64 << 10) == "64 KB"
+    assert spell_bytes(1.5 * 2**40) == "1.5 TB"
+    assert [spell_count(x) for x in (0.0, 1234.0, 0.51234, 12345.6, 65536)] == [
+        "0",
+        "1,234",
+        "0.5123",
+        "12,346",
+        "65,536",
+    ]
