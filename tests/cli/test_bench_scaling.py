@@ -76,7 +76,10 @@ def test_the_table_says_what_was_seen():
     text = "\n".join(lines)
     assert "1.60    80%" in text
     assert "beyond the ideal" in text
-    assert "* more workers than the 2 cores" in text
+    assert "* 4 workers on 2 cores take turns" in text
+    assert "busy" not in text
+    crowded = table(study(trial(1, 0.08, load=9.5), trial(2, 0.05)))
+    assert any("busy with other work (load up to 9.5)" in line for line in crowded)
     assert "fingerprints: equal on [1, 2, 4] workers" in text
     assert max(map(len, lines)) <= 200
     assert "DIFFERENT" in "\n".join(table(study(trial(1, 0.08), trial(2, 0.05, fingerprint="g"))))

@@ -56,6 +56,13 @@ def test_the_table_is_readable(tmp_path):
     assert any(line.strip().startswith("owner-computes") for line in lines)
 
 
+def test_a_run_that_never_ends_is_json_too():
+    """Failures that come faster than checkpoints: said in a word, since JSON has no infinity."""
+    found = told("--ranks", "1024", "--mtbf", "1min", "--checkpoint-time", "1h", "--steps", "10")
+    assert found["forecasts"][0]["run_s"] == "never"
+    assert any("never" in line for line in table(found))
+
+
 def test_it_is_kept_and_drawn(tmp_path):
     """A file for unisono report, and a PNG; a forecast may be replaced, another file not."""
     kept, picture = tmp_path / "f.json", tmp_path / "f.png"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -152,6 +153,28 @@ def test_unfinished_and_old_runs_can_be_shown(tmp_path):
     for file in (*(run / "phases").iterdir(), run / "metrics.jsonl"):
         file.unlink()
     assert "No step phases were recorded" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+
+
+def test_damage_anywhere_is_an_error_or_a_page(tmp_path):
+    """Every file of a run cut off at several places, or holding other JSON: never a traceback."""
+    sound = make_run(tmp_path / "sound", steps=20, launches=((1, 20),))
+    names = [file.relative_to(sound) for file in sorted(sound.rglob("*.json*"))]
+    assert len(names) == 7
+    pages = 0
+    for number, (name, part) in enumerate(
+        (name, part) for name in names for part in (0.0, 0.4, 0.99, "[1]", "{}", "7")
+    ):
+        run = shutil.copytree(sound, tmp_path / str(number))
+        content = (run / name).read_bytes()
+        (run / name).write_bytes(part.encode() if isinstance(part, str) else content[: round(part * len(content))])
+        try:
+            read(page_of(run, out=tmp_path / "r.html"))
+            pages += 1
+        except ConfigError as error:
+            assert (
+                "what a run writes" in str(error) or "no run writes" in str(error) or "that a run writes" in str(error)
+            )
+    assert 10 < pages < 42
 
 
 def refused(sources, out, match):

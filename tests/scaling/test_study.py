@@ -109,6 +109,9 @@ def test_files_that_are_not_whole_are_refused(tmp_path):
     for key in set(plain) - {"kind", "version"}:
         with pytest.raises(ConfigError, match="damaged"):
             study_from({name: value for name, value in plain.items() if name != key}, "it")
+    for name, value in (("step_s", 0.0), ("step_s", float("nan")), ("step_q3_s", float("inf")), ("phases_s", [])):
+        with pytest.raises(ConfigError, match="damaged"):
+            study_from({**plain, "trials": [{**plain["trials"][0], name: value}]}, "it")
     plain["trials"][1]["phases_s"].pop()
     with pytest.raises(ConfigError, match="lacks ranks"):
         study_from(plain, "it")

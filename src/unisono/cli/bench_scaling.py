@@ -276,7 +276,7 @@ def _check_batches(setting: Setting, trials: "list[Trial]") -> None:
 
 def table(study: "Study") -> list[str]:
     """Return a study as lines of at most 100 columns."""
-    from unisono.report.scaling_section import describe_machine, why_it_flattens
+    from unisono.report.scaling_section import describe_machine, doubts, why_it_flattens
     from unisono.report.words import spell_seconds
     from unisono.scaling.study import STEP_PHASES, summarise
 
@@ -301,8 +301,7 @@ def table(study: "Study") -> list[str]:
         for row in rows
     ]  # fmt: skip
     lines += ["", *why_it_flattens(study)]
-    if any(row.is_oversubscribed for row in rows):
-        lines.append(f"* more workers than the {study.cores} cores: they take turns, so this is no speed-up to expect")
+    lines += [f"* {text}" for text in doubts(study)]
     if study.agrees is not None:
         lines.append(f"fingerprints: {'equal' if study.agrees else 'DIFFERENT'} on {study.workers} workers")
     return lines

@@ -1,6 +1,7 @@
 """``unisono forecast``: what training would take on more ranks than there are."""
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -208,10 +209,14 @@ def tell(
 
     found = predict_all(job, machine, counts, reliability)
     played = [] if straggler is None else list(compare(job.gradient_bytes, machine, counts, straggler))
+    rows = [asdict(one) for one in found]
+    for row in rows:
+        if row["run_s"] == math.inf:  # which JSON does not have
+            row["run_s"] = "never"
     return {
         "kind": KIND, "version": VERSION, "notes": notes, "job": asdict(job), "machine": asdict(machine),
         "reliability": None if reliability is None else asdict(reliability),
-        "forecasts": [asdict(one) for one in found], "simulated": [asdict(one) for one in played],
+        "forecasts": rows, "simulated": [asdict(one) for one in played],
     }  # fmt: skip
 
 
@@ -233,6 +238,13 @@ def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: boo
         click.echo(line)
 
 
+def run_text(run_s: float | str) -> str:
+    """Return a run's time in words; it may never end."""
+    from unisono.report.words import spell_seconds
+
+    return run_s if isinstance(run_s, str) else spell_seconds(run_s)
+
+
 def table(told: dict[str, Any]) -> list[str]:
     """Return a forecast as lines of at most 100 columns."""
     from unisono.report.words import spell_bytes, spell_seconds
@@ -250,7 +262,7 @@ def table(told: dict[str, Any]) -> list[str]:
         )
         if has_losses:
             line += f" {spell_seconds(row['losses']['interval_s']):>10} {row['losses']['useful']:>6.1%}"
-        line += f" {spell_seconds(row['run_s']):>9}" if has_run else ""
+        line += f" {run_text(row['run_s']):>9}" if has_run else ""
         lines.append(line + (f"  {row['idle']} idle" if row["idle"] else ""))
     last = told["forecasts"][-1]
     lines += [

@@ -1,6 +1,5 @@
 """A kept forecast as a section of a page."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ def forecast_section(told: Mapping[str, Any]) -> Section:
         )
     try:
         return _section(told)
-    except (KeyError, TypeError, ValueError, IndexError, StopIteration, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, StopIteration, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"a forecast is damaged: {error!r}. Hint: forecast again.") from error
 
 
@@ -44,7 +43,7 @@ def _section(told: Mapping[str, Any]) -> Section:
             [
                 spell_count(row["ranks"]), row["best"], spell_seconds(one["step_s"]), f"{one['speedup']:,.4g}",
                 f"{one['efficiency']:.1%}", one["limit"], *saving,
-                "" if row["run_s"] is None else spell_seconds(math.inf if row["run_s"] == "inf" else row["run_s"]),
+                _run_text(row["run_s"]),
             ]
         )  # fmt: skip
     head = ["ranks", "best", "step", "speed-up", "efficiency", "limit", "save every", "useful", "whole run"]
@@ -90,6 +89,10 @@ def _section(told: Mapping[str, Any]) -> Section:
         title=f"Forecast: {kind} scaling to {spell_count(last['ranks'])} ranks", findings=findings, tables=tables,
         charts=charts, folded=[Table(title="What was assumed", head=["name", "value"], rows=assumed)],
     )  # fmt: skip
+
+
+def _run_text(run_s: float | str | None) -> str:
+    return "" if run_s is None else run_s if isinstance(run_s, str) else spell_seconds(run_s)
 
 
 def _simulated(rows: list[Mapping[str, Any]]) -> Table:

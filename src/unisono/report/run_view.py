@@ -133,7 +133,7 @@ def read_run(path: Path) -> RunView:
             logged=read_lines(path / "metrics.jsonl"), phases=phases, launches=list(_launches(phases)),
         )  # fmt: skip
         view.losses, view.metrics(), view.throughput()
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
         raise ConfigError(f"{path} holds files that no run writes: {error!r}. Hint: train again.") from error
     return view
 

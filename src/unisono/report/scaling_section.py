@@ -59,6 +59,26 @@ def why_it_flattens(study: Study) -> list[str]:
     return lines
 
 
+def doubts(study: Study) -> list[str]:
+    """Return what speaks against the numbers: ranks that share cores, and a machine that was busy with something else.
+
+    On a crowded machine more workers get a larger share of it, which looks like speed-up.
+    """
+    found = []
+    crowded = [row.workers for row in summarise(study) if row.is_oversubscribed]
+    if crowded:
+        found.append(
+            f"{_list(crowded)} workers on {study.cores} cores take turns: no speed-up is to be expected from them."
+        )
+    worst = max(trial.load for trial in study.trials)
+    if worst > study.workers[-1] * study.threads + 1:
+        found.append(
+            f"The machine was busy with other work (load up to {worst:.1f}): more workers get a larger share of it, so "
+            "this speed-up is not to be trusted. Measure again when it is quiet."
+        )
+    return found
+
+
 def scaling_sections(studies: Sequence[Study]) -> list[Section]:
     """Return a section for each study, and one that puts several side by side."""
     sections = [_section(study) for study in studies]
@@ -105,10 +125,7 @@ def _section(study: Study) -> Section:
             Finding(text=f"One fingerprint on {_list(study.workers)} workers: {next(iter(study.fingerprints))[:16]}",
                     tone="good") if study.agrees else Finding(text=text, tone="alarm")
         )  # fmt: skip
-    crowded = [row.workers for row in rows if row.is_oversubscribed]
-    if crowded:
-        text = f"{_list(crowded)} workers on {study.cores} cores take turns: no speed-up is to be expected there."
-        findings.append(Finding(text=text, tone="alarm"))
+    findings += [Finding(text=text, tone="alarm") for text in doubts(study)]
     points = [(float(row.workers), row.step_s) for row in rows]
     spread = [(row.low_s, row.high_s) for row in rows]
     ideal = [(x, rows[0].step_s * (1.0 if study.weak else rows[0].workers / x)) for x, _ in points]

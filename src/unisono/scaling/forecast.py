@@ -154,7 +154,7 @@ def largest_of(ranks: int) -> float:
 def compute_s(job: Job, machine: Machine, ranks: int) -> float:
     """Return forward and backward of the rank with most work, in seconds.
 
-    Where ranks share cores it is not less than the whole work of a node over its cores.
+    Where ranks share cores, one core has ``ceil(ranks / cores)`` of them: within a step they hardly move.
     """
     batch = _batch(job, ranks)
     replicas = min((job.replicas or 1) * ranks if job.weak else (job.replicas or ranks), batch)
@@ -165,7 +165,7 @@ def compute_s(job: Job, machine: Machine, ranks: int) -> float:
         return hosted * micro_s
     local = min(active, machine.node_size)
     busy_s = micro_s * machine.slowdown(min(local, machine.cores))
-    return max(hosted, replicas * local / active / machine.cores) * busy_s
+    return hosted * -(-local // machine.cores) * busy_s
 
 
 def predict(job: Job, machine: Machine, ranks: int, strategy: str) -> Prediction:

@@ -6,6 +6,7 @@ file, and rows with median, spread, speed-up and efficiency.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -295,10 +296,13 @@ def study_from(plain: Any, name: str) -> Study:
     try:
         study = Study(**fields, trials=[Trial(**trial) for trial in plain["trials"]])
         is_whole = bool(study.trials) and all(
-            trial.workers == len(trial.phases_s) == len(trial.between_s) and trial.step_s > 0 for trial in study.trials
+            trial.workers == len(trial.phases_s) == len(trial.between_s)
+            and all(0 < one < math.inf for one in (trial.step_s, trial.step_q1_s, trial.step_q3_s))
+            and all(0 <= one < math.inf for rank in trial.phases_s for one in rank.values())
+            for trial in study.trials
         )
         summarise(study)
-    except (TypeError, KeyError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{name} is damaged: {error!r}. Hint: measure again.") from error
     if not is_whole:
         raise ConfigError(f"{name} is damaged: a trial lacks ranks or steps. Hint: measure again.")
