@@ -7,7 +7,7 @@ import pytest
 import jobs
 from ranks import once, run_processes, run_threads
 
-PROCESSES = [1, 2, 3, 4, 8]
+PROCESSES = [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 8))]
 EIGHT = [name for name, job in jobs.JOBS.items() if job.replicas == 8]
 FIVE = [name for name, job in jobs.JOBS.items() if job.replicas == 5]
 LEGS = [(4, 4), (1, 8), (3, 13), (2, None)]
@@ -43,9 +43,7 @@ def check(reports, alone, name):
     assert [report[name]["metrics"] for report in reports] == [expected["metrics"]] * world_size
 
 
-@pytest.mark.parametrize(
-    "world_size", [*PROCESSES[:-2], *(pytest.param(n, marks=pytest.mark.slow) for n in PROCESSES[-2:])]
-)
+@pytest.mark.parametrize("world_size", PROCESSES)
 @pytest.mark.parametrize("name", EIGHT)
 def test_eight_replicas_on_processes(processes, name, world_size):
     """Fingerprint, ledger and metrics are those of one process, on every rank."""
@@ -53,7 +51,7 @@ def test_eight_replicas_on_processes(processes, name, world_size):
     check(processes(world_size), processes(1), name)
 
 
-@pytest.mark.parametrize("world_size", [*PROCESSES[:-2], pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", PROCESSES[:-1])
 @pytest.mark.parametrize("name", FIVE)
 def test_five_replicas_on_processes(processes, name, world_size):
     """The same where neither the ranks divide the replicas, nor those the batch."""

@@ -109,6 +109,7 @@ def test_wrong_settings_are_code_2(tmp_path, monkeypatch, arguments, words):
     assert "[1/" not in result.output
 
 
+@pytest.mark.slow
 def test_options_that_the_script_overrules(tmp_path):
     """--replicas for a script that sets its own would prove something else than was asked: code 2, with the reason."""
     (tmp_path / "script.py").write_text(SCRIPT)

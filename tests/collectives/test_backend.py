@@ -12,7 +12,7 @@ from unisono.collectives.backend import instead_of_gloo
 from unisono.errors import ConfigError
 from unisono.launchers.spec import BACKENDS, LaunchSpec, ScriptTarget, worker_environment
 
-SIZES = [2, 3, 4]
+SIZES = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 
 
 @once

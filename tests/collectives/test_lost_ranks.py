@@ -56,6 +56,7 @@ def test_a_killed_rank_many_times():
     check_kills(50)
 
 
+@pytest.mark.slow
 def test_several_killed_ranks():
     """Two ranks killed together: the message names one or both, and nobody else."""
     for loss in lose(3, signal.SIGKILL, 60, 2):

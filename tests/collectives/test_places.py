@@ -78,6 +78,7 @@ def test_a_collective_inside_is_refused(name):
             assert text == "NotHere()"
 
 
+@pytest.mark.slow
 def test_in_real_processes():
     """Through shared memory and through torch.distributed itself: refused on the leader, and ranks still meet."""
     leader, other = run_processes(place_programs.call_all, 2)

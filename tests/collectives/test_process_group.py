@@ -10,7 +10,7 @@ from ranks import run_processes
 from unisono.collectives.process_group import store_of
 from unisono.world import World
 
-SIZES = [2, 3]
+SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -8,7 +8,7 @@ import pytest
 from collectives import shm_programs
 from ranks import once, run_processes
 
-SIZES = [2, 4]
+SIZES = [pytest.param(2, marks=pytest.mark.slow), 4]
 
 
 @once
@@ -68,6 +68,7 @@ def test_a_dead_rank_is_named(world_size):
         assert seen["expected_dead"] in seen["dead"]
 
 
+@pytest.mark.slow
 def test_leaving_after_the_last_meeting_is_no_death():
     """Ranks may end as soon as they have left a barrier, while others are still in it."""
     assert run_processes(shm_programs.leave_early, 4) == ["done"] * 4
@@ -75,5 +76,5 @@ def test_leaving_after_the_last_meeting_is_no_death():
 
 def test_nothing_is_left_behind():
     """The memory has no name, so a killed run cannot leave any."""
-    launched(2)
+    launched(4)
     assert not [path.name for path in Path("/dev/shm").iterdir() if "unisono" in path.name]

@@ -56,6 +56,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     assert load(plan_file(tmp_path, 2)) is None
 
 
+@pytest.mark.slow
 def test_ranks_measure_once_and_agree(tmp_path):
     """The first run measures and keeps the plan, the second takes it; all ranks have the same one."""
     first, second = (run_processes(shm_programs.settle, 2, str(tmp_path)) for _ in range(2))

@@ -11,8 +11,8 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "thousand_kills.py"
 
 
 def play(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), str(place), "--per-stretch", "6", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    command = [sys.executable, str(SCRIPT), str(place), "--per-stretch", "4", "--exec-every", "1", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
 
 
 def rows(path: Path) -> list[dict]:
@@ -20,24 +20,26 @@ def rows(path: Path) -> list[dict]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_row_6_many_kills(tmp_path):
     """Kills at moments that a seed decides: all stretches equal the undisturbed run; started again, it goes on."""
     place = tmp_path / "kills"
-    first = play(place, "--kills", "6")
+    first = play(place, "--kills", "4")
     assert first.returncode == 0, first.stderr
-    again = play(place, "--kills", "12")
+    again = play(place, "--kills", "8")
     assert again.returncode == 0, again.stderr
     stretches, kills = rows(place / "stretches.jsonl"), rows(place / "kills.jsonl")
-    assert sum(row["landed"] for row in stretches) >= 12
+    assert sum(row["landed"] for row in stretches) >= 8
     assert sum(row["landed"] for row in kills) == sum(row["landed"] for row in stretches)
     assert all(row["equal"] and row["seen"] == row["reference"] for row in stretches)
     assert [row["stretch"] for row in stretches] == sorted({row["stretch"] for row in kills})
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_broken_restore_is_seen(tmp_path):
     """Control: where a resume forgets the optimizer's moments, weights and optimizer differ, and the script says so."""
-    done = play(tmp_path / "kills", "--kills", "6", "--broken-restore")
+    done = play(tmp_path / "kills", "--kills", "4", "--broken-restore")
     assert done.returncode == 1, done.stderr
     last = rows(tmp_path / "kills" / "stretches.jsonl")[-1]
     assert not last["equal"]

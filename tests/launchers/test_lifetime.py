@@ -111,6 +111,7 @@ def test_second_ctrl_c(place, note):
     place.wait_gone(pids, 1.0)
 
 
+@pytest.mark.slow
 def test_ctrl_c_against_deaf_workers(place, note):
     """Workers that ignore Ctrl-C are killed when the grace is over."""
     launcher = place.start(note + "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + PID + WAIT, "-n2")

@@ -5,6 +5,8 @@ import stat
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def test_lines_carry_their_rank(place):
     """Every line of every rank has its prefix, on the stream it was written to, also without newline."""
@@ -183,6 +185,7 @@ def test_segfault_leaves_a_stack(place):
     assert "Segmentation fault" in result.stderr and "in crash" in result.stderr
 
 
+@pytest.mark.slow
 def test_failed_worker_that_cannot_end(place):
     """A thread that keeps a failed worker alive delays the verdict by seconds, not for ever."""
     result = place.run(

@@ -38,6 +38,7 @@ def test_in_one_process(name, world_size):
     check(name, [report[name] for report in run_threads(exact_cases.play, world_size, name)], world_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_in_three_processes(name):
     """Every case keeps its promise on processes joined by gloo: see the cases' docstrings."""
