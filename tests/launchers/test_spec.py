@@ -162,3 +162,9 @@ def test_launcher_is_light():
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_large_copies_go_around_the_caches():
+    """The C library is told when the worker starts, unless the user has told it something."""
+    assert environment()["GLIBC_TUNABLES"] == "glibc.cpu.x86_non_temporal_threshold=0x200000"
+    assert environment({"GLIBC_TUNABLES": "glibc.malloc.check=1"})["GLIBC_TUNABLES"] == "glibc.malloc.check=1"

@@ -201,7 +201,10 @@ class ShmProcessGroup(dist.ProcessGroup):
     def _mail_lane(self, direction: str, peer: int) -> Lane:
         if not 0 <= peer < self.size() or peer == self.rank():
             raise ConfigError(f"expected another rank from 0 to {self.size() - 1}, got {direction} with rank {peer}.")
-        return self._mail_lanes.setdefault((direction, peer), Lane(f"shm-{direction}-{peer}"))
+        lane = self._mail_lanes.get((direction, peer))
+        if lane is None:
+            lane = self._mail_lanes[direction, peer] = Lane(f"shm-{direction}-{peer}")
+        return lane
 
     def _check(self, tensors: Sequence[Tensor]) -> None:
         if not self._is_checked:
