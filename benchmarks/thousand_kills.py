@@ -49,6 +49,7 @@ WHEN = ("start",) * 6 + ("step",) * 8 + ("save",) * 6
 _LOOK_S = 0.002
 _STUCK_S = 600.0  # the machine may be busy
 _LEFTOVER_S = 30.0
+_LONGEST_DIRECTORY = 75 - len("/stretch-0000/tmp-99")  # see `unisono.data.loader.check_can_share_tensors`
 
 
 class Violation(Exception):
@@ -359,6 +360,8 @@ def main() -> int:
     parser.add_argument("--broken-restore", action="store_true")
     given = parser.parse_args()
     given.directory = given.directory.resolve()
+    if len(str(given.directory)) > _LONGEST_DIRECTORY:
+        parser.error(f"expected a path of at most {_LONGEST_DIRECTORY} bytes (loader processes have sockets below it)")
     given.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     kills_stage.warm_up()
     kills, done = (read_rows(given.directory / name) for name in ("kills.jsonl", "stretches.jsonl"))

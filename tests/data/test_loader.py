@@ -3,7 +3,9 @@
 import gc
 import multiprocessing
 import random
+import tempfile
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,6 +288,22 @@ def test_bad_settings_are_refused(settings):
     """Negative numbers of processes and an empty queue are wrong settings."""
     with pytest.raises(ConfigError, match="num_workers >= 0 and prefetch >= 1"):
         Loader(ExactSampler(4, 2), Fetcher(Numbers(), 0), range(1), **settings)
+
+
+def test_a_path_too_long_for_sockets_is_refused(monkeypatch):
+    """The longest directory for temporary files that has room for a socket works; one byte more is refused."""
+    with tempfile.TemporaryDirectory(prefix="u", dir="/tmp") as short:
+        fitting = Path(short) / ("x" * (74 - len(short)))
+        fitting.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(fitting))
+        tasks = [Task(0, np.array([3, 1], dtype=np.int64))]
+        (batch,) = fetch_all(Fetcher(Numbers(), 0), tasks, num_workers=1)
+        assert batch.y.tolist() == [3, 1]
+        monkeypatch.setattr(tempfile, "tempdir", str(fitting) + "y")
+        with pytest.raises(ConfigError, match=r"may have at most 75 bytes, got 76.*TMPDIR=/tmp"):
+            next(fetch_all(Fetcher(Numbers(), 0), tasks, num_workers=1))
+        with pytest.raises(ConfigError, match="got 76"):
+            Loader(ExactSampler(4, 2), Fetcher(Numbers(), 0), range(1), num_workers=1)
 
 
 def test_arrays_of_different_lengths_are_refused():

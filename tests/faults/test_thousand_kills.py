@@ -3,11 +3,19 @@
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "thousand_kills.py"
+
+
+@pytest.fixture
+def short_path():
+    """A directory in which loader processes have room for the paths of their sockets."""
+    with tempfile.TemporaryDirectory(prefix="k-", dir="/tmp") as place:
+        yield Path(place)
 
 
 def play(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -21,9 +29,9 @@ def rows(path: Path) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_row_6_many_kills(tmp_path):
+def test_row_6_many_kills(short_path):
     """Kills at moments that a seed decides: all stretches equal the undisturbed run; started again, it goes on."""
-    place = tmp_path / "kills"
+    place = short_path / "kills"
     first = play(place, "--kills", "4")
     assert first.returncode == 0, first.stderr
     again = play(place, "--kills", "8")
@@ -37,10 +45,10 @@ def test_row_6_many_kills(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_a_broken_restore_is_seen(tmp_path):
+def test_a_broken_restore_is_seen(short_path):
     """Control: where a resume forgets the optimizer's moments, weights and optimizer differ, and the script says so."""
-    done = play(tmp_path / "kills", "--kills", "4", "--broken-restore")
+    done = play(short_path / "kills", "--kills", "4", "--broken-restore")
     assert done.returncode == 1, done.stderr
-    last = rows(tmp_path / "kills" / "stretches.jsonl")[-1]
+    last = rows(short_path / "kills" / "stretches.jsonl")[-1]
     assert not last["equal"]
     assert {"weights", "optimizer"} <= set(last["differs"])

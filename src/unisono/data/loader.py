@@ -9,12 +9,14 @@ import ctypes
 import functools
 import hashlib
 import signal
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, final, runtime_checkable
 
 import torch
+import torch.multiprocessing
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
@@ -28,6 +30,7 @@ Transform = Callable[[Any], Any]
 
 _HASHED_WHOLE_BYTES = 1 << 30
 _HASHED_BLOCK_BYTES = 1 << 24
+_LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
 
 
 class XY(NamedTuple):
@@ -184,6 +187,7 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
     if num_workers == 0:
         yield from (fetcher[task] for task in tasks)
         return
+    check_can_share_tensors()
     yield from DataLoader(
         fetcher,  # type: ignore[arg-type]  # indexed by tasks, not by integers
         sampler=tasks,
@@ -195,6 +199,26 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
         # Its own generator: without one, every iter() draws from the process-wide stream.
         generator=torch.Generator(),
     )
+
+
+def check_can_share_tensors() -> None:
+    """Refuse a temporary directory from which data loading processes could send nothing.
+
+    They hand tensors over through a socket in it; where its path does not fit, torch's loader prints the failure of
+    each batch and waits for ever (seen with torch 2.13).
+
+    Raises:
+        ConfigError: The path is too long.
+    """
+    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+        return
+    where = tempfile.gettempdir()
+    most = _LONGEST_SOCKET_PATH - len("/pymp-12345678/listener-12345678")
+    if len(where.encode()) > most:
+        raise ConfigError(
+            f"loader processes meet in the directory for temporary files, whose path may have at most {most} bytes, "
+            f"got {len(where.encode())}: {where}. Hint: TMPDIR=/tmp, or num_workers=0."
+        )
 
 
 @final
@@ -214,6 +238,8 @@ class Loader:
     ) -> None:
         if num_workers < 0 or prefetch < 1:
             raise ConfigError(f"expected num_workers >= 0 and prefetch >= 1, got {num_workers} and {prefetch}.")
+        if num_workers:
+            check_can_share_tensors()
         self.sampler = sampler
         self.fetcher = fetcher
         self._hosted = hosted
