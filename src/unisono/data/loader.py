@@ -210,7 +210,7 @@ def check_can_share_tensors() -> None:
     Raises:
         ConfigError: The path is too long.
     """
-    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
         return
     where = tempfile.gettempdir()
     most = _LONGEST_SOCKET_PATH - len("/pymp-12345678/listener-12345678")
