@@ -18,6 +18,7 @@ from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.checks import check_whole
 from unisono.train.loop import Batch
+from unisono.train.predict import Output, Outputs, inputs_of
 from unisono.train.run import Run
 
 _SANITY_SAMPLES = 512
@@ -233,6 +234,49 @@ class Trainer:
             dataset, self._predict, metrics, collate=collate, num_workers=num_workers, limit=limit
         )
         return {prefix + name: value for name, value in scores.items()}
+
+    def predict(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 256,
+        output: Output | None = None,
+        collate: Collate | None = None,
+        num_workers: int = 0,
+        limit: int | None = None,
+    ) -> Any:
+        """Return the outputs of every sample, in the data set's order, on every rank; collective.
+
+        The batches are shared out over the ranks, nothing padded or repeated: the bits are those of one rank. Runs in
+        evaluation and inference mode. Each rank keeps all outputs in its memory: `output` can make them small.
+
+        Args:
+            dataset: Map-style; targets, where samples have some, are not looked at.
+            batch_size: Samples per forward pass; another one may give other last bits.
+            output: From a micro-batch to what is kept: a tensor with a row for each sample, or a tuple, list or
+                dictionary of such; None: what the model says.
+            collate: As in `Run.loader`.
+            num_workers: As in `Run.loader`.
+            limit: Only the first so many samples.
+
+        Returns:
+            Tensors on the CPU with a row for each sample, (n, ...), in the structure of `output` (lists are tuples).
+
+        Raises:
+            ConfigError: An output is something else.
+            RankDivergence: Outputs differ in structure, dtype or row shape.
+        """
+        check_whole(batch_size=batch_size, limit=limit)
+        chosen = output or (lambda micro: self.model(inputs_of(micro)))
+        kept = Outputs(min(len(dataset), limit or len(dataset)), batch_size, self.run.transport)
+
+        def keep(micro: Any) -> Any:
+            kept.add(chosen(micro))
+            return None, None
+
+        how: dict[str, Any] = {"batch_size": batch_size, "collate": collate, "num_workers": num_workers, "limit": limit}
+        self.run.evaluate(dataset, keep, {}, **how)
+        return kept.gather()
 
     def _predict(self, micro: Any) -> tuple[Tensor, Tensor]:
         return self.model(micro.x), micro.y

@@ -1,0 +1,113 @@
+"""Prediction: the outputs of every sample, in order, shared out over the ranks and gathered on all of them."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from unisono.collectives.transport import Transport
+from unisono.errors import ConfigError, RankDivergence
+from unisono.placement import cut
+
+Output = Callable[[Any], Any]
+"""From a micro-batch to a tensor with a row for each sample, or a tuple, list or dictionary of such tensors."""
+
+_Kind = list[Any]
+"""A structure as JSON: ``"tensor"``, ``"tuple"`` or ``"dict"``; then name, dtype and row shape of each tensor."""
+
+
+def inputs_of(micro: Any) -> Any:
+    """Return what the model is called with: the inputs of a pair, the only field of a micro-batch, or all of it."""
+    if isinstance(micro, tuple | list) and len(micro) == 1:
+        return micro[0]
+    return getattr(micro, "x", micro)
+
+
+@final
+class Outputs:
+    """Keeps, in host memory, what the batches of this rank give, and puts those of all ranks together.
+
+    The batches are shared out as `evaluate` does it: contiguous runs, in rank order.
+
+    Args:
+        num_samples: Of the data set.
+        batch_size: Samples per forward pass; the last batch may be short.
+        transport: Joins the ranks.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, transport: Transport) -> None:
+        shares = cut(-(-num_samples // batch_size), transport.world_size)
+        self._rows = [min(share.stop * batch_size, num_samples) - share.start * batch_size for share in shares]
+        self._rows = [max(rows, 0) for rows in self._rows]
+        mine = shares[transport.rank]
+        self._sizes = [min(batch_size, num_samples - number * batch_size) for number in mine]
+        self._num_samples, self._transport = num_samples, transport
+        self._kinds: list[_Kind] = []
+        self._parts: list[list[Tensor]] = []
+
+    def add(self, output: Any) -> None:
+        """Keep the output of the next batch; one that only repeats work, to keep ranks in step, is passed over.
+
+        Raises:
+            ConfigError: It is not made of tensors with a row for each sample.
+        """
+        turn = len(self._parts)
+        if turn == len(self._sizes):
+            return
+        structure, named = _taken_apart(output)
+        for name, leaf in named:
+            if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != self._sizes[turn]:
+                got = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+                raise ConfigError(
+                    f"expected a tensor with {self._sizes[turn]} rows, one for each sample, as {name}, got {got}. "
+                    "Hint: predict(output=lambda micro: ...) chooses what is kept."
+                )
+        kind = [structure, *([name, str(leaf.dtype)[6:], list(leaf.shape[1:])] for name, leaf in named)]
+        if kind not in self._kinds:
+            self._kinds.append(kind)
+        self._parts.append([leaf.detach().to("cpu", copy=True) for _, leaf in named])
+
+    def gather(self) -> Any:
+        """Return the outputs of all samples, in the data set's order, on every rank; collective.
+
+        Raises:
+            RankDivergence: Batches gave outputs of different structures, dtypes or row shapes; on all ranks.
+        """
+        everyone = self._transport.all_gather_json(self._kinds)
+        told = [(rank, kind) for rank, kinds in enumerate(everyone) for kind in kinds]
+        kind = told[0][1]
+        for rank, other in told:
+            if other != kind:
+                raise RankDivergence(
+                    f"expected outputs of one structure, dtype and row shape, got {kind} on rank 0 and {other} on "
+                    f"rank {rank}. Hint: pad to one length, in collate or in predict(output=...)."
+                )
+        structure, *described = kind
+        tensors = {name: self._gather(number, *how) for number, (name, *how) in enumerate(described)}
+        if structure == "tensor":
+            return tensors["output"]
+        return tuple(tensors.values()) if structure == "tuple" else tensors
+
+    def _gather(self, number: int, dtype_name: str, shape: list[int]) -> Tensor:
+        """Return field `number` of all samples: the bytes of every rank's rows, filled up to the longest share."""
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        own = torch.cat([part[number] for part in self._parts] or [torch.empty((0, *shape), dtype=dtype)])
+        row_bytes = own[:0].element_size() * torch.Size(shape).numel()
+        ranks, longest = len(self._rows), max(self._rows) * row_bytes
+        if ranks == 1 or longest == 0:
+            return own if ranks == 1 else own.new_empty((self._num_samples, *shape))
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: own.nbytes] = own.reshape(-1).view(torch.uint8)
+        everything = torch.empty(ranks * longest, dtype=torch.uint8)
+        self._transport.all_gather(mine, everything)
+        rows = zip(everything.view(ranks, longest), self._rows, strict=True)
+        return torch.cat([row[: count * row_bytes] for row, count in rows]).view(dtype).view(-1, *shape)
+
+
+def _taken_apart(output: Any) -> tuple[str, list[tuple[str, Any]]]:
+    if isinstance(output, dict):
+        return "dict", [(str(name), value) for name, value in output.items()]
+    if isinstance(output, tuple | list):
+        return "tuple", [(f"output[{index}]", value) for index, value in enumerate(output)]
+    return "tensor", [("output", output)]
