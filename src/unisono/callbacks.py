@@ -10,6 +10,7 @@ from unisono.train.callbacks.monitors import LearningRateMonitor as LearningRate
 from unisono.train.callbacks.monitors import LossAverage as LossAverage
 from unisono.train.callbacks.monitors import MemoryMonitor as MemoryMonitor
 from unisono.train.callbacks.monitors import SamplePredictions as SamplePredictions
+from unisono.train.callbacks.profiler import Profiler as Profiler
 from unisono.train.callbacks.stopping import EarlyStopping as EarlyStopping
 from unisono.train.callbacks.stopping import TimeLimit as TimeLimit
 from unisono.train.callbacks.tensorboard import TensorBoard as TensorBoard
