@@ -14,6 +14,8 @@ from unisono.train.callbacks.profiler import Profiler as Profiler
 from unisono.train.callbacks.stopping import EarlyStopping as EarlyStopping
 from unisono.train.callbacks.stopping import TimeLimit as TimeLimit
 from unisono.train.callbacks.tensorboard import TensorBoard as TensorBoard
+from unisono.train.callbacks.trackers import MLflow as MLflow
+from unisono.train.callbacks.trackers import WandB as WandB
 from unisono.train.schedulers import Plateau as Plateau
 from unisono.train.schedulers import warmup_cosine as warmup_cosine
 from unisono.train.schedulers import warmup_linear as warmup_linear
