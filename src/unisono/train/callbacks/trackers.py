@@ -1,4 +1,4 @@
-"""What a trainer logs, for MLflow and for Weights & Biases (extras ``mlflow`` and ``wandb``, imported on a run's start).
+"""What a trainer logs, for MLflow and Weights & Biases (extras ``mlflow`` and ``wandb``, imported when a run starts).
 
 Neither sends anything anywhere unless it is told to: MLflow writes a database in the run directory, Weights & Biases
 stays offline.
