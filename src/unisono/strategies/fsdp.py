@@ -62,7 +62,8 @@ def _push(stack: Stack, replica: int, value: list[Tensor], leaves: int) -> None:
     while len(stack) > 1 and are_siblings(stack[-2][0], stack[-1][0], leaves):
         right_node, right = stack.pop()
         left_node, left = stack.pop()
-        torch._foreach_add_(left, right)
+        if left:  # a model may have no buffers
+            torch._foreach_add_(left, right)
         stack.append(((left_node[0], right_node[1]), left))
 
 
