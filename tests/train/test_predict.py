@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import unisono
-from ranks import run_threads
+from ranks import run_processes, run_threads
+from train.callbacks.small import predicted
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
 from unisono.errors import ConfigError, RankDivergence
 from unisono.train.predict import Outputs, inputs_of
@@ -101,3 +102,10 @@ def test_other_shapes_are_refused():
             predict(transport, output=lambda micro: micro.x[:, : 6 if len(micro.x) == 5 else 1])
 
     run_ranks(program, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
+def test_strategies_that_share_a_model(strategy):
+    """Where the model itself is spread over two processes, the bits are those of the whole one."""
+    assert run_processes(predicted, 2, strategy) == run_threads(predicted, 1, "exact") * 2

@@ -5,6 +5,7 @@ from torch import nn
 
 import unisono
 from ranks import run_threads
+from unisono.callbacks import Profiler
 
 STEPS = 10
 
@@ -37,3 +38,18 @@ def everywhere(program, worlds=(1, 2, 3)):
     for world_size in worlds:
         assert run_threads(program, world_size) == [expected] * world_size
     return expected
+
+
+def profiled(transport, out, first, number):
+    """Fit with a profiler; return the fingerprint."""
+    return fit([Profiler(first, number)], transport=transport or "auto", out=out)[0]["fingerprint"]
+
+
+def predicted(transport, strategy):
+    """Fit a model without buffers, and return the bits of what it says of the data, uneven batches of them."""
+    with unisono.Run(seed=0, replicas=4, strategy=strategy, transport=transport or "auto") as run:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+        trainer.fit(data(), epochs=1, batch_size=12, show_progress=False)
+        return [value.hex() for value in trainer.predict(data(), batch_size=12).flatten().tolist()]

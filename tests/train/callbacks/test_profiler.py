@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ranks import run_processes, run_threads
-from train.callbacks.small import fit
+from train.callbacks.small import fit, profiled
 from unisono.callbacks import Profiler
 from unisono.errors import ConfigError
 
@@ -17,11 +17,6 @@ def steps_of(trace):
         for event in trace["traceEvents"]
         if event.get("cat") == "step"
     }
-
-
-def profiled(transport, out, first, number):
-    """Fit with a profiler; return the fingerprint."""
-    return fit([Profiler(first, number)], transport=transport or "auto", out=out)[0]["fingerprint"]
 
 
 def test_a_window_of_steps(tmp_path):
