@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unisono.doctor.finding import Finding
 
 
-@click.command(short_help="Look for what would spoil a run: of this machine, or in a script.")
+@click.command(short_help="Find what would spoil a run: this machine, a script.")
 @click.argument("script", required=False, metavar="[SCRIPT]")
 @click.option(
     "--dir", "directory", type=click.Path(), metavar="DIR", help="Also test whether checkpoints are safe in DIR."

@@ -15,7 +15,7 @@ VERBS = {
     "checkpoint": "Look after what a run has saved.",
     "bench": "Measure scaling, collectives, strategies; propose settings.",
     "forecast": "Forecast training on more ranks than there are.",
-    "doctor": "Look for what would spoil a run: of this machine, or in a script.",
+    "doctor": "Find what would spoil a run: this machine, a script.",
     "report": "Put runs, scaling and forecasts on one page.",
 }
 

@@ -98,7 +98,9 @@ def torn_reads(path: Path, replace: Callable[[Path], Callable[[bytes], None]] | 
 
     def read() -> None:
         nonlocal torn
-        while not done.is_set():
+        is_last = False
+        while not is_last:
+            is_last = done.is_set()  # before the read: the last version is read too
             try:
                 seen = path.read_bytes()
             except OSError:
