@@ -108,6 +108,7 @@ CASES = [
         "model = DDP(model)\nl = DataLoader(data, shuffle=True)  # <-",
         "model = DDP(model)\nl = DataLoader(data, sampler=DistributedSampler(data))",
     ),
+    ("shuffle-and-sampler", None, "l = DataLoader(data, sampler=None, shuffle=True)"),
     ("unseeded-shuffle", "random.shuffle(order)  # <-", "random.seed(3)\nrandom.shuffle(order)"),
     ("unseeded-shuffle", "order = np.random.permutation(9)  # <-", "order = np.random.default_rng(3).permutation(9)"),
     ("unseeded-shuffle", "order = np.random.default_rng()  # <-", "random.Random(3).shuffle(order)"),
@@ -197,6 +198,25 @@ def test_a_script_that_python_cannot_read_is_one_finding():
     assert (finding.name, finding.status, finding.line) == ("syntax", "fail", 3)
     (finding,) = examine("x = '\0'\n")
     assert (finding.name, finding.status) == ("syntax", "fail")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "f(f'')", "f(*a, **k)", "f()()", "(lambda: 0)()", "if rank: pass", "x = y = z[0] = f'{a}{b}'",
+     "a.b().c()",
+     "for x, *y in f: x += 1", "match x:\n    case 1: f()", "parser.add_argument(*names)", "torch.save()", "DDP()",
+     "x = '\\d'", "# a\r\nf(f'{x!r:>{3}}')\r\n", "async def f():\n    async with a: await b()", "class A: x = f()"],
+)  # fmt: skip
+def test_odd_but_whole_programs_have_no_mistake(text):
+    """No rule stumbles over syntax that it does not know."""
+    assert examine(HEAD + text) == []
+
+
+def test_lines_are_counted_as_python_does():
+    """A form feed in the text ends no line, for the finding as for the comment that silences it."""
+    text = "a = '\x0c'\nif rank == 0:\n    dist.barrier()"
+    assert [finding.line for finding in examine(HEAD + text)] == [HEAD.count("\n") + 3]
+    assert examine(f"{HEAD}{text}  # unisono: ignore[collective-on-some-ranks]") == []
 
 
 def test_a_line_can_be_silenced_for_one_rule():

@@ -131,7 +131,7 @@ def _devices(source: Source, call: ast.Call) -> Iterator[ast.expr]:
     if isinstance(listed, ast.List | ast.Tuple):
         yield from listed.elts
     for text in call.args[:1]:
-        if isinstance(text, ast.JoinedStr) and isinstance(text.values[0], ast.Constant) and len(text.values) == 2:
+        if isinstance(text, ast.JoinedStr) and len(text.values) == 2 and isinstance(text.values[0], ast.Constant):
             value = text.values[1]
             if text.values[0].value == "cuda:" and isinstance(value, ast.FormattedValue):
                 yield value.value

@@ -66,7 +66,8 @@ def shuffle_and_sampler(source: Source) -> Iterator[Mistake]:
     for call in source.calls(*_LOADERS):
         if not is_true(keyword(call, "shuffle")):
             continue
-        if keyword(call, "sampler") is not None:
+        sampler = keyword(call, "sampler")
+        if sampler is not None and ast.unparse(sampler) != "None":
             yield Mistake(
                 call.lineno, "fail", "DataLoader has both sampler and shuffle=True: torch raises ValueError",
                 "leave shuffle out; the sampler shuffles already.",

@@ -27,10 +27,10 @@ class Source:
 
     def __init__(self, text: str) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of the script; not ours to say
+            warnings.simplefilter("ignore")  # of the script; not ours to say
             compile(text, "script", "exec", dont_inherit=True)  # sees what parsing alone does not: return outside
             self.tree = ast.parse(text)
-        self.lines = text.splitlines()
+        self.lines = text.replace("\r\n", "\n").split("\n")  # as Python counts: a form feed ends no line
         self._parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
         self._imported = dict(self._imports())
 
