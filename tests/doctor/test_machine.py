@@ -98,7 +98,7 @@ def test_interfaces(tmp_path):
 
 
 def test_host_name():
-    """A name for loopback, and one for nothing (reserved by RFC 2606), are warnings; an address is well."""
+    """A name for loopback is a warning; an address is well."""
     assert check_host_name("localhost").status == "warn"
     assert check_host_name("10.0.0.1").status == "ok"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono.doctor.finding import Finding
 
-START_S = 90.0
+START_S = 120.0
 """Longest wait for the whole, of which loading torch twice is nearly all."""
 _PROGRAM = ("-m", "unisono", "run", "-n", "2", "--threads", "1", "-m", "unisono.doctor.talk")
 

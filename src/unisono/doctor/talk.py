@@ -19,8 +19,8 @@ from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.world import World
 
-WAIT_S = 5.0
-"""Longest wait for the other process."""
+WAIT_S = 60.0
+"""Longest wait for the other process, which may still be loading torch; the conversation itself takes a moment."""
 _ROUNDS = 50
 _SIZES = (1 << 10, 1 << 18)
 
