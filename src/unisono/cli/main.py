@@ -15,6 +15,7 @@ VERBS = {
     "checkpoint": "Look after what a run has saved.",
     "bench": "Measure scaling, collectives, strategies; propose settings.",
     "forecast": "Forecast training on more ranks than there are.",
+    "doctor": "Find what would spoil a run: this machine, a script.",
     "report": "Put runs, scaling and forecasts on one page.",
 }
 

@@ -1,0 +1,239 @@
+"""Rules about who does what: ranks and devices, collectives, downloads, saved files (pure).
+
+Each takes a `Source` and yields its mistakes; `PLACEMENT_RULES` holds them by name.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+from unisono.doctor.finding import Status
+from unisono.doctor.source import Source, is_true, keyword
+
+COLLECTIVES = frozenset(
+    f"torch.distributed.{name}"
+    for name in (
+        "barrier", "monitored_barrier", "broadcast", "broadcast_object_list", "all_reduce", "reduce", "all_gather",
+        "all_gather_object", "all_gather_into_tensor", "all_gather_single", "gather", "gather_object", "scatter",
+        "scatter_object_list", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
+        "all_to_all_single", "new_group", "init_process_group",
+    )
+)  # fmt: skip
+_GLOBAL_RANK = ("rank", "global_rank", "world_rank")
+_DOWNLOADERS = (
+    "urllib.request.urlretrieve", "torch.hub.download_url_to_file", "torch.hub.load_state_dict_from_url",
+    "torchvision.datasets.utils.download_url", "torchvision.datasets.utils.download_and_extract_archive",
+    "gdown.download",
+)  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A place that breaks a rule."""
+
+    line: int
+    status: Status
+    detail: str
+    hint: str
+
+
+Rule = Callable[[Source], Iterator[Mistake]]
+
+
+def is_distributed(source: Source) -> bool:
+    """Whether the script is meant for several processes."""
+    return source.imports("torch.distributed") or source.imports("torch.nn.parallel.DistributedDataParallel")
+
+
+def collective_on_some_ranks(source: Source) -> Iterator[Mistake]:
+    """A collective that only some ranks reach: the others wait until the time-out."""
+    hint = "call it on all ranks, outside of the condition; only the printing or saving belongs inside."
+    for call in source.calls(*COLLECTIVES):
+        name = source.name(call)
+        if keyword(call, "group") is not None:
+            continue  # a group of some ranks may well be called by these alone
+        for condition, in_body in source.rank_conditions(call):
+            other = condition.orelse if in_body else condition.body
+            if not _calls(source, other, name) and not _is_paired(source, call, name):
+                yield Mistake(
+                    call.lineno, "fail",
+                    f"{_short(name)} is called only where `{ast.unparse(condition.test)}` (line {condition.lineno}): "
+                    "the other ranks never join, and all wait until the time-out", hint,
+                )  # fmt: skip
+                break
+        else:
+            yield from _after_leaving(source, call, hint)
+
+
+def _after_leaving(source: Source, call: ast.Call, hint: str) -> Iterator[Mistake]:
+    """A collective that some ranks miss because they have returned before it."""
+    inner: ast.AST = call
+    for outer in source.above(call):
+        body = [
+            block for block in (getattr(outer, "body", []), getattr(outer, "orelse", [])) if isinstance(block, list)
+        ]
+        for block in (block for block in body if inner in block):
+            for before in block[: block.index(inner)]:
+                leaves = isinstance(before, ast.If) and isinstance(before.body[-1], ast.Return)
+                if leaves and not before.orelse and source.asks_for_rank(before.test):
+                    yield Mistake(
+                        call.lineno, "fail",
+                        f"{_short(source.name(call))} comes after ranks with `{ast.unparse(before.test)}` returned "
+                        f"(line {before.lineno}): the others wait until the time-out", hint,
+                    )  # fmt: skip
+                    return
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return
+        inner = outer
+
+
+def _is_paired(source: Source, call: ast.Call, name: str) -> bool:
+    """Whether its function calls the same under another condition: "first rank 0, then the rest" is right."""
+    tests = {
+        ast.unparse(condition.test)
+        for other in source.calls(name, within=source.scope(call))
+        for condition, _ in source.rank_conditions(other)
+    }
+    return name == "torch.distributed.barrier" and len(tests) > 1
+
+
+def rank_as_device(source: Source) -> Iterator[Mistake]:
+    """The global rank as the number of a GPU: right on the first machine only."""
+    hint = "use the local rank, int(os.environ['LOCAL_RANK']), which starts at 0 on each machine."
+    proven = {
+        name
+        for assign in source.nodes(ast.Assign)
+        if _is_global_rank(source, assign.value)
+        for name in map(ast.unparse, assign.targets)
+    }
+    for call in source.nodes(ast.Call):
+        for value in _devices(source, call):
+            spelled = ast.unparse(value)
+            is_proven = spelled in proven or _is_global_rank(source, value)
+            if not is_proven and spelled.rpartition(".")[2] not in _GLOBAL_RANK:
+                continue
+            told = f"`{spelled}` names a GPU" + (": it is the rank among all machines" if is_proven else "")
+            trap = "from the second machine on there is no such GPU" + ("" if is_proven else ", unless it is local")
+            yield Mistake(call.lineno, "fail" if is_proven else "warn", f"{told}; {trap}", hint)
+
+
+def _devices(source: Source, call: ast.Call) -> Iterator[ast.expr]:
+    """Yield the expressions that a call takes for the number of a GPU."""
+    name, attribute = source.name(call), call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if name == "torch.cuda.set_device" or (attribute in ("cuda", "to") and name != "torch.cuda"):
+        yield from (value for value in call.args[:1] if isinstance(value, ast.Name | ast.Attribute | ast.Call))
+    if name == "torch.device" and len(call.args) > 1:
+        yield call.args[1]
+    listed = keyword(call, "device_ids")
+    if isinstance(listed, ast.List | ast.Tuple):
+        yield from listed.elts
+    for text in call.args[:1]:
+        if isinstance(text, ast.JoinedStr) and len(text.values) == 2 and isinstance(text.values[0], ast.Constant):
+            value = text.values[1]
+            if text.values[0].value == "cuda:" and isinstance(value, ast.FormattedValue):
+                yield value.value
+
+
+def _is_global_rank(source: Source, value: ast.AST) -> bool:
+    text = ast.unparse(value)
+    return source.name(value) == "torch.distributed.get_rank" or bool(
+        re.search(r"""environ(\.get\(|\[)['"](RANK|SLURM_PROCID|OMPI_COMM_WORLD_RANK)['"]""", text)
+        and not re.search(r"[%/]", text)
+    )
+
+
+def local_rank_as_rank(source: Source) -> Iterator[Mistake]:
+    """The local rank where the rank is meant: two machines then have two ranks 0."""
+    for call in source.calls("torch.distributed.init_process_group"):
+        value = keyword(call, "rank")
+        if value is not None and re.search(r"local_?rank", ast.unparse(value), re.IGNORECASE):
+            yield Mistake(
+                call.lineno, "fail", f"`rank={ast.unparse(value)}`: on two machines, two processes have it",
+                "leave rank and world_size out: the launcher's variables say them.",
+            )  # fmt: skip
+    for call in source.calls("torch.save"):
+        for condition, in_body in source.rank_conditions(call):
+            if in_body and re.search(r"local_?rank", ast.unparse(condition.test), re.IGNORECASE):
+                yield Mistake(
+                    call.lineno, "warn",
+                    f"one process a machine saves (`{ast.unparse(condition.test)}`, line {condition.lineno}): in a "
+                    "shared directory they write the same file",
+                    "ask for the rank among all: dist.get_rank() == 0.",
+                )  # fmt: skip
+                break
+
+
+def local_rank_option(source: Source) -> Iterator[Mistake]:
+    """An option in one of the two spellings that launchers have passed."""
+    for call in source.nodes(ast.Call):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
+            continue
+        flags = {value.value for value in call.args if isinstance(value, ast.Constant)}
+        declared = [flag for flag in ("--local_rank", "--local-rank") if flag in flags]
+        if len(declared) == 1:
+            yield Mistake(
+                call.lineno, "warn", f"only {declared[0]} is understood; torch.distributed.launch passes "
+                "--local-rank since torch 2.0 (before: --local_rank), torchrun passes neither",
+                "read os.environ['LOCAL_RANK'], or declare both spellings.",
+            )  # fmt: skip
+
+
+def download_on_every_rank(source: Source) -> Iterator[Mistake]:
+    """A download that all ranks begin at once, into one file."""
+    for call in source.nodes(ast.Call):
+        name = source.name(call)
+        if not (is_true(keyword(call, "download")) or name in _DOWNLOADERS) or not is_distributed(source):
+            continue
+        if any(source.rank_conditions(call)) or source.inside_with(call, r"(?i)lock|first|rank"):
+            continue
+        yield Mistake(
+            call.lineno, "fail", f"{_short(name) or 'this'} downloads in every process, to one file at once",
+            "download where rank == 0, then dist.barrier() on all, then open it with download=False.",
+        )  # fmt: skip
+
+
+def save_on_every_rank(source: Source) -> Iterator[Mistake]:
+    """A file that all ranks write at once."""
+    for call in source.calls("torch.save"):
+        path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
+        if not is_distributed(source) or any(source.rank_conditions(call)) or path is None or source.names_rank(path):
+            continue
+        if _is_guarded_function(source, call):
+            continue
+        yield Mistake(
+            call.lineno, "warn", f"every process writes {ast.unparse(path)}: a reader may find half a file",
+            "save where dist.get_rank() == 0, to a temporary name, then os.replace() it.",
+        )  # fmt: skip
+
+
+def _is_guarded_function(source: Source, call: ast.Call) -> bool:
+    """Whether the function around `call` returns early on other ranks, or is called under a condition."""
+    scope = source.scope(call)
+    if isinstance(scope, ast.Module):
+        return False
+    for condition in source.in_scope(ast.If, scope):
+        if condition.lineno < call.lineno and isinstance(condition.body[-1], ast.Return):
+            return source.asks_for_rank(condition.test)
+    uses = [use for use in source.nodes(ast.Call) if ast.unparse(use.func) in (scope.name, f"self.{scope.name}")]
+    return bool(uses) and all(any(source.rank_conditions(use)) for use in uses)
+
+
+def _calls(source: Source, block: list[ast.stmt], name: str) -> bool:
+    return any(True for statement in block for _ in source.calls(name, within=statement))
+
+
+def _short(name: str) -> str:
+    return ".".join(name.split(".")[-2:]).replace("distributed.", "dist.")
+
+
+PLACEMENT_RULES: dict[str, Rule] = {
+    "collective-on-some-ranks": collective_on_some_ranks,
+    "rank-as-device": rank_as_device,
+    "local-rank-as-rank": local_rank_as_rank,
+    "local-rank-option": local_rank_option,
+    "download-on-every-rank": download_on_every_rank,
+    "save-on-every-rank": save_on_every_rank,
+}

@@ -1,0 +1,272 @@
+"""Each known mistake is found on its line, and what only looks like it is left alone."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from unisono.doctor.script import RULES, examine
+
+HEAD = """\
+import os, random, torch
+import numpy as np
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, random_split
+"""
+
+# Rule, wrong lines (the mistake is marked by "# <-"), the same put right.
+CASES = [
+    (
+        "missing-set-epoch",
+        "sampler = DistributedSampler(data)  # <-\nfor epoch in range(3):\n    step()",
+        "sampler = DistributedSampler(data)\nfor epoch in range(3):\n    sampler.set_epoch(epoch)",
+    ),
+    (
+        "missing-set-epoch",
+        "s = torch.utils.data.DistributedSampler(data)  # <-\nfor e in range(epochs):\n    step()",
+        "s = DistributedSampler(test, shuffle=False)\nfor epoch in range(3):\n    step()",
+    ),
+    ("missing-set-epoch", None, "sampler = DistributedSampler(data)\nfor batch in loader:\n    step()"),
+    (
+        "rank-as-device",
+        "rank = dist.get_rank()\ntorch.cuda.set_device(rank)  # <-",
+        "rank = dist.get_rank()\ntorch.cuda.set_device(rank % torch.cuda.device_count())",
+    ),
+    ("rank-as-device", "model.to(int(os.environ['RANK']))  # <-", "model.to(int(os.environ['LOCAL_RANK']))"),
+    ("rank-as-device", "model = DDP(model, device_ids=[rank])  # <-", "model = DDP(model, device_ids=[local_rank])"),
+    ("rank-as-device", "d = torch.device(f'cuda:{args.rank}')  # <-", "d = torch.device(f'cuda:{args.local_rank}')"),
+    ("rank-as-device", "d = torch.device('cuda', rank)  # <-", "x.to(device)\ny.cuda()\nz.to('cpu')"),
+    (
+        "local-rank-as-rank",
+        "dist.init_process_group('nccl', world_size=n, rank=args.local_rank)  # <-",
+        "dist.init_process_group('nccl')",
+    ),
+    (
+        "local-rank-as-rank",
+        "if local_rank == 0:\n    torch.save(x, 'a.pt')  # <-",
+        "if dist.get_rank() == 0:\n    torch.save(x, 'a.pt')",
+    ),
+    (
+        "local-rank-option",
+        "parser.add_argument('--local_rank', type=int)  # <-",
+        "parser.add_argument('--local_rank', '--local-rank', type=int)",
+    ),
+    (
+        "collective-on-some-ranks",
+        "if dist.get_rank() == 0:\n    print(1)\n    dist.barrier()  # <-",
+        "if dist.get_rank() == 0:\n    print(1)\ndist.barrier()",
+    ),
+    (
+        "collective-on-some-ranks",
+        "if is_main_process() and x:\n    dist.all_reduce(loss)  # <-",
+        "if dist.get_world_size() > 1:\n    dist.all_reduce(loss)",
+    ),
+    (
+        "collective-on-some-ranks",
+        "def f(rank):\n    if rank != 0:\n        return\n    save()\n    dist.barrier()  # <-",
+        "def f(rank):\n    dist.barrier()\n    if rank != 0:\n        return\n    save()",
+    ),
+    (
+        "collective-on-some-ranks",
+        "if rank == 0:\n    pass\nelse:\n    dist.broadcast(x, 0)  # <-",
+        "if rank == 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)",
+    ),
+    ("collective-on-some-ranks", None, "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()"),
+    ("collective-on-some-ranks", None, "if rank < 2:\n    dist.all_reduce(x, group=pair)"),
+    ("collective-on-some-ranks", None, "if local_rank != -1:\n    dist.init_process_group('nccl')"),
+    ("collective-on-some-ranks", None, "if rank == 0:\n    def later():\n        dist.barrier()"),
+    (
+        "download-on-every-rank",
+        "data = MNIST('data', download=True)  # <-",
+        "if rank == 0:\n    MNIST('data', download=True)\ndist.barrier()\ndata = MNIST('data', download=False)",
+    ),
+    (
+        "download-on-every-rank",
+        "torch.hub.load_state_dict_from_url(url)  # <-",
+        "with FileLock('data.lock'):\n    torch.hub.load_state_dict_from_url(url)",
+    ),
+    ("download-on-every-rank", None, "data = MNIST('data', download=rank == 0)"),
+    (
+        "save-on-every-rank",
+        "torch.save(model, 'a.pt')  # <-",
+        "torch.save(model, f'a-{rank}.pt')\nif rank == 0:\n    torch.save(model, 'a.pt')",
+    ),
+    (
+        "save-on-every-rank",
+        "def save():\n    torch.save(model, 'a.pt')  # <-\nsave()",
+        "def save():\n    torch.save(model, 'a.pt')\nif rank == 0:\n    save()",
+    ),
+    ("save-on-every-rank", None, "def save(rank):\n    if rank != 0:\n        return\n    torch.save(model, 'a.pt')"),
+    (
+        "shuffle-and-sampler",
+        "l = DataLoader(data, sampler=s, shuffle=True)  # <-",
+        "l = DataLoader(data, sampler=s)",
+    ),
+    (
+        "shuffle-and-sampler",
+        "model = DDP(model)\nl = DataLoader(data, shuffle=True)  # <-",
+        "model = DDP(model)\nl = DataLoader(data, sampler=DistributedSampler(data))",
+    ),
+    ("shuffle-and-sampler", None, "l = DataLoader(data, sampler=None, shuffle=True)"),
+    ("unseeded-shuffle", "random.shuffle(order)  # <-", "random.seed(3)\nrandom.shuffle(order)"),
+    ("unseeded-shuffle", "order = np.random.permutation(9)  # <-", "order = np.random.default_rng(3).permutation(9)"),
+    ("unseeded-shuffle", "order = np.random.default_rng()  # <-", "random.Random(3).shuffle(order)"),
+    (
+        "unseeded-shuffle",
+        "random.seed(3)\na, b = random_split(data, [9, 1])  # <-",
+        "a, b = random_split(data, [9, 1], generator=g)\ntorch.manual_seed(3)\nx = torch.randperm(9)",
+    ),
+    (
+        "evaluation-with-gradients",
+        "def test():\n    model.eval()\n    for x in loader:\n        y = model(x)  # <-",
+        "def test():\n    model.eval()\n    with torch.no_grad():\n        y = model(x)",
+    ),
+    (
+        "evaluation-with-gradients",
+        "model.eval()\ny = model(x)  # <-\nmodel.train()",
+        "model.eval()\nmodel.train()\ny = model(x)",
+    ),
+    ("evaluation-with-gradients", None, "@torch.inference_mode()\ndef test():\n    model.eval()\n    y = model(x)"),
+    ("evaluation-with-gradients", None, "model.eval()\nmodel(x).sum().backward()"),
+    (
+        "kept-graph",
+        "for x in l:\n    loss = f(x)\n    loss.backward()\n    total += loss  # <-",
+        "for x in l:\n    loss = f(x)\n    loss.backward()\n    total += loss.item()",
+    ),
+    (
+        "kept-graph",
+        "for x in l:\n    loss = f(x)\n    loss.backward()\n    ema = 0.9 * ema + 0.1 * loss  # <-",
+        "for x in l:\n    loss = f(x)\n    loss.backward()\n    ema = 0.9 * ema + 0.1 * float(loss)",
+    ),
+    (
+        "kept-graph",
+        None,
+        "for x in l:\n    loss = f(x)\n    loss += g(x)\n    total = loss + h(x)\n    total.backward()",
+    ),
+    (
+        "module-prefix",
+        "model = DDP(model)\nif rank == 0:\n    torch.save({'model': model.state_dict()}, 'a.pt')  # <-",
+        "model = DDP(model)\nif rank == 0:\n    torch.save(model.module.state_dict(), 'a.pt')",
+    ),
+    ("module-prefix", None, "wrapped = DDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'a.pt')"),
+    ("load-without-map-location", "s = torch.load('a.pt')  # <-", "s = torch.load('a.pt', map_location='cpu')"),
+    ("deprecated-name", "dist.all_gather_into_tensor(a, b)  # <-", "dist.all_gather(a, b)"),
+    ("deprecated-name", "from torch.cuda.amp import autocast  # <-", "from torch.amp import autocast"),
+    ("deprecated-name", "from torchtext.data import utils  # <-", "from mytext.data import utils"),
+    ("deprecated-name", "model = torch.nn.DataParallel(model)  # <-", "model = DDP(model)"),
+]
+
+
+def found(rule, text):
+    return [finding.line for finding in examine(HEAD + text + "\n") if finding.name == rule]
+
+
+@pytest.mark.parametrize(("rule", "wrong", "right"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)])
+def test_a_mistake_is_found_on_its_line_and_what_is_right_is_not(rule, wrong, right):
+    """One finding where the arrow is; none when it is put right."""
+    if wrong is not None:
+        lines = (HEAD + wrong).splitlines()
+        assert found(rule, wrong) == [number for number, line in enumerate(lines, 1) if line.endswith("# <-")]
+    assert found(rule, right) == []
+
+
+def test_every_rule_has_a_case():
+    """A rule without an example of both kinds would not be noticed otherwise."""
+    assert {rule for rule, wrong, _ in CASES if wrong} == set(RULES)
+    assert {rule for rule, _, right in CASES if right} == set(RULES)
+
+
+def test_every_finding_says_what_to_do():
+    """Status, words and remedy are there, on one line each."""
+    findings = [finding for _, wrong, _ in CASES if wrong for finding in examine(HEAD + wrong)]
+    assert all(finding.status in ("warn", "fail") and finding.detail and finding.hint for finding in findings)
+    assert not any("\n" in finding.detail + finding.hint for finding in findings)
+
+
+def test_a_proven_rank_fails_and_one_by_name_warns():
+    """A parameter called rank may be local (one machine, mp.spawn); what comes from get_rank() is not."""
+    text = "rank = dist.get_rank()\ntorch.cuda.set_device(rank)\n"
+    assert [finding.status for finding in examine(HEAD + text)] == ["fail"]
+    text = "def main(rank, world_size):\n    torch.cuda.set_device(rank)\n"
+    assert [finding.status for finding in examine(HEAD + text)] == ["warn"]
+
+
+def test_a_script_that_python_cannot_read_is_one_finding():
+    """The line is named; nothing else is guessed."""
+    (finding,) = examine("x = 1\nif x:\nreturn\n")
+    assert (finding.name, finding.status, finding.line) == ("syntax", "fail", 3)
+    (finding,) = examine("x = '\0'\n")
+    assert (finding.name, finding.status) == ("syntax", "fail")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "f(f'')", "f(*a, **k)", "f()()", "(lambda: 0)()", "if rank: pass", "x = y = z[0] = f'{a}{b}'",
+     "a.b().c()",
+     "for x, *y in f: x += 1", "match x:\n    case 1: f()", "parser.add_argument(*names)", "torch.save()", "DDP()",
+     "x = '\\d'", "# a\r\nf(f'{x!r:>{3}}')\r\n", "async def f():\n    async with a: await b()", "class A: x = f()"],
+)  # fmt: skip
+def test_odd_but_whole_programs_have_no_mistake(text):
+    """No rule stumbles over syntax that it does not know."""
+    assert examine(HEAD + text) == []
+
+
+def test_lines_are_counted_as_python_does():
+    """A form feed in the text ends no line, for the finding as for the comment that silences it."""
+    text = "a = '\x0c'\nif rank == 0:\n    dist.barrier()"
+    assert [finding.line for finding in examine(HEAD + text)] == [HEAD.count("\n") + 3]
+    assert examine(f"{HEAD}{text}  # unisono: ignore[collective-on-some-ranks]") == []
+
+
+def test_a_line_can_be_silenced_for_one_rule():
+    """The comment counts for the rule it names, and for no other."""
+    text = "if rank == 0:\n    dist.barrier()  # unisono: ignore[{}]\n"
+    assert examine(HEAD + text.format("collective-on-some-ranks")) == []
+    assert examine(HEAD + text.format("kept-graph, collective-on-some-ranks")) == []
+    assert len(examine(HEAD + text.format("kept-graph"))) == 1
+
+
+def test_the_well_known_article_has_its_mistakes():
+    """A script as tutorials write it, with several at once: each by its name, in the order of its lines."""
+    text = textwrap.dedent("""\
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.data import DataLoader
+        from torch.utils.data.distributed import DistributedSampler
+        def train(args):
+            torch.distributed.init_process_group("nccl", world_size=2, rank=args.local_rank)
+            torch.cuda.set_device(args.local_rank)
+            train_sampler = DistributedSampler(data)
+            loader = DataLoader(data, batch_size=64, sampler=train_sampler)
+            model = DistributedDataParallel(Net().cuda(), device_ids=[args.local_rank])
+            for epoch in range(10):
+                for batch in loader:
+                    loss = criterion(model(batch))
+                    loss.backward()
+                    ema_loss = 0.9 * ema_loss + 0.1 * loss
+                model.eval()
+                scores = [model(batch) for batch in test]
+                model.train()
+                if args.local_rank == 0:
+                    torch.save({"model": model.module.state_dict()}, "step.pt")
+        """)
+    assert [(finding.line, finding.name) for finding in examine(text)] == [
+        (6, "local-rank-as-rank"),
+        (8, "missing-set-epoch"),
+        (15, "kept-graph"),
+        (17, "evaluation-with-gradients"),
+        (20, "local-rank-as-rank"),
+    ]
+
+
+def test_our_own_programs_are_clean():
+    """No finding in the examples, nor in the package: a control against rules that cry wolf."""
+    root = Path(__file__).parents[2]
+    told = [
+        f"{path.relative_to(root)}:{finding.line} {finding.name} {finding.detail}"
+        for folder in ("examples", "src/unisono/recipes", "src/unisono/train")
+        for path in sorted((root / folder).rglob("*.py"))
+        for finding in examine(path.read_text())
+    ]
+    assert told == []
