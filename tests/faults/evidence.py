@@ -52,9 +52,13 @@ class Theatre:
         self.env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
         (folder / "tmp").mkdir()
 
-    def start(self, *faults: str, workers: int = 2, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        """Start the job under ``unisono run``."""
+    def start(
+        self, *faults: str, workers: int = 2, options: tuple[str, ...] = (), descriptors: int = 0
+    ) -> subprocess.Popen[str]:
+        """Start the job under ``unisono run``; with at most so many open files, if told."""
         command = [sys.executable, "-c", RUN, "-n", str(workers), *options, str(JOB), str(self.out), *faults]
+        if descriptors:
+            command = ["/bin/sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         launcher = subprocess.Popen(
             command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

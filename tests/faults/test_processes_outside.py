@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -210,14 +209,7 @@ def test_row_55_listeners_and_strange_bytes(theatre, reference):
 
 def test_row_45_too_few_descriptors(theatre):
     """Where the system has not enough descriptors for so many workers, the launch says so, and what to do."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (24, hard))
-    try:
-        launcher = theatre.start(workers=16)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    result = finish(launcher)
+    result = finish(theatre.start(workers=16, descriptors=24))
     assert result.returncode == 1
     assert re.search(
         r"expected to start 16 workers, got \d+: .*Too many open files.*Hint: fewer workers", result.stderr
