@@ -128,6 +128,22 @@ def test_our_all_reduce_is_held_to_the_bits_of_the_tree():
     assert not contestants._repeats(serial.repeat(4), canonical)
 
 
+def test_a_sum_after_work_is_checked_like_the_bare_one():
+    """The calibration's rows: the work alone, and before our sum over each transport; a sum left out would be seen."""
+
+    def program(transport):
+        work, both = contestants.after_work({"loopback": transport}, 64)
+        seen = []
+        for one in (work, both):
+            both.prepare()
+            one.call()
+            seen.append((one.collective, one.transport, both.is_right(1)))
+        return seen
+
+    expected = [[contestants.WORK, "memory", False], [contestants.AFTER_WORK, "loopback", True]]
+    assert run_threads(program, 2) == [expected] * 2
+
+
 class OneRank:
     """Enough of a process group to make contestants."""
 

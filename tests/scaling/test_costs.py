@@ -3,10 +3,16 @@
 import math
 
 import pytest
+import torch
 
+from unisono.collectives.loopback import run_ranks
+from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import bytes_sent, plan
+from unisono.collectives.tree import combine, owned_nodes
 from unisono.errors import ConfigError
+from unisono.placement import place_evenly
 from unisono.scaling.costs import ALGORITHMS, asynchronous_cycle_s, hierarchical, owner_computes, parameter_server
+from unisono.scaling.forecast import sums_of
 from unisono.scaling.machine import Link, Machine
 
 FAST = Link(latency_s=2e-6, s_per_byte=1 / 450e9, overhead_s=5e-7)
@@ -44,6 +50,26 @@ def test_bytes_are_those_of_the_schedules(name, ranks):
     """What a formula says the busiest rank sends is what its schedule sends."""
     sent = max(bytes_sent(plan(name, ranks), 3200))
     assert ALGORITHMS[name](ranks, 3200, FLAT).sent_bytes == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 8])
+def test_bytes_are_those_of_the_exact_step(ranks):
+    """Also where a rank's replicas are several subtrees: what the busiest rank really sends for 8 replicas."""
+    placement, length = place_evenly(8, ranks), padded_length(1000, ranks)
+
+    def program(transport):
+        leaves = {(leaf, leaf + 1): torch.ones(length) for leaf in placement[transport.rank]}
+        mine = [
+            (node, combine(leaves, 8, torch.add, root=node))
+            for node in owned_nodes(tuple(placement), 8)[transport.rank]
+        ]
+        before = transport.bytes_sent
+        tree_all_reduce(mine, placement, 8, torch.empty(length), transport)
+        return transport.bytes_sent - before
+
+    sums = sums_of(8, ranks)
+    assert sums == (2 if ranks == 3 else 1)
+    assert owner_computes(ranks, 4 * length, FLAT, sums).sent_bytes == max(run_ranks(program, ranks))
 
 
 def test_small_messages_want_few_rounds_and_large_ones_few_bytes():

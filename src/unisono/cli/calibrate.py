@@ -103,6 +103,7 @@ def measure_links(
     Returns:
         The machine, and the transport that was measured.
     """
+    from unisono.collectives.contestants import AFTER_WORK, WORK
     from unisono.scaling.calibration import fit_machine
 
     largest = max(16 << 10, round(gradient_bytes))
@@ -114,15 +115,21 @@ def measure_links(
     def chosen(rows: Sequence[dict[str, Any]], name: str, way: str) -> list[tuple[float, float]]:
         return [(row["bytes"], row["median_s"]) for row in rows if (row["collective"], row["transport"]) == (name, way)]
 
+    def in_training(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+        """What a sum takes beside computation; at least what it takes without."""
+        ways = chosen(rows, "tree_all_reduce", over), chosen(rows, AFTER_WORK, over), chosen(rows, WORK, "memory")
+        return [(size, max(bare, both - work)) for (size, bare), (_, both), (_, work) in zip(*ways, strict=True)]
+
     copies = chosen(pairs, "memcpy", "memory")
     machine = fit_machine(
-        chosen(pairs, "tree_all_reduce", over), chosen(crowd, "tree_all_reduce", over), cores=cores,
+        in_training(pairs), in_training(crowd), cores=cores,
         crowd_ranks=max(4, 2 * cores), copy_s_per_byte=copies[-1][1] / copies[-1][0], crowding=crowding,
     )  # fmt: skip
     return machine, over
 
 
 def _all_reduces(ranks: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    from unisono.collectives.contestants import AFTER_WORK
     from unisono.collectives.measure import measure
     from unisono.launchers.api import describe_function
     from unisono.launchers.local import run_local
@@ -130,7 +137,7 @@ def _all_reduces(ranks: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
 
     with tempfile.TemporaryDirectory(prefix="unisono-links-") as scratch:
         out = Path(scratch) / "rows.json"
-        target = describe_function(measure, (list(sizes), _REPEAT, ["tree_all_reduce"], str(out)))
+        target = describe_function(measure, (list(sizes), _REPEAT, ["tree_all_reduce", AFTER_WORK], str(out)))
         run_local(LaunchSpec(target=target, workers=ranks, output="quiet"))
         rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
     return rows

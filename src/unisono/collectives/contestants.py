@@ -6,7 +6,7 @@ bits of the canonical tree.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -19,6 +19,8 @@ from unisono.collectives.tree import combine
 from unisono.placement import place_evenly
 
 MOST_CALLS = 50
+WORK, AFTER_WORK = "work", "work, then tree_all_reduce"
+"""Measured only on request: what a step does between two sums, and the same with the sum."""
 _LARGEST_EXACT = 1 << 24  # whole numbers up to here are exact in float32
 _PERIOD = 16  # the test data repeats itself after so many elements; divides every slice
 
@@ -67,6 +69,8 @@ def rounds(
                 yield [_named(name, over, 4 * length, one) for over, one in zip(groups, found, strict=True)]
         if not only or "tree_all_reduce" in only:
             yield [tree_sum(name, transport, length) for name, transport in transports.items()]
+        if AFTER_WORK in only:
+            yield after_work(transports, length)
         yield [memcpy(length)]
     if not only or "barrier" in only:
         yield [
@@ -233,6 +237,35 @@ def tree_sum(name: str, transport: Transport, length: int) -> Contestant:
         is_right=lambda calls: calls == 0 or _repeats(out, expected[calls]),
         most_calls=MOST_CALLS // 2,
     )
+
+
+def after_work(transports: Mapping[str, Transport], length: int) -> list[Contestant]:
+    """Return some milliseconds of work, and the same before our tree sum over each transport.
+
+    In training a sum follows computation: the message has left the caches, the ranks come at different times, and
+    where they share cores each waits for its turn. The difference of the two has all that in it.
+    """
+    matrix, gradients = torch.eye(192), torch.zeros(4 * length)
+
+    def work() -> None:
+        for _ in range(12):
+            torch.mm(matrix, matrix)
+        gradients.add_(1.0)
+
+    found = [Contestant(collective=WORK, transport="memory", num_bytes=4 * length, prepare=_nothing, call=work,
+                        is_right=lambda _: True)]  # fmt: skip
+    for name, transport in transports.items():
+        alone = tree_sum(name, transport, length)
+        found.append(replace(alone, collective=AFTER_WORK, call=_in_turn(work, alone.call)))
+    return found
+
+
+def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
 
 
 def memcpy(length: int) -> Contestant:

@@ -13,7 +13,7 @@ Alexandrov et al. (LogGP), as in `machine`.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from unisono.errors import ConfigError
@@ -90,21 +90,21 @@ def tree(ranks: int, num_bytes: float, machine: Machine) -> Cost:
     return total
 
 
-def owner_computes(ranks: int, num_bytes: float, machine: Machine) -> Cost:
-    """Return all-to-all and all-gather: ``2(alpha + (n-1)(o + beta S/n)) + gamma (n-1)/n S``.
+def owner_computes(ranks: int, num_bytes: float, machine: Machine, sums: int = 1) -> Cost:
+    """Return all-to-all and all-gather: ``2 alpha + (n-1)(2 o + (k + 1) beta S/n) + gamma k (n-1)/n S``.
 
     A rank posts its n-1 messages at once, so latency counts once a round; messages inside a node and between nodes
-    leave through different ports at the same time.
+    leave through different ports at the same time. `sums` is k: where a rank's replicas are no whole subtree of the
+    canonical tree, it sends several sums instead of one (3 of 8 replicas: 2).
     """
     if ranks == 1:
         return Cost()
-    chunk, local = num_bytes / ranks, min(ranks, machine.node_size)
-    ways = [_burst(machine.inside, local - 1, chunk, 1.0)]
-    if ranks > local:
-        ways.append(_burst(machine.between, ranks - local, chunk, machine.share(local)))
-    slowest = max(ways, key=lambda cost: cost.seconds)
-    round_ = Cost(latency_s=slowest.latency_s, transfer_s=slowest.transfer_s, sent_bytes=(ranks - 1) * chunk)
-    return round_.times(2) + _added(machine, (ranks - 1) * chunk)
+    chunk = num_bytes / ranks
+    return (
+        _all_to_all(ranks, sums * chunk, machine)
+        + _all_to_all(ranks, chunk, machine)
+        + _added(machine, sums * (ranks - 1) * chunk)
+    )
 
 
 def halving_doubling(ranks: int, num_bytes: float, machine: Machine) -> Cost:
@@ -231,6 +231,16 @@ def _burst(link: Link, messages: int, num_bytes: float, share: float) -> Cost:
         transfer_s=messages * num_bytes * link.s_per_byte * share,
         sent_bytes=messages * num_bytes,
     )
+
+
+def _all_to_all(ranks: int, chunk: float, machine: Machine) -> Cost:
+    """Return a message of `chunk` bytes from each rank to each other one."""
+    local = min(ranks, machine.node_size)
+    ways = [_burst(machine.inside, local - 1, chunk, 1.0)]
+    if ranks > local:
+        ways.append(_burst(machine.between, ranks - local, chunk, machine.share(local)))
+    slowest = max(ways, key=lambda cost: cost.seconds)
+    return replace(slowest, sent_bytes=(ranks - 1) * chunk)
 
 
 def _added(machine: Machine, num_bytes: float) -> Cost:

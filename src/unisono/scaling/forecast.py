@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import final
 
+from unisono.collectives.tree import owned_nodes
 from unisono.errors import ConfigError
-from unisono.scaling.costs import ALGORITHMS, Cost, asynchronous_cycle_s, parameter_server
+from unisono.placement import place_evenly
+from unisono.scaling.costs import ALGORITHMS, Cost, asynchronous_cycle_s, owner_computes, parameter_server
 from unisono.scaling.failures import Losses, Reliability, expected_losses
 from unisono.scaling.machine import Machine
 
@@ -168,6 +170,12 @@ def compute_s(job: Job, machine: Machine, ranks: int) -> float:
     return hosted * -(-local // machine.cores) * busy_s
 
 
+def sums_of(replicas: int, ranks: int) -> int:
+    """Return the most sums that a rank sends: the subtrees of the canonical tree that its replicas are."""
+    placement = tuple(place_evenly(replicas, min(replicas, ranks)))
+    return max(len(found) for found in owned_nodes(placement, replicas))
+
+
 def predict(job: Job, machine: Machine, ranks: int, strategy: str) -> Prediction:
     """Return what a step takes.
 
@@ -254,6 +262,8 @@ def _alone_s(job: Job, machine: Machine) -> float:
 def _cost(job: Job, machine: Machine, ranks: int, strategy: str) -> Cost:
     if strategy == "ps":
         return parameter_server(ranks, job.gradient_bytes, machine, job.servers)
+    if strategy == "owner-computes" and job.replicas and not job.weak:
+        return owner_computes(ranks, job.gradient_bytes, machine, sums_of(job.replicas, ranks))
     formula: Callable[[int, float, Machine], Cost] = ALGORITHMS[strategy]
     return formula(ranks, job.gradient_bytes, machine)
 
