@@ -21,15 +21,15 @@ def store(sizes) -> TokenStore:
 
 
 def test_packed_texts_stand_one_after_another():
-    """Each at a multiple of 49, in a place of at least 147, with pads behind it."""
-    texts = [np.full(3, 5, np.int32), np.full(148, 6, np.int32), np.full(147, 7, np.int32)]
+    """Each at a multiple of 49, in a place of at least 147, with 34 pads or more behind it."""
+    texts = [np.full(3, 5, np.int32), np.full(162, 6, np.int32), np.full(163, 7, np.int32)]
     packed = pack(texts)
-    assert packed.lengths.tolist() == [3, 148, 147]
-    assert len(packed.tokens) == 147 + 196 + 147
+    assert packed.lengths.tolist() == [3, 162, 163]
+    assert len(packed.tokens) == 147 + 196 + 245
     assert packed.tokens.dtype == packed.lengths.dtype == torch.int64
     for start, text in zip((0, 147, 343), texts, strict=True):
         assert packed.tokens[start : start + len(text)].tolist() == text.tolist()
-    assert (packed.tokens == PAD).sum() == 144 + 48
+    assert (packed.tokens == PAD).sum() == 144 + 34 + 82
 
 
 def test_padded_texts_are_as_wide_as_their_own_longest():

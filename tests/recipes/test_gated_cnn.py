@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from unisono.data import text
 from unisono.data.texts import PAD, PackedTexts, pack, pad
-from unisono.recipes.gated_cnn import ALIGN, LEAST, RECEPTIVE_FIELD, BagOfWords, GatedCNN, places_of
+from unisono.recipes.gated_cnn import ALIGN, BEHIND, LEAST, RECEPTIVE_FIELD, BagOfWords, GatedCNN, places_of
 
 VOCABULARY = 50
 EVERY = [GatedCNN, BagOfWords, lambda v: GatedCNN(v, readout="all"), lambda v: GatedCNN(v, readout="peaks")]
@@ -39,21 +39,26 @@ def test_pads_are_the_token_store_s():
 def test_the_model_knows_how_texts_are_packed():
     """Alignment and least place are those of `pack`."""
     lengths = [1, 48, 49, 146, 147, 148, 500]
-    packed = pack([sample(length) for length in lengths], align=ALIGN, least=LEAST)
+    packed = pack([sample(length) for length in lengths], align=ALIGN, least=LEAST, behind=BEHIND)
     assert packed.tokens.equal(pack([sample(length) for length in lengths]).tokens)
     assert places_of(packed.lengths).sum() == len(packed.tokens)
 
 
 def as_written(model: GatedCNN, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """The network as the article writes it: padded texts, two Conv1d with their gates, masked mean."""
-    x = model.embedding(tokens).transpose(1, 2)
-    lengths = lengths.clamp(min=RECEPTIVE_FIELD)
+    """The network as the article writes it: padded texts, two Conv1d with their gates, a mean.
+
+    It is of the first windows, up to the one that sees the last word.
+    """
+    x = model.embedding(F.pad(tokens, (0, RECEPTIVE_FIELD))).transpose(1, 2)
     for layer in (model.conv1, model.conv2):
         kernels = layer.weight.view(15, 64, 128).permute(2, 1, 0)
         value, gate = F.conv1d(x, kernels, layer.bias, stride=7).chunk(2, dim=1)
-        x, lengths = value * torch.sigmoid(gate), (lengths - 15) // 7 + 1
-    is_text = torch.arange(x.shape[2]) < lengths[:, None]
-    return model.classify((x * is_text[:, None]).sum(dim=2) / lengths[:, None])
+        x = value * torch.sigmoid(gate)
+    means = []
+    for row, length in zip(x, lengths.tolist(), strict=True):
+        last = next(window for window in range(row.shape[1]) if 49 * window + RECEPTIVE_FIELD >= length)
+        means.append(row[:, : last + 1].mean(dim=1))
+    return model.classify(torch.stack(means))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -70,6 +75,21 @@ def test_packed_windows_are_the_article_s_network(seed):
         results.append([scores.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
     for ours, theirs in zip(*results, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("readout", ["last", "all", "peaks"])
+@pytest.mark.parametrize("length", [113, 114, 147, 161, 162, 163, 180, 212])
+def test_the_last_word_counts(readout, length):
+    """Another last word gives other features of both convolutions: a text's end is not cut off."""
+    model, read = build(GatedCNN, readout=readout), []
+    model.classify.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0][0]))
+    for last in (5, 6):
+        words = sample(length)
+        words[-1] = last
+        model(pack([words, sample(130)]))
+    differs = (read[0] != read[1]).view(-1, 64).any(dim=1)
+    levels = {"last": [True], "all": [True] * 3, "peaks": [True, True, True]}[readout]
+    assert differs[: len(levels)].tolist() == levels
 
 
 @pytest.mark.parametrize("build_one", EVERY)
@@ -91,7 +111,8 @@ def test_peaks_are_the_largest_of_a_text_s_own_windows():
     model.classify.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     model(packed)
     for row, words in enumerate(texts):
-        x = model.embedding(pad([words], least=15).tokens).transpose(1, 2)
+        whole = max(15, 15 + -(-(len(words) - 15) // 7) * 7)  # up to the window that sees the last word
+        x = model.embedding(pad([words], least=whole).tokens).transpose(1, 2)
         kernels = model.conv1.weight.view(15, 64, 128).permute(2, 1, 0)
         windows = F.glu(F.conv1d(x, kernels, model.conv1.bias, stride=7), dim=1)[0]
         assert torch.allclose(read[0][row, 192:], windows.amax(dim=1), atol=1e-6)

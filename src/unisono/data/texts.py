@@ -42,10 +42,13 @@ class PaddedTexts(NamedTuple):
     lengths: Tensor
 
 
-def pack(texts: list[npt.NDArray[np.int32]], *, align: int = 49, least: int = 147) -> PackedTexts:
-    """Put texts one after another, each in a place of a multiple of `align` tokens, at least `least`."""
+def pack(texts: list[npt.NDArray[np.int32]], *, align: int = 49, least: int = 147, behind: int = 34) -> PackedTexts:
+    """Put texts one after another, each in a place of a multiple of `align` tokens, at least `least`.
+
+    At least `behind` of them are pads behind the text: a window that reaches its last words may reach beyond.
+    """
     lengths = np.array([len(tokens) for tokens in texts], dtype=np.int64)
-    places = np.maximum(-(-lengths // align) * align, least)
+    places = np.maximum(-(-(lengths + behind) // align) * align, least)
     packed = np.full(int(places.sum()), PAD, dtype=np.int64)
     for start, tokens in zip(np.cumsum(places) - places, texts, strict=True):
         packed[start : start + len(tokens)] = tokens

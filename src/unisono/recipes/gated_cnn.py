@@ -1,8 +1,8 @@
 """Models for packed texts: a gated convolutional network, and a bag of words.
 
-Texts come packed (`unisono.data.texts.pack`): token numbers of all texts one after another, each filled up with pads to
-a multiple of 49, at least 147. Pads take no part in any mean, and a window that touches two texts counts for neither,
-so a text's scores do not depend on its neighbours.
+Texts come packed (`unisono.data.texts.pack`): token numbers of all texts one after another, each filled up with 34 pads
+or more to a multiple of 49, at least 147. So every word of a text stands in a window of its own; a window that touches
+two texts counts for neither, nor does one of pads alone: a text's scores do not depend on its neighbours.
 """
 
 import math
@@ -21,6 +21,8 @@ ALIGN = STRIDE * STRIDE
 """Tokens: texts start at multiples of it, so that both convolutions start with them."""
 LEAST = 3 * ALIGN
 """Tokens: the shortest place a text takes, enough for one window of the second convolution."""
+BEHIND = LEAST - RECEPTIVE_FIELD
+"""Tokens: pads behind each text, at least, so that the second convolution's last window of it ends in its place."""
 
 
 class GatedConv(nn.Module):
@@ -148,16 +150,16 @@ def peaks(rows: Tensor, lengths: Tensor, placed: Tensor) -> Tensor:
 
 
 def counts_of(lengths: Tensor, level: int) -> Tensor:
-    """Return how many rows of a level see nothing but the text (and pads, where it is short), int64 (n,)."""
-    counts = lengths.clamp(min=(1, WIDTH, RECEPTIVE_FIELD)[level])
-    for _ in range(level):
-        counts = (counts - WIDTH) // STRIDE + 1
-    return counts
+    """Return how many rows of a level see every word of the text (and pads, where it ends), int64 (n,)."""
+    if level == 0:
+        return lengths.clamp(min=1)
+    stride, reach = STRIDE**level, (WIDTH, RECEPTIVE_FIELD)[level - 1]
+    return ((lengths - reach).clamp(min=0) + stride - 1) // stride + 1
 
 
 def places_of(lengths: Tensor) -> Tensor:
     """Return the tokens from each text's start to the next one's, as `pack` has laid them out."""
-    return ((lengths + ALIGN - 1) // ALIGN * ALIGN).clamp(min=LEAST)
+    return ((lengths + BEHIND + ALIGN - 1) // ALIGN * ALIGN).clamp(min=LEAST)
 
 
 class BagOfWords(nn.Module):
