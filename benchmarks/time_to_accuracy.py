@@ -31,10 +31,12 @@ from typing import Any
 
 from accuracy_tables import report
 
+from unisono.recipes.catalog import find
+
 HERE = Path(__file__).parent
 JOBS: dict[str, dict[str, Any]] = {
-    "imdb": {"equal": "article", "batch_size": 256, "model": "gcnn", "epochs": 6, "best": 4, "seed_epochs": 2},
-    "mnist": {"equal": "tutorial", "batch_size": 128, "model": "cnn", "epochs": 10, "best": 8, "seed_epochs": 2},
+    "imdb": {"equal": "article", "batch_size": 256, "model": "gcnn", "epochs": 6, "seed_epochs": 2},
+    "mnist": {"equal": "tutorial", "batch_size": 128, "model": "cnn", "epochs": 10, "seed_epochs": 2},
 }
 SCRIPTS = {
     "DDP": ("ddp.py", ()),
@@ -97,7 +99,8 @@ def command_of(given: argparse.Namespace, name: str, seed: int) -> list[str]:
         "preset": job["equal"], "epochs": epochs, "batch_size": job["batch_size"], "replicas": 2,
     }  # fmt: skip
     if how in ("fast", "best"):
-        options |= {"preset": how, "batch_size": 128, "epochs": 1 if how == "fast" else job["best"]}
+        preset = find(given.job).preset(how)  # as `unisono train` plays it
+        options |= {"preset": how, "batch_size": preset.batch_size, "epochs": preset.epochs}
     else:
         options["replicas"] = int(how.split()[0])
     run = [sys.executable, "-m", "unisono", "run", "-n", "2", "--output", "leader"]

@@ -20,8 +20,8 @@ def test_the_catalog_is_pinned():
         for name, recipe in RECIPES.items()
     } == {
         "digits": (("cnn",), 8, ("default", 20, 64)),
-        "mnist": (("cnn",), 8, ("best", 8, 128), ("fast", 1, 128), ("tutorial", 10, 128)),
-        "imdb": (("gcnn", "bag"), 8, ("best", 3, 128), ("fast", 1, 128), ("article", 1, 128)),
+        "mnist": (("cnn",), 8, ("best", 8, 128), ("fast", 1, 64), ("tutorial", 10, 128)),
+        "imdb": (("gcnn", "bag"), 8, ("best", 4, 128), ("fast", 1, 256), ("article", 1, 128)),
         "text": (("gcnn", "bag"), 8, ("default", 5, 64)),
         "images": (("cnn",), 8, ("default", 10, 64)),
     }

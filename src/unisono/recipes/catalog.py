@@ -253,7 +253,7 @@ RECIPES = {
             models=("cnn",), replicas=8, check_data=_check_mnist, takes=(*SPEED, *IMAGE),
             presets=(
                 Preset(name="best", epochs=8, batch_size=128),
-                Preset(name="fast", epochs=1, batch_size=128),
+                Preset(name="fast", epochs=1, batch_size=64),
                 Preset(name="tutorial", epochs=10, batch_size=128),
             ),
         ),
@@ -261,8 +261,8 @@ RECIPES = {
             name="imdb", summary="sentiment of film reviews: gated CNN, or a bag of words",
             models=("gcnn", "bag"), replicas=8, check_data=_check_imdb, takes=(*SPEED, *TEXT),
             presets=(
-                Preset(name="best", epochs=3, batch_size=128),
-                Preset(name="fast", epochs=1, batch_size=128),
+                Preset(name="best", epochs=4, batch_size=128),
+                Preset(name="fast", epochs=1, batch_size=256),
                 Preset(name="article", epochs=1, batch_size=128),
             ),
         ),
