@@ -96,6 +96,10 @@ class Job:
     "--preset", metavar="NAME", help="The recipe's hyper-parameters by name, see docs/data.md.  [default: its first]"
 )
 @click.option("--lr", type=float, metavar="RATE", help="Learning rate in place of the preset's.")
+@click.option("--clip-norm", type=float, metavar="NORM", help="Largest norm of the gradient, in place of the preset's.")
+@click.option(
+    "--clip-value", type=float, metavar="X", help="Largest magnitude of the gradient's elements, in place of a norm."
+)
 @click.option("--bf16", is_flag=True, help="The model under bfloat16 autocast, with any strategy; other bits.")
 @click.option("--compile", is_flag=True, help="Send the model through torch.compile; other bits.")
 @click.option("--offline", is_flag=True, help="Use downloads that are there, and no network.")

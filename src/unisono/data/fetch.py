@@ -14,11 +14,11 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import BinaryIO, TypeVar, final
 
 import pooch
 
@@ -26,6 +26,23 @@ from unisono.data.resume import fetch_resuming
 from unisono.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Tell = Callable[[str, int, int], object]
+"""Told how far long work is: its name (``reading reviews``), how much of it is done, how much there is (0: unknown)."""
+
+
+def untold(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def told(items: Iterable[T], what: str, total: int, tell: Tell) -> Iterator[T]:
+    """Yield `items`, telling how many of them are done."""
+    tell(what, 0, total)
+    for done, item in enumerate(items, start=1):
+        yield item
+        tell(what, done, total)
 
 
 @final
@@ -85,6 +102,7 @@ def locate(
     cache: Path,
     verify: bool = True,
     offline: bool = False,
+    tell: Tell = untold,
 ) -> dict[str, Path]:
     """Return one path per file name, each with exactly the pinned bytes.
 
@@ -96,12 +114,14 @@ def locate(
         cache: Directory for downloads.
         verify: False accepts other bytes in the user's own directory; downloads are always checked.
         offline: Use what an earlier download left in `cache`, and no network.
+        tell: Told how far a download is.
 
     Raises:
         DataError: A file is missing, has other bytes, or no mirror could deliver it.
     """
     if source is None:
-        return {name: download(name, pin, urls=() if offline else urls, cache=cache) for name, pin in pins.items()}
+        allowed = () if offline else urls
+        return {name: download(name, pin, urls=allowed, cache=cache, tell=tell) for name, pin in pins.items()}
     paths = {name: _in_source(source, name, alone=len(pins) == 1) for name in pins}
     if verify:
         for name, pin in pins.items():
@@ -133,6 +153,7 @@ def download(
     num_attempts: int = 2,
     pause_s: float = 1.0,
     timeout_s: float = 30.0,
+    tell: Tell = untold,
 ) -> Path:
     """Return ``cache/name`` with exactly the pinned bytes; download it where needed, once per machine.
 
@@ -147,6 +168,7 @@ def download(
         num_attempts: Rounds over all mirrors.
         pause_s: Wait between two rounds.
         timeout_s: Longest silence of a mirror.
+        tell: Told how far it is, in KiB.
 
     Raises:
         DataError: No mirror delivered the pinned bytes (lists each mirror's failure and where to put the
@@ -172,7 +194,7 @@ def download(
             time.sleep(pause_s if round_index else 0)
             for url in urls:
                 try:
-                    _retrieve(url + name, target, pin, timeout_s=timeout_s)
+                    _retrieve(url + name, target, pin, timeout_s=timeout_s, tell=tell)
                     return target
                 # The errors of requests are OSErrors; pooch reports a wrong checksum as ValueError.
                 except (OSError, ValueError) as error:
@@ -188,13 +210,20 @@ def _is_pinned(path: Path, pin: Pin) -> bool:
     return path.is_file() and path.stat().st_size == pin.size_bytes and sha256_file(path) == pin.sha256
 
 
-def _retrieve(url: str, target: Path, pin: Pin, *, timeout_s: float) -> None:
+def _retrieve(url: str, target: Path, pin: Pin, *, timeout_s: float, tell: Tell) -> None:
     """Download one address; `target` appears only when verified (pooch: temporary file, check, rename)."""
 
     def fetch(address: str, output: str, _: object) -> None:
         # What an interrupted download left goes on; once whole it is handed to pooch, and gone if it is not right.
         part = target.with_name(f".{target.name}.part")
-        fetch_resuming(address, part, size_bytes=pin.size_bytes, timeout_s=timeout_s)
+        what, total = f"downloading {target.name} (KiB)", pin.size_bytes >> 10
+        fetch_resuming(
+            address,
+            part,
+            size_bytes=pin.size_bytes,
+            timeout_s=timeout_s,
+            tell=lambda have: tell(what, have >> 10, total),
+        )
         part.replace(output)
 
     pooch.retrieve(url, known_hash=f"sha256:{pin.sha256}", fname=target.name, path=target.parent, downloader=fetch)

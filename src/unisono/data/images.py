@@ -20,7 +20,7 @@ import PIL
 from PIL import Image, UnidentifiedImageError
 
 from unisono.data.cache import cache_key, cached_directory, check_manifest
-from unisono.data.fetch import atomic_write
+from unisono.data.fetch import Tell, atomic_write, told, untold
 from unisono.data.own_texts import content_checksum, hold_out, number_labels
 from unisono.data.tables import Broken
 from unisono.errors import ConfigError, DataError
@@ -82,6 +82,7 @@ def load_images(
     skip_broken: bool = False,
     test_every: int = 10,
     cache: Path | None = None,
+    tell: Tell = untold,
 ) -> ImageData:
     """Load labelled images; decode them first where nobody did yet.
 
@@ -93,6 +94,7 @@ def load_images(
         skip_broken: Leave broken files out and count them.
         test_every: See `test_data`.
         cache: Directory for decoded images; ``~/.cache/unisono`` where None.
+        tell: Told how far the decoding is.
 
     Raises:
         DataError: Something is missing, broken or of another size (names the file), or fewer than two classes.
@@ -111,7 +113,7 @@ def load_images(
     key = cache_key(source_sha256=checksums, settings=settings, format_version=FORMAT_VERSION)
 
     def build(directory: Path) -> None:
-        _save(directory, sources, size, Broken(skip=skip_broken), test_every)
+        _save(directory, sources, size, Broken(skip=skip_broken), test_every, tell)
 
     entry = cached_directory((cache or default_cache({})) / "images" / f"pixels-{key}", build)
     check_manifest(entry)
@@ -128,8 +130,10 @@ def load_images(
     )
 
 
-def _save(directory: Path, sources: list[Path], size: tuple[int, int] | None, broken: Broken, test_every: int) -> None:
-    parts = [part for source in sources for part in _read(source, size, broken)]
+def _save(
+    directory: Path, sources: list[Path], size: tuple[int, int] | None, broken: Broken, test_every: int, tell: Tell
+) -> None:
+    parts = [part for source in sources for part in _read(source, size, broken, tell)]
     labels, places = [part[1] for part in parts], [part[2] for part in parts]
     classes = number_labels(labels, places, sources[0])
     numbers = {label: number for number, label in enumerate(classes)}
@@ -167,10 +171,10 @@ Part = tuple[npt.NDArray[np.uint8], list[str], list[str]]
 """Images uint8 (n, height, width, channels), their labels, and where each came from."""
 
 
-def _read(source: Path, size: tuple[int, int] | None, broken: Broken) -> Iterator[Part]:
+def _read(source: Path, size: tuple[int, int] | None, broken: Broken, tell: Tell) -> Iterator[Part]:
     """Yield one part, or two where an .npz file holds both splits."""
     if source.is_dir():
-        yield _folder(source, size, broken)
+        yield _folder(source, size, broken, tell)
     elif source.suffix.lower() == ".npz":
         yield from _arrays(source)
     else:
@@ -215,7 +219,7 @@ def _arrays(path: Path) -> Iterator[Part]:
         yield pixels, [str(label) for label in labels], [f"{path}, {prefix}labels[{i}]" for i in range(len(labels))]
 
 
-def _folder(root: Path, size: tuple[int, int] | None, broken: Broken) -> Part:
+def _folder(root: Path, size: tuple[int, int] | None, broken: Broken, tell: Tell) -> Part:
     """Decode all images of a folder per class, in the order of their names."""
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     files = [
@@ -230,7 +234,8 @@ def _folder(root: Path, size: tuple[int, int] | None, broken: Broken) -> Part:
             "Hint: check the path."
         )
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        decoded = list(pool.map(lambda item: _decode(item[0], size), files))
+        decoding = pool.map(lambda item: _decode(item[0], size), files)
+        decoded = list(told(decoding, f"decoding {root.name}", len(files), tell))
     whole = []
     for (path, label), found in zip(files, decoded, strict=True):
         if isinstance(found, str):

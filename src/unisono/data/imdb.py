@@ -21,7 +21,7 @@ import numpy as np
 
 from unisono.data.archive import Limits, stream_members
 from unisono.data.cache import cache_key, cached_directory
-from unisono.data.fetch import Pin, locate, sha256_file
+from unisono.data.fetch import Pin, Tell, locate, sha256_file, told, untold
 from unisono.data.parallel import tokenise_all
 from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
 from unisono.errors import DataError
@@ -74,6 +74,7 @@ def load_imdb(
     max_tokens: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
     offline: bool = False,
+    tell: Tell = untold,
 ) -> ImdbData:
     """Load the reviews as memory-mapped token stores; tokenise them first where nobody did yet.
 
@@ -85,16 +86,17 @@ def load_imdb(
         max_tokens: Largest number of vocabulary entries, ``<pad>`` and ``<unk>`` included; None: no cap.
         limits: Bounds for archives that are not pinned.
         offline: Use what is in the cache, and no network.
+        tell: Told how far the preparation is.
 
     Raises:
         DataError: The data is missing, malformed or not what was pinned.
         ConfigError: The settings leave no word.
     """
     cache = cache or default_cache({})
-    source = find_source(data, cache, offline=offline)
+    source = find_source(data, cache, offline=offline, tell=tell)
     known: list[Review] = []
     if source.is_dir():
-        known = read_reviews(source, limits=limits)
+        known = read_reviews(source, limits=limits, tell=tell)
         checksum = _digest(known)
     else:
         checksum = PINS[source.name].sha256 if source.name in PINS else sha256_file(source)
@@ -107,8 +109,8 @@ def load_imdb(
     key = cache_key(source_sha256=checksum, settings=settings, format_version=FORMAT_VERSION)
 
     def build(directory: Path) -> None:
-        reviews = known or read_reviews(source, limits=limits)
-        save_stores(directory, reviews, min_freq=min_freq, max_tokens=max_tokens)
+        reviews = known or read_reviews(source, limits=limits, tell=tell)
+        save_stores(directory, reviews, min_freq=min_freq, max_tokens=max_tokens, tell=tell)
 
     entry = cached_directory(cache / "imdb" / f"tokens-{key}", build)
     return ImdbData(
@@ -119,7 +121,7 @@ def load_imdb(
     )
 
 
-def find_source(data: Path | None, cache: Path, *, offline: bool = False) -> Path:
+def find_source(data: Path | None, cache: Path, *, offline: bool = False, tell: Tell = untold) -> Path:
     """Return the archive or the directory to read; the bytes of a known archive are verified here.
 
     Raises:
@@ -140,17 +142,25 @@ def find_source(data: Path | None, cache: Path, *, offline: bool = False) -> Pat
             f"{data}: expected one of {', '.join(PINS)} or a directory aclImdb with train and test, "
             f"found neither. Hint: put {ORIGINAL} there, or pass no data to download it."
         )
-    return locate({name: PINS[name]}, source=data, urls=MIRRORS, cache=cache / "imdb", offline=offline)[name]
+    pins = {name: PINS[name]}
+    return locate(pins, source=data, urls=MIRRORS, cache=cache / "imdb", offline=offline, tell=tell)[name]
 
 
-def save_stores(directory: Path, reviews: Sequence[Review], *, min_freq: int, max_tokens: int | None = None) -> None:
+def save_stores(
+    directory: Path,
+    reviews: Sequence[Review],
+    *,
+    min_freq: int,
+    max_tokens: int | None = None,
+    tell: Tell = untold,
+) -> None:
     """Tokenise both splits, build the vocabulary from the training split, write all into `directory`.
 
     Raises:
         ConfigError: The settings leave no word.
     """
     parts = {split: [review for review in reviews if review.split == split] for split in SPLITS}
-    tokenised = {split: tokenise_all([review.text for review in part]) for split, part in parts.items()}
+    tokenised = {split: tokenise_all([review.text for review in part], tell=tell) for split, part in parts.items()}
     vocabulary = build_vocabulary(tokenised["train"].counts(), min_freq=min_freq, max_tokens=max_tokens)
     for split, part in parts.items():
         TokenStore(
@@ -161,7 +171,7 @@ def save_stores(directory: Path, reviews: Sequence[Review], *, min_freq: int, ma
     vocabulary.save(directory / "vocabulary.json")
 
 
-def read_reviews(source: Path, *, limits: Limits = DEFAULT_LIMITS) -> list[Review]:
+def read_reviews(source: Path, *, limits: Limits = DEFAULT_LIMITS, tell: Tell = untold) -> list[Review]:
     """Return the labelled reviews in canonical order, from a tar.gz archive or an extracted directory.
 
     Raises:
@@ -169,7 +179,7 @@ def read_reviews(source: Path, *, limits: Limits = DEFAULT_LIMITS) -> list[Revie
             without reviews; an archive that is cut short or damaged (names file and byte).
     """
     found = _walk(source, limits) if source.is_dir() else stream_members(source, MEMBER, limits)
-    reviews = sorted(_parse(found, source))
+    reviews = sorted(_parse(told(found, "reading reviews", 0, tell), source))
     for first, second in pairwise(reviews):
         if first[:3] == second[:3]:
             raise DataError(f"{source}: expected each review once, found {first[:3]} (split, label, number) twice.")

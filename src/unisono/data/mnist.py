@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.fetch import Pin, locate
+from unisono.data.fetch import Pin, Tell, locate, untold
 from unisono.data.idx import read_idx
 from unisono.errors import ConfigError, DataError
 from unisono.world import default_cache
@@ -87,7 +87,12 @@ class ImageSplits:
 
 
 def load_mnist(
-    data: Path | None, *, cache: Path | None = None, verify: bool = True, offline: bool = False
+    data: Path | None,
+    *,
+    cache: Path | None = None,
+    verify: bool = True,
+    offline: bool = False,
+    tell: Tell = untold,
 ) -> ImageSplits:
     """Load MNIST: 60,000 training and 10,000 test images.
 
@@ -97,6 +102,7 @@ def load_mnist(
         cache: Directory for downloads; ``~/.cache/unisono`` where None. The files go to its ``mnist``.
         verify: False also accepts other data sets under the same file names (Fashion-MNIST, KMNIST).
         offline: Use what is in the cache, and no network.
+        tell: Told how far a download is.
 
     Returns:
         Images uint8 (n, 28, 28) and labels int64 (n,).
@@ -113,6 +119,7 @@ def load_mnist(
         cache=(cache or default_cache({})) / "mnist",
         verify=verify,
         offline=offline,
+        tell=tell,
     )
     train_images, train_labels, test_images, test_labels = (read_idx(paths[name]) for name in chosen)
     _check_pair(train_images, train_labels, paths[chosen[0]])

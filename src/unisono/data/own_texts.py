@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.data.cache import cache_key, cached_directory
-from unisono.data.fetch import atomic_write, sha256_file
+from unisono.data.fetch import Tell, atomic_write, sha256_file, untold
 from unisono.data.parallel import tokenise_all
 from unisono.data.tables import Broken, Columns, Row, read_rows
 from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
@@ -61,6 +61,7 @@ def load_texts(
     min_freq: int = 2,
     max_tokens: int | None = None,
     cache: Path | None = None,
+    tell: Tell = untold,
 ) -> TextData:
     """Load labelled texts; read and tokenise them first where nobody did yet.
 
@@ -74,6 +75,7 @@ def load_texts(
         min_freq: A word needs so many occurrences in the training texts.
         max_tokens: Largest vocabulary; None: no cap.
         cache: Directory for token stores; ``~/.cache/unisono`` where None.
+        tell: Told how far the preparation is.
 
     Raises:
         DataError: Something is missing or broken (names file and line), or there are fewer than two classes.
@@ -96,7 +98,7 @@ def load_texts(
     def build(directory: Path) -> None:
         broken = Broken(skip=skip_broken)
         parts = [read_rows(source, columns, broken) for source in sources]
-        _save(directory, parts, test_every, broken, min_freq=min_freq, max_tokens=max_tokens)
+        _save(directory, parts, test_every, broken, tell, min_freq=min_freq, max_tokens=max_tokens)
 
     entry = cached_directory((cache or default_cache({})) / "text" / f"tokens-{key}", build)
     about = json.loads((entry / "about.json").read_text())
@@ -165,7 +167,9 @@ def hold_out(labels: npt.NDArray[np.int64], every: int) -> npt.NDArray[np.bool_]
     return is_test
 
 
-def _save(directory: Path, parts: list[list[Row]], test_every: int, broken: Broken, **settings: Any) -> None:
+def _save(
+    directory: Path, parts: list[list[Row]], test_every: int, broken: Broken, tell: Tell, **settings: Any
+) -> None:
     """Number the labels, split, tokenise, write."""
     source = Path(parts[0][0].place.partition(", line")[0])
     labels = [[row.label for row in part] for part in parts]
@@ -183,7 +187,7 @@ def _save(directory: Path, parts: list[list[Row]], test_every: int, broken: Brok
         texts = [[text for text, held in zip(texts[0], is_test, strict=True) if held is flag] for flag in
                  (np.False_, np.True_)]  # fmt: skip
         targets = [targets[0][~is_test], targets[0][is_test]]
-    tokenised = [tokenise_all(part) for part in texts]
+    tokenised = [tokenise_all(part, tell=tell) for part in texts]
     vocabulary = build_vocabulary(tokenised[0].counts(), **settings)
     for split, part, target in zip(("train", "test"), tokenised, targets, strict=True):
         TokenStore(tokens=part.encode(vocabulary), offsets=part.offsets, labels=target).save(directory, split)

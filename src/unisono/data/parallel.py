@@ -17,21 +17,26 @@ from typing import BinaryIO
 
 import numpy as np
 
+from unisono.data.fetch import Tell, told, untold
 from unisono.data.text import TokenisedTexts, tokenise
 from unisono.errors import DataError
 
 MIN_CHARACTERS = 4_000_000
 """Below it one process is done before a second one has started."""
 MAX_PROCESSES = 16
+_SIGN_EVERY = 250  # texts
+_SIGN, _END = b".", b"!"
+_WHAT = "cutting texts into tokens"
 _HEAD = struct.Struct("<qqq")  # bytes of ids, of offsets, of words
 
 
-def tokenise_all(texts: Sequence[str], *, num_processes: int | None = None) -> TokenisedTexts:
+def tokenise_all(texts: Sequence[str], *, num_processes: int | None = None, tell: Tell = untold) -> TokenisedTexts:
     """Return what `tokenise` returns for all texts, computed by several processes where that is faster.
 
     Args:
         texts: In order.
         num_processes: Helpers; None: one per core that this process may use, for enough text.
+        tell: Told how many texts are done.
 
     Raises:
         DataError: A helper died.
@@ -40,10 +45,31 @@ def tokenise_all(texts: Sequence[str], *, num_processes: int | None = None) -> T
         many = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
         num_processes = many if sum(map(len, texts)) >= MIN_CHARACTERS else 1
     if num_processes < 2 or len(texts) < num_processes:
-        return tokenise(texts)
+        return tokenise(told(texts, _WHAT, len(texts), tell))
     shares = [texts[start:stop] for start, stop in pairwise(_cuts(texts, num_processes))]
-    with ThreadPoolExecutor(num_processes) as pool:
-        return merge(list(pool.map(_in_helper, shares)))
+    ear, mouth = os.pipe()
+    with ThreadPoolExecutor(num_processes) as pool, os.fdopen(ear, "rb", buffering=0) as heard:
+        try:
+            helpers = [pool.submit(_in_helper, share, mouth) for share in shares]
+            for helper in helpers:
+                helper.add_done_callback(lambda _: os.write(mouth, _END))
+            _listen(heard, len(texts), len(helpers), tell)
+            return merge([helper.result() for helper in helpers])
+        finally:
+            pool.shutdown()  # before the pipe goes, into which the last helpers write
+            os.close(mouth)
+
+
+def _listen(heard: BinaryIO, num_texts: int, num_helpers: int, tell: Tell) -> None:
+    """Tell how many texts the helpers have done, until the last of them has ended."""
+    done, ended = 0, 0
+    tell(_WHAT, 0, num_texts)
+    while ended < num_helpers:
+        signs = heard.read(1 << 10)
+        ended += signs.count(_END)
+        done += signs.count(_SIGN) * _SIGN_EVERY
+        tell(_WHAT, min(done, num_texts), num_texts)
+    tell(_WHAT, num_texts, num_texts)
 
 
 def _cuts(texts: Sequence[str], parts: int) -> list[int]:
@@ -65,13 +91,14 @@ def merge(parts: Sequence[TokenisedTexts]) -> TokenisedTexts:
     return TokenisedTexts(ids=np.concatenate(ids), offsets=np.concatenate(offsets), words=tuple(numbers))
 
 
-def _in_helper(texts: Sequence[str]) -> TokenisedTexts:
-    """Cut one share in a process of its own."""
+def _in_helper(texts: Sequence[str], mouth: int) -> TokenisedTexts:
+    """Cut one share in a process of its own, which gives signs into the pipe `mouth`."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", "from unisono.data.parallel import serve; serve()"],
+        [sys.executable, "-P", "-c", f"from unisono.data.parallel import serve; serve(mouth={mouth})"],
         input=json.dumps(texts).encode("ascii"),
         capture_output=True,
         check=False,
+        pass_fds=(mouth,),
     )
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -89,9 +116,21 @@ def _in_helper(texts: Sequence[str]) -> TokenisedTexts:
     )
 
 
-def serve(source: BinaryIO | None = None, target: BinaryIO | None = None) -> None:
-    """Be a helper: texts as JSON from `source` (standard input), tokens to `target` (standard output)."""
-    found = tokenise(json.loads((source or sys.stdin.buffer).read()))
+def serve(source: BinaryIO | None = None, target: BinaryIO | None = None, *, mouth: int | None = None) -> None:
+    """Be a helper: texts as JSON from `source` (standard input), tokens to `target` (standard output).
+
+    Args:
+        source: Where the texts come from.
+        target: Where the tokens go.
+        mouth: A pipe that gets a byte for every `_SIGN_EVERY` texts; None: nobody listens.
+    """
+
+    def give_sign(_: str, done: int, total: int) -> None:
+        if mouth is not None and done and done % _SIGN_EVERY == 0:
+            os.write(mouth, _SIGN)
+
+    texts = json.loads((source or sys.stdin.buffer).read())
+    found = tokenise(told(texts, _WHAT, len(texts), give_sign))
     pieces = [found.ids.tobytes(), found.offsets.tobytes(), json.dumps(found.words).encode("ascii")]
     out = target or sys.stdout.buffer
     out.write(_HEAD.pack(*map(len, pieces)))

@@ -4,13 +4,16 @@ The bytes collect in a file of their own, which an error leaves behind; the next
 later process, asks for the rest only. Whether the whole is right is for a checksum to say, not for this file.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _CHUNK = 1 << 16
 
 
-def fetch_resuming(url: str, part: Path, *, size_bytes: int, timeout_s: float) -> None:
+def fetch_resuming(
+    url: str, part: Path, *, size_bytes: int, timeout_s: float, tell: Callable[[int], object] = lambda have: None
+) -> None:
     """Complete `part` to `size_bytes` from `url`.
 
     Args:
@@ -18,6 +21,7 @@ def fetch_resuming(url: str, part: Path, *, size_bytes: int, timeout_s: float) -
         part: What has arrived so far; created where missing, left behind on errors.
         size_bytes: Length of the whole file; a server that sends more is refused.
         timeout_s: Longest silence.
+        tell: Told how many bytes have arrived.
 
     Raises:
         OSError: The server cannot be reached, answers with an error, or breaks off.
@@ -42,6 +46,7 @@ def fetch_resuming(url: str, part: Path, *, size_bytes: int, timeout_s: float) -
                 if have > size_bytes:
                     break
                 file.write(chunk)
+                tell(have)
     if have > size_bytes:
         part.unlink()
         raise ValueError(f"expected {size_bytes:,} bytes, the server sends more")

@@ -4,12 +4,14 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, final
+from typing import Any, Self, final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _PLAIN_EVERY_S = 5.0
+_DRAWN_EVERY_S = 0.1
+_SHORT_S = 0.5  # work that is done sooner is not worth a bar
 
 
 @final
@@ -22,6 +24,9 @@ class ProgressLine:
         first_step: Steps done before (resume).
         is_shown: False on all ranks but the leader, and in silence.
         data_share: Says which share of the time, 0 to 1, was spent waiting for data; asked only when it is shown.
+
+    Attributes:
+        work: For what is done between steps and takes time: evaluations.
     """
 
     def __init__(
@@ -35,53 +40,42 @@ class ProgressLine:
     ) -> None:
         self._data_share, self._first = data_share, first_step
         self._is_shown = is_shown
-        self._total = total_steps
-        self._per_epoch = steps_per_epoch
-        self._console = Console(file=sys.stderr, highlight=False)
-        self._start, self._last_print, self._samples = time.monotonic(), time.monotonic(), 0
+        self._total, self._per_epoch = total_steps, steps_per_epoch
+        self._epochs = -(-total_steps // steps_per_epoch)
+        self._console = _console()
+        self._samples, self._start = 0, time.monotonic()
         self._asked, self._shown_share = -1.0, ""
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if is_shown and self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]} {task.fields[speed]:>7} samples/s{task.fields[data]}"),
-                TimeRemainingColumn(compact=True),
-                console=self._console,
-            )
+            self._bar = _bar(self._console)
             self._bar.start()
-            self._task = self._bar.add_task(
-                "epoch 1", total=total_steps, completed=first_step, loss="-", speed="-", data=""
-            )
+            told = f"loss - {'-':>7} samples/s"
+            self._task = self._bar.add_task("epoch 1", total=total_steps, completed=first_step, told=told)
+        self._every_s = _PLAIN_EVERY_S if self._bar is None else _DRAWN_EVERY_S
+        self._next = self._start + self._every_s
+        self.work = WorkLine(is_shown=is_shown, beside=self._bar)
 
     def step(self, step: int, loss: float, num_samples: int) -> None:
-        """Show that `step` is done."""
+        """Show that `step` is done, if it is time to."""
         self._samples += num_samples
         if not self._is_shown:
             return
         now = time.monotonic()
-        epoch = (step - 1) // self._per_epoch + 1
-        epochs = -(-self._total // self._per_epoch)
-        speed = self._samples / max(now - self._start, 1e-9)
+        if now >= self._next or step == self._total:
+            self._next = now + self._every_s
+            self._show(step, loss, now)
+
+    def _show(self, step: int, loss: float, now: float) -> None:
+        epoch = f"epoch {(step - 1) // self._per_epoch + 1}/{self._epochs}"
+        speed = f"{self._samples / max(now - self._start, 1e-9):,.0f}"
         if self._bar is not None and self._task is not None:
-            self._bar.update(
-                self._task,
-                completed=step,
-                description=f"epoch {epoch}/{epochs}",
-                loss=f"{loss:.4f}",
-                speed=f"{speed:,.0f}",
-                data=self._data(now),
-            )
-        elif now - self._last_print >= _PLAIN_EVERY_S or step == self._total:
-            self._last_print = now
-            left = round((now - self._start) / max(1, step - self._first) * (self._total - step))
-            eta = f"  eta {timedelta(seconds=left)}" if step < self._total else ""
-            self.note(
-                f"epoch {epoch}/{epochs}  step {step}/{self._total}  loss {loss:.4f}  {speed:,.0f} samples/s"
-                f"{self._data(now)}{eta}"
-            )
+            told = f"loss {loss:.4f} {speed:>7} samples/s{self._data(now)}"
+            self._bar.update(self._task, completed=step, description=epoch, told=told)
+            return
+        left = round((now - self._start) / max(1, step - self._first) * (self._total - step))
+        eta = f"  eta {timedelta(seconds=left)}" if step < self._total else ""
+        self.note(f"{epoch}  step {step}/{self._total}  loss {loss:.4f}  {speed} samples/s{self._data(now)}{eta}")
 
     def _data(self, now: float) -> str:
         """Return the share of time that waits for data, asked anew once a second."""
@@ -92,17 +86,108 @@ class ProgressLine:
     def note(self, text: str) -> None:
         """Print one line above the bar."""
         if self._is_shown:
-            (self._bar.console if self._bar else self._console).print(text, soft_wrap=True, markup=False, emoji=False)
+            _print(self._bar.console if self._bar else self._console, text)
 
     def close(self) -> None:
         """Stop drawing and give the terminal back; safe to call twice."""
+        self.work.close()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
         self._is_shown = False
 
-    def __enter__(self) -> "ProgressLine":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+@final
+class WorkLine:
+    """Shows how far one piece of work after the other is: evaluations, the building of a cache, a download.
+
+    On a terminal a bar, which goes when the piece is done; in a pipe a line every few seconds. Short work is not shown.
+
+    Args:
+        is_shown: False in silence.
+        beside: A bar that is drawn already, to stand under; None: there is none.
+    """
+
+    def __init__(self, *, is_shown: bool = True, beside: Progress | None = None) -> None:
+        self._is_shown = is_shown
+        self._console = _console() if beside is None else beside.console
+        self._beside, self._bar = beside, beside
+        self._task: TaskID | None = None
+        self._what = ""
+        self._began = self._next = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Tell how far a piece of work is.
+
+        Args:
+            what: Its name; another one begins another piece.
+            done: How much of it is done.
+            total: How much there is; 0 where nobody knows.
+        """
+        if not self._is_shown:
+            return
+        now = time.monotonic()
+        if what != self._what:
+            self._end()
+            self._what, self._began = what, now
+            self._next = now + (_SHORT_S if self._console.is_terminal else _PLAIN_EVERY_S)
+        if 0 < total <= done:
+            self._end()
+        elif now >= self._next:
+            self._show(done, total, now)
+
+    def _show(self, done: int, total: int, now: float) -> None:
+        if not self._console.is_terminal:
+            self._next = now + _PLAIN_EVERY_S
+            left = round((now - self._began) / max(1, done) * (total - done))
+            of = f"/{total:,}  eta {timedelta(seconds=left)}" if total else ""
+            _print(self._console, f"{self._what}  {done:,}{of}")
+            return
+        self._next = now + _DRAWN_EVERY_S
+        if self._bar is None:
+            self._bar = _bar(self._console, goes=True)
+            self._bar.start()
+        if self._task is None:
+            self._task = self._bar.add_task(self._what, total=total or None, told="")
+        self._bar.update(self._task, completed=done)
+
+    def _end(self) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
+        if self._bar is not None and self._beside is None:
+            self._bar.stop()
+            self._bar = None
+        self._task, self._what = None, ""
+
+    def close(self) -> None:
+        """Stop drawing and give the terminal back; safe to call twice."""
+        self._end()
+        self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _console() -> Console:
+    return Console(file=sys.stderr, highlight=False)
+
+
+def _bar(console: Console, *, goes: bool = False) -> Progress:
+    """Return a bar; one that `goes` leaves no line behind."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"), TimeRemainingColumn(compact=True), console=console, transient=goes,
+    )  # fmt: skip
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, emoji=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.seeding import check_seed
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import ExactOptions, StrategyOptions
 
 
@@ -66,7 +67,8 @@ OWN_TEXT = (*TEXT, *OWN, "text_column", "label_column", "encoding")
 IMAGE = ("augment",)
 OWN_IMAGE = (*IMAGE, *OWN, "image_size")
 SPEED = ("lr", "bf16", "compile")
-SCORED = ("preset", *SPEED, *IMAGE, "image_size", *TEXT, *OWN, "text_column", "label_column", "encoding")
+CLIP = ("clip_norm", "clip_value")
+SCORED = ("preset", *CLIP, *SPEED, *IMAGE, "image_size", *TEXT, *OWN, "text_column", "label_column", "encoding")
 """Options that change bits; those that are given stand in the score."""
 
 
@@ -80,6 +82,8 @@ class Options:
         cache: Directory for downloads and prepared data; the user's cache directory where None.
         preset: Named hyper-parameters; the recipe's first where None.
         lr: Learning rate in place of the preset's.
+        clip_norm: Largest global gradient norm in place of the preset's.
+        clip_value: Largest magnitude of a gradient's element, in place of the preset's norm.
         bf16: Whether the model runs under bfloat16 autocast.
         compile: Whether the model goes through `torch.compile`.
         offline: Use no network.
@@ -103,6 +107,8 @@ class Options:
     strategy: StrategyOptions = ExactOptions()  # noqa: RUF009 - frozen
     preset: str | None = None
     lr: float | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
     bf16: bool = False
     compile: bool = False
     offline: bool = False
@@ -139,6 +145,7 @@ class Options:
                 raise ConfigError(f"expected {_flag(name)} >= 0, got {value}.")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ConfigError(f"expected --lr > 0, got {self.lr}.")
+        Clipping(norm=self.clip_norm, value=self.clip_value)
         recipe = find(self.recipe)
         if self.model not in recipe.models:
             raise ConfigError(f"recipe {self.recipe!r} has no model {self.model!r}; it has {', '.join(recipe.models)}.")
@@ -184,11 +191,17 @@ class Options:
             "settings": settings,
         }
 
-    def run_settings(self, **more: Any) -> dict[str, Any]:
-        """Return the keyword arguments of `unisono.Run`; `more` joins them."""
+    def run_settings(self, *, clip_norm: float | None = None) -> dict[str, Any]:
+        """Return the keyword arguments of `unisono.Run`.
+
+        Args:
+            clip_norm: The preset's; None does not clip. What the options say of clipping takes its place.
+        """
         shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift", "detail")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
-        return {**chosen, "strategy": self.strategy, "settings": self.score["settings"], **more}
+        clipping = {name: getattr(self, name) for name in CLIP if getattr(self, name) is not None}
+        chosen |= clipping or ({} if clip_norm is None else {"clip_norm": clip_norm})
+        return {**chosen, "strategy": self.strategy, "settings": self.score["settings"]}
 
 
 def _flag(name: str) -> str:
@@ -217,9 +230,9 @@ def _check_digits(options: Options) -> object:
 
 
 def _check_mnist(options: Options) -> object:
-    from unisono.data.mnist import load_mnist
+    from unisono.recipes.sources import mnist_data
 
-    return load_mnist(options.data_path, cache=options.cache_path, offline=options.offline)
+    return mnist_data(options)
 
 
 def _check_imdb(options: Options) -> object:

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 
 import unisono
 from unisono.data.augment import Augment
-from unisono.data.mnist import MEAN, STD, load_mnist
+from unisono.data.mnist import MEAN, STD
 from unisono.data.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.kernels import drop, patch_conv
 from unisono.recipes.play import thinned
+from unisono.recipes.sources import mnist_data
 from unisono.recipes.speed import channels_last, one_cycle, tune
 
 
@@ -55,7 +56,7 @@ WARM_UP = {"best": 0.3, "fast": 0.15}
 def train(options: Options) -> dict[str, Any]:
     """Play the recipe."""
     with unisono.Run(**options.run_settings()) as run:
-        splits = load_mnist(options.data_path, cache=options.cache_path, offline=options.offline)
+        splits = mnist_data(options)
         augment = Augment.parse(AUGMENT[options.preset_name] if options.augment is None else options.augment)
         train_set, test_set = (
             Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment)

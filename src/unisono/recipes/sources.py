@@ -8,9 +8,11 @@ from typing import TypeVar
 
 from unisono.data.images import ImageData, load_images, parse_size
 from unisono.data.imdb import ImdbData, load_imdb
+from unisono.data.mnist import ImageSplits, load_mnist
 from unisono.data.own_texts import TextData, load_texts
 from unisono.data.tables import Columns
 from unisono.errors import ConfigError
+from unisono.observe.progress import WorkLine
 from unisono.recipes.catalog import Options
 
 log = logging.getLogger(__name__)
@@ -21,7 +23,16 @@ Own = TypeVar("Own", TextData, ImageData)
 def imdb_data(options: Options) -> ImdbData:
     """Return the film reviews."""
     min_freq = 20 if options.min_freq is None else options.min_freq
-    return load_imdb(options.data_path, cache=options.cache_path, min_freq=min_freq, offline=options.offline)
+    with WorkLine() as tell:
+        return load_imdb(
+            options.data_path, cache=options.cache_path, min_freq=min_freq, offline=options.offline, tell=tell
+        )
+
+
+def mnist_data(options: Options) -> ImageSplits:
+    """Return the handwritten digits."""
+    with WorkLine() as tell:
+        return load_mnist(options.data_path, cache=options.cache_path, offline=options.offline, tell=tell)
 
 
 def own_texts(options: Options) -> TextData:
@@ -32,18 +43,21 @@ def own_texts(options: Options) -> TextData:
     """
     if options.data_path is None:
         raise ConfigError("recipe 'text' trains on your own texts. Hint: --data FILE.csv, or a folder per class.")
-    return load_texts(
-        options.data_path,
-        test_data=options.test_path,
-        columns=Columns(
-            text=options.text_column or "text",
-            label=options.label_column or "label",
-            encoding=options.encoding or "utf-8",
-        ),
-        skip_broken=options.skip_broken,
-        min_freq=2 if options.min_freq is None else options.min_freq,
-        cache=options.cache_path,
+    columns = Columns(
+        text=options.text_column or "text",
+        label=options.label_column or "label",
+        encoding=options.encoding or "utf-8",
     )
+    with WorkLine() as tell:
+        return load_texts(
+            options.data_path,
+            test_data=options.test_path,
+            columns=columns,
+            skip_broken=options.skip_broken,
+            min_freq=2 if options.min_freq is None else options.min_freq,
+            cache=options.cache_path,
+            tell=tell,
+        )
 
 
 def own_images(options: Options) -> ImageData:
@@ -54,13 +68,16 @@ def own_images(options: Options) -> ImageData:
     """
     if options.data_path is None:
         raise ConfigError("recipe 'images' trains on your own images. Hint: --data DIR, a folder per class.")
-    return load_images(
-        options.data_path,
-        test_data=options.test_path,
-        size=None if options.image_size is None else parse_size(options.image_size),
-        skip_broken=options.skip_broken,
-        cache=options.cache_path,
-    )
+    size = None if options.image_size is None else parse_size(options.image_size)
+    with WorkLine() as tell:
+        return load_images(
+            options.data_path,
+            test_data=options.test_path,
+            size=size,
+            skip_broken=options.skip_broken,
+            cache=options.cache_path,
+            tell=tell,
+        )
 
 
 def tell_skipped(options: Options, data: Own) -> Own:

@@ -18,6 +18,7 @@ from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import plan
 from unisono.errors import ConfigError
 from unisono.strategies.base import Setting
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import AllReduceOptions
 from unisono.strategies.precision import Precise
 
@@ -72,9 +73,9 @@ class AllReduce(Precise):
         if self._after != 1.0:
             torch._foreach_mul_(grads, self._after)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
         """See `Strategy.update`; every `sync_every` steps the ranks meet."""
-        lr = super().update(model, optimizer, scheduler, clip_norm)
+        lr = super().update(model, optimizer, scheduler, clipping)
         if self.options.sync_every > 1:
             self._is_averaged = False
             if self._step % self.options.sync_every == 0:

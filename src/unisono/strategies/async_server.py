@@ -30,6 +30,7 @@ from unisono.placement import cut
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import Gradients, LossFunction, Micro, Setting
 from unisono.strategies.channels import ServerLines, StarTransport, WorkerLine, decode, encode, from_bytes, to_bytes
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import AsyncPSOptions
 from unisono.strategies.replicated import Replicated
 
@@ -55,7 +56,7 @@ class AsyncParameterServer(Replicated):
     def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: AsyncPSOptions) -> None:
         super().__init__(model, optimizer, setting)
         self._bound = options.max_staleness
-        self._clip_norm = setting.clip_norm
+        self._clipping = setting.clipping
         self._server = ServerLines(self.transport, options.timeout_s) if self.transport.rank == 0 else None
         self._line = WorkerLine(self.transport, options.timeout_s) if self.transport.rank else None
         self._rank = self.transport.rank  # of the run; the transport's changes when a rank dies
@@ -101,7 +102,7 @@ class AsyncParameterServer(Replicated):
         is_last = step == self._last_step
         return Gradients(loss=loss_value, checksum=0, weights=0, bad_replicas=(), is_stop_asked=is_last)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
         """See `Strategy.update`; the server has applied the pushes already."""
         lr = float(optimizer.param_groups[0]["lr"])
         if scheduler is not None:
@@ -243,8 +244,7 @@ class AsyncParameterServer(Replicated):
     def _apply(self, grads: list[Tensor | None]) -> None:
         for parameter, grad in zip(self.trainable(), grads, strict=True):
             parameter.grad = grad
-        if self._clip_norm is not None:
-            self.clip(self.model, self._clip_norm)
+        self.clip_gradients(self.model, self._clipping)
         self.optimizer.step()
         self._version += 1
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 
 LossFunction = Callable[[Any], Tensor]
@@ -64,14 +65,14 @@ class Setting:
         placement: The replicas that each rank computes, in rank order.
         seed: The run's seed.
         device: Of this rank.
-        clip_norm: Largest global gradient norm, or None.
+        clipping: How gradients are limited before an update.
     """
 
     transport: Transport
     placement: Sequence[range]
     seed: int
     device: torch.device
-    clip_norm: float | None = None
+    clipping: Clipping = Clipping()  # noqa: RUF009 - frozen
 
     @property
     def replicas(self) -> int:
@@ -133,15 +134,25 @@ class Strategy(ABC):
         """Return what the program calls in place of its model."""
         return model
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
         """Clip, step the optimizer, step the scheduler; returns the learning rate that was used (first group)."""
         lr = float(optimizer.param_groups[0]["lr"])
-        if clip_norm is not None:
-            self.clip(model, clip_norm)
+        self.clip_gradients(model, clipping)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
         return lr
+
+    def clip_gradients(self, model: nn.Module, clipping: Clipping) -> None:
+        """Limit the gradients of this rank, as all ranks do theirs."""
+        if clipping.norm is not None:
+            self.clip(model, clipping.norm)
+        elif clipping.value is not None:
+            self.clip_each(model, clipping.value)
+
+    def clip_each(self, model: nn.Module, clip_value: float) -> None:
+        """Set every element of the gradients that is larger than `clip_value` in magnitude to it, sign kept."""
+        torch.nn.utils.clip_grad_value_(model.parameters(), clip_value, foreach=True)
 
     def clip(self, model: nn.Module, clip_norm: float) -> None:
         """Scale the gradients so that their norm over the whole model is at most `clip_norm`."""

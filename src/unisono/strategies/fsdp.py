@@ -222,6 +222,11 @@ class FSDP(Strategy):
         factor = torch.clamp(clip_norm / (total + 1e-6), max=1.0)
         torch._foreach_mul_([_local(grad) for grad in grads], factor)
 
+    def clip_each(self, model: nn.Module, clip_value: float) -> None:
+        """See `Strategy.clip_each`; each rank its slices."""
+        for grad in (parameter.grad for parameter in self._parameters if parameter.grad is not None):
+            _local(grad).clamp_(-clip_value, clip_value)
+
     def settle(self) -> None:
         """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
         packed = checkpoint_format.pack(self.model, self.optimizer, None, {})

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from unisono.collectives.reductions import combine_values
 from unisono.strategies.base import Setting
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.optimizer_state import share_optimizer_state
 from unisono.strategies.options import PSOptions
 from unisono.strategies.replicated import Replicated
@@ -77,9 +78,9 @@ class ParameterServer(Replicated):
         if grads:
             torch._foreach_mul_(grads, min(1.0, clip_norm / (float(everyone.sum().sqrt()) + 1e-6)))
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
         """See `Strategy.update`: each server updates its parameters (elsewhere they have no gradient); all pull."""
-        lr = super().update(model, optimizer, scheduler, clip_norm)
+        lr = super().update(model, optimizer, scheduler, clipping)
         rank, world_size = self.transport.rank, self.transport.world_size
         with torch.no_grad():
             for group in self._groups(with_gradient=False):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.strategies.base import LossFunction, Setting
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import PreciseOptions
 from unisono.strategies.replicated import Replicated
 
@@ -46,14 +47,13 @@ class Precise(Replicated):
         """See `Replicated.refuses_non_finite`; the scaler leaves out steps that overflow."""
         return not self._scaler.is_enabled()
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clip_norm: float | None) -> float:
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
         """See `Strategy.update`; where float16 gradients overflow, neither optimizer nor scheduler steps."""
         if not self._scaler.is_enabled():
-            return super().update(model, optimizer, scheduler, clip_norm)
+            return super().update(model, optimizer, scheduler, clipping)
         lr = float(optimizer.param_groups[0]["lr"])
         self._scaler.unscale_(optimizer)
-        if clip_norm is not None:
-            self.clip(model, clip_norm)
+        self.clip_gradients(model, clipping)
         before = self._scaler.get_scale()
         self._scaler.step(optimizer)
         self._scaler.update()

@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unisono.errors import ConfigError
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 
 
@@ -91,6 +92,21 @@ def check_whole(**values: Any) -> None:
             raise ConfigError(f"expected {name} as a whole number, got {value!r} ({type(value).__name__}).")
         if value is not None and value < 1:
             raise ConfigError(f"expected {name} >= 1, got {value}.")
+
+
+def check_clipping(clipping: Clipping, model: nn.Module) -> None:
+    """Refuse to clip by value what has no order.
+
+    Raises:
+        ConfigError: The model has complex parameters.
+    """
+    if clipping.value is not None:
+        for name, parameter in model.named_parameters():
+            if parameter.is_complex():
+                raise ConfigError(
+                    f"clip_value sets a largest value for each element, which the complex {name!r} does not have. "
+                    "Hint: clip_norm scales the whole gradient."
+                )
 
 
 def check_detail(detail: bool, strategy: StrategyOptions) -> None:

@@ -15,6 +15,9 @@ from unisono.metrics.exchange import merge_over_ranks
 from unisono.placement import cut
 from unisono.seeding import mix
 
+BATCH_SIZE = 256
+"""Samples per forward pass where nobody has said how many."""
+
 Predict = Callable[[Any], tuple[Tensor, Tensor]]
 """Takes a micro-batch, returns (output, target) as metrics expect them."""
 

@@ -1,7 +1,5 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
-import functools
-import math
 import sys
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -18,25 +16,25 @@ from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
 from unisono.determinism import describe_environment, set_determinism
-from unisono.errors import ConfigError, StepError
+from unisono.errors import ConfigError
 from unisono.memory import keep_freed_memory
 from unisono.metrics.exact import Metric
-from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
 from unisono.seeding import check_seed
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.catalog import resolve
-from unisono.strategies.drift import Sentinel
+from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 from unisono.train import score as scores
 from unisono.train.between import Between
-from unisono.train.checks import check_detail, check_new_part, check_whole
+from unisono.train.checks import check_clipping, check_detail, check_new_part, check_whole
 from unisono.train.course import Course
-from unisono.train.evaluate import Predict, evaluate
-from unisono.train.loop import Batch, check_alike, entry_of, hosted_micros
+from unisono.train.evaluate import BATCH_SIZE, Predict, evaluate
+from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
+from unisono.train.stepper import Stepper
 from unisono.train.watch import Watch
 from unisono.world import World
 
@@ -52,7 +50,8 @@ class Run:
         replicas: Logical workers (V); fixed for the life of the run directory. Unset: the world size of the first
             launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
-        clip_norm: Largest global gradient norm; None does not clip.
+        clip_norm: Largest global norm of the batch's gradient; a longer one is scaled down. None does not clip.
+        clip_value: Largest magnitude of its elements; larger ones are set to it. Not beside `clip_norm`.
         non_finite: What NaN or infinity in a loss or gradient does. ``stop``: it ends the run with `NonFiniteError`.
             ``skip``: the step counts but updates neither weights nor schedule; too many in a row end the run.
         strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
@@ -88,6 +87,7 @@ class Run:
         replicas: int | None = None,
         out: str | Path | None = None,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
         non_finite: str = "stop",
         strategy: str | StrategyOptions = "exact",
         threads: int | None = None,
@@ -101,14 +101,12 @@ class Run:
     ) -> None:
         check_seed(seed)
         check_whole(threads=threads, checkpoint_every=checkpoint_every, replicas=replicas)
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"expected clip_norm > 0 (or None), got {clip_norm}.")
+        self.seed, self.clipping = seed, Clipping(norm=clip_norm, value=clip_value)
         if isinstance(transport, str) and transport not in ("auto", "gloo"):
             raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")
         world = World.current() if isinstance(transport, str) else world_of(transport)
         self.world = world
         self.device = device_of(world, device)
-        self.seed, self.clip_norm = seed, clip_norm
         self.settings, self.between = dict(settings or {}), Between(seed)
         self._allow_drift = allow_drift
         self._strategy = chosen = resolve(strategy)
@@ -134,7 +132,7 @@ class Run:
         keep_freed_memory()
         self.placement = chosen.place(self.replicas, world.world_size)
         self.non_finite = NonFinite(non_finite, strategy=chosen.name, is_exact=chosen.is_exact)
-        self._parts: Parts | None = None
+        self._stepper: Stepper | None = None
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         self._course = Course(
@@ -163,15 +161,20 @@ class Run:
         """
         model.to(self.device)
         parts = Parts(model, optimizer, scheduler, self._registered)
+        check_clipping(self.clipping, model)
         environment = describe_environment(threads=self.threads, device=self.device)
         if not self._strategy.is_exact:
             environment["world_size"] = self.world.world_size
         check_alike(self.transport, parts.description, environment)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
-        own = {name: getattr(self, name) for name in ("transport", "placement", "seed", "device", "clip_norm")}
-        parts.strategy = self._strategy.build(model, optimizer, Setting(**own))
+        own = {name: getattr(self, name) for name in ("transport", "placement", "seed", "device", "clipping")}
+        setting = Setting(**own)
+        parts.strategy = self._strategy.build(model, optimizer, setting)
         parts.strategy.is_stop_asked = self._watch.is_stop_asked
-        self._parts = parts
+        self._stepper = Stepper(
+            parts, setting, course=self._course, record=self._record, watch=self._watch, between=self.between,
+            non_finite=self.non_finite,
+        )  # fmt: skip
         return parts.strategy.front(model), optimizer
 
     def register(self, name: str, part: Any) -> None:
@@ -251,10 +254,10 @@ class Run:
         self._current_steps = weakref.ref(steps)
         return steps
 
-    def _steps(self, parts: Parts, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
+    def _steps(self, stepper: Stepper, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
-        course = self._course
+        course, parts = self._course, stepper.parts
         course.open(scores.describe_run(self, parts.description, self._strategy.score(), loader), parts, per_epoch)
         first = course.done + 1
         if first > last:
@@ -262,28 +265,7 @@ class Run:
                 f"is complete: step {course.done} of {last} is done, there is nothing left to train. "
                 "Hint: more epochs go on from here; another out= (--out) starts anew."
             )
-        micros = loader.micro_batches(first, last)
-        for step in range(first, last + 1):
-            indices = loader.sampler.batch(step)
-            indices.flags.writeable = False
-            epoch = loader.sampler.epoch_of(step)
-            mine = hosted_micros(len(indices), micros, self.placement, self.world.rank, self.device)
-            self._watch.begin(step)
-            self.between.at("before", step)
-            try:
-                yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self.replicas))
-            except GeneratorExit:  # the loop was left: keep what it has done
-                course.leave(parts)
-                raise
-            if course.stopped_by is not None:
-                break
-            if course.done != step:
-                raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
-            course.keep(parts, is_last=step == last)
-        course.keep_last(parts)
-        if parts.strategy.keeps_equal:
-            Sentinel(parts.model, self.transport).compare_now(course.done)  # the last update too
-        course.finish(parts)
+        yield from stepper.batches(loader, first, last)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step and return the mean loss over the whole batch; collective.
@@ -298,27 +280,7 @@ class Run:
             RankDivergence: The ranks no longer hold the same weights.
             PeerLost: Another rank went away.
         """
-        parts = self._prepared()
-        if batch.step != self._course.done + 1:
-            raise StepError(f"expected the batch of step {self._course.done + 1}, got that of step {batch.step}.")
-        parts.is_changing = True
-        self._course.usage.begin()
-        strategy = parts.strategy
-        timed = self._watch.timed(loss_function)
-        gradients = strategy.compute_gradients(batch.step, batch.micros, len(batch.indices), timed)
-        is_finite = self.non_finite.judge(batch.step, batch.indices, self.replicas, gradients.bad_replicas)
-        self._record.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
-        self._watch.updating()
-        how = (parts.model, parts.optimizer, parts.scheduler, self.clip_norm)
-        lr = strategy.update(*how) if is_finite else math.nan
-        self._course.done = batch.step
-        self._course.is_stopping = gradients.is_stop_asked and self._record.path is not None
-        self._watch.done(batch.step)
-        parts.is_changing = False
-        self._course.usage.end(len(batch.indices))
-        self.between.at("after", batch.step)
-        self._record.append(functools.partial(entry_of, batch, gradients, lr))
-        return gradients.loss
+        return self._prepared().step(batch, loss_function)
 
     def evaluate(
         self,
@@ -326,7 +288,7 @@ class Run:
         predict: Predict,
         metrics: Mapping[str, Metric],
         *,
-        batch_size: int = 256,
+        batch_size: int = BATCH_SIZE,
         collate: Collate | None = None,
         transform: Transform | None = None,
         num_workers: int = 0,
@@ -349,7 +311,7 @@ class Run:
         check_whole(batch_size=batch_size, limit=limit)
         check_places(metrics, self.world, everywhere=True)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        parts = self._prepared()
+        parts = self._prepared().parts
         with self._watch.phases.within(EVALUATE), parts.strategy.reading():
             values = evaluate(
                 parts.model, fetcher, self._watch.around(predict), metrics,
@@ -369,7 +331,7 @@ class Run:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
-        return self._course.fingerprint(self._prepared())
+        return self._course.fingerprint(self._prepared().parts)
 
     def result(self) -> dict[str, Any]:
         """Return what ``result.json`` holds; empty before the last step is done."""
@@ -380,8 +342,8 @@ class Run:
         if (steps := self._current_steps()) is not None:
             steps.close()
         self._watch.close()
-        if self._parts is not None:
-            self._parts.strategy.close()
+        if self._stepper is not None:
+            self._stepper.parts.strategy.close()
         self.transport.close()
         self._record.close()
         enter_world(None)
@@ -393,7 +355,7 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _prepared(self) -> Parts:
-        if self._parts is None:
+    def _prepared(self) -> Stepper:
+        if self._stepper is None:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
-        return self._parts
+        return self._stepper

@@ -73,7 +73,7 @@ def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Load
     """Return the score of a run, in JSON's types.
 
     Args:
-        run: Its seed, replicas, threads, clip_norm, non_finite and settings count.
+        run: Its seed, replicas, threads, clipping, non_finite and settings count.
         parts: What `describe_model` and `describe_optimizer` have said.
         strategy: Of the strategy.
         loader: Its data, order and batch size count.
@@ -84,7 +84,7 @@ def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Load
         "replicas": run.replicas,
         "batch_size": loader.sampler.batch_size,
         "threads": run.threads,
-        "clip_norm": run.clip_norm,
+        **run.clipping.score,
         **run.non_finite.score,
         "strategy": strategy,
         **parts,

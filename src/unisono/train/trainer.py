@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Self, final
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,15 +10,13 @@ from torch.optim import Optimizer
 from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform
 from unisono.metrics.exact import Accuracy, Mean, Metric
-from unisono.observe.ledger import Ledger, Logged
-from unisono.observe.phases import DATA
-from unisono.observe.progress import ProgressLine
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.checks import check_whole
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
 from unisono.train.run import Run
+from unisono.train.sight import Sight
 
 _SANITY_SAMPLES = 512
 
@@ -73,6 +70,7 @@ class Trainer:
             run=run, model=self.model, optimizer=self.optimizer, epochs=0, steps_per_epoch=0, total_steps=0
         )
         self._epoch_begun = -1
+        self._evaluated: Callable[[], None] = _nothing  # called after every batch of an evaluation
         self._chain = Chain(callbacks, self._loop, deadline_s=callback_deadline_s)
 
     def fit(
@@ -125,7 +123,7 @@ class Trainer:
         loop.step, loop.scores, loop.stopped_by = 0, {}, None
         test = _Test(test_set, collate, num_workers, eval_limit)
         self.run.between.is_lazy = True  # all code between steps is called by the chain
-        with _Sight(self.run, loop, is_shown=show_progress) as sight:
+        with Sight(self.run, loop, is_shown=show_progress) as sight:
             try:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
                     if loop.step == 0:
@@ -137,7 +135,7 @@ class Trainer:
                     sight.step()
                     self._after_step(test, eval_every, log_every, sight)
                 if test_set is not None and not loop.scores:  # nothing was left to do
-                    self._evaluate(test)
+                    self._evaluate(test, sight)
                 if loop.step:
                     self._chain("on_run_end")
                     self._agree(sight)
@@ -148,7 +146,7 @@ class Trainer:
         self.run.record(loop.scores)
         return self.run.result()
 
-    def _begins(self, batch: Batch, sight: "_Sight") -> bool:
+    def _begins(self, batch: Batch, sight: Sight) -> bool:
         """Start this launch; say whether the run was to stop here already."""
         loop = self._loop
         loop.step, loop.epoch = batch.step - 1, batch.epoch
@@ -179,14 +177,14 @@ class Trainer:
         loop.num_skipped = self.run.non_finite.num_skipped
         chain("on_step_end")
 
-    def _after_step(self, test: "_Test", eval_every: int | None, log_every: int, sight: "_Sight") -> None:
+    def _after_step(self, test: "_Test", eval_every: int | None, log_every: int, sight: Sight) -> None:
         loop = self._loop
         is_last, ends_epoch = loop.step == loop.total_steps, loop.step % loop.steps_per_epoch == 0
         is_evaluated = test.dataset is not None and (
             is_last or (ends_epoch if eval_every is None else loop.step % eval_every == 0)
         )
         if is_evaluated:
-            self._evaluate(test)
+            self._evaluate(test, sight)
             self.run.record(loop.scores)  # the checkpoint of this step tells them
             sight.tell_scores()
             loop.log(**loop.scores)
@@ -196,7 +194,7 @@ class Trainer:
             loop.log(**{"train/loss": loop.loss})
             self._agree(sight)
 
-    def _agree(self, sight: "_Sight") -> None:
+    def _agree(self, sight: Sight) -> None:
         """Compare names and stops between ranks, write what was logged, and end the run where one asked for it."""
         values = self._chain.agree()
         sight.write(values)
@@ -204,11 +202,13 @@ class Trainer:
             self.run.stop(self._loop.stopped_by)
             sight.note(f"stopped after step {self._loop.step}: {self._loop.stopped_by}")
 
-    def _evaluate(self, test: "_Test") -> None:
+    def _evaluate(self, test: "_Test", sight: Sight) -> None:
         self._chain("on_evaluation_start")
+        self._evaluated = sight.evaluating(min(len(test.dataset), test.limit or len(test.dataset)))
         self._loop.scores = self.evaluate(
             test.dataset, collate=test.collate, num_workers=test.num_workers, limit=test.limit
         )
+        self._evaluated = _nothing
         self._chain("on_evaluation_end")
 
     def evaluate(
@@ -279,10 +279,16 @@ class Trainer:
         return kept.gather()
 
     def _predict(self, micro: Any) -> tuple[Tensor, Tensor]:
-        return self.model(micro.x), micro.y
+        output = self.model(micro.x)
+        self._evaluated()
+        return output, micro.y
 
     def _loss(self, micro: Any) -> Tensor:
         return self.loss(self.model(micro.x), micro.y)
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,64 +299,6 @@ class _Test:
     collate: Collate | None
     num_workers: int
     limit: int | None
-
-
-@final
-class _Sight:
-    """What the leader shows and writes while a trainer fits; nothing on the other ranks.
-
-    Args:
-        run: Its directory gets ``metrics.jsonl``.
-        loop: Where the training stands.
-        is_shown: Whether there is progress.
-    """
-
-    def __init__(self, run: Run, loop: Loop, *, is_shown: bool) -> None:
-        self._run, self._loop = run, loop
-        self._is_shown = is_shown and run.world.is_leader
-        self._progress: ProgressLine | None = None
-        self._logged: Ledger | None = None
-
-    def begin(self) -> None:
-        """Start to show; the file is cut where the run goes on."""
-        loop = self._loop
-        self._progress = ProgressLine(
-            loop.total_steps, loop.steps_per_epoch, first_step=loop.step, is_shown=self._is_shown,
-            data_share=partial(self._run.phases.share, DATA),
-        )  # fmt: skip
-        if loop.step:
-            self._progress.note(f"resumed after step {loop.step}")
-        if self._run.directory is not None and self._run.world.is_leader:
-            self._logged = Ledger(self._run.directory / "metrics.jsonl", loop.step, has_gaps=True)
-
-    def step(self) -> None:
-        """Show a step."""
-        if self._progress is not None:
-            self._progress.step(self._loop.step, self._loop.loss, len(self._loop.indices))
-
-    def note(self, text: str) -> None:
-        """Print one line."""
-        if self._progress is not None:
-            self._progress.note(text)
-
-    def tell_scores(self) -> None:
-        """Print the scores of an evaluation."""
-        loop = self._loop
-        listed = "  ".join(f"{name} {value:.4f}" for name, value in loop.scores.items())
-        self.note(f"epoch {loop.epoch + 1}/{loop.epochs}  {listed}")
-
-    def write(self, values: dict[str, float]) -> None:
-        """Write a line of ``metrics.jsonl``."""
-        if values and self._logged is not None:
-            self._logged.append_now(Logged(step=self._loop.step, epoch=self._loop.epoch, values=values))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in (self._progress, self._logged):
-            if each is not None:
-                each.close()
 
 
 @final

@@ -1,0 +1,37 @@
+"""How gradients are limited before an update: by their norm over the whole model, or element by element. No torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clipping:
+    """What an update does to the mean gradient of the whole batch first; nothing by default.
+
+    Attributes:
+        norm: Largest global norm; a longer gradient is scaled down.
+        value: Largest magnitude of an element; a larger one is set to it. Complex gradients have no such limit.
+
+    Raises:
+        ConfigError: A limit is not above 0, or there are both.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"expected {name} > 0 (or None), got {limit}.")
+        if self.norm is not None and self.value is not None:
+            raise ConfigError(
+                f"expected clip_norm or clip_value, got both ({self.norm} and {self.value}): their order would change "
+                "the result. Hint: leave one of them out."
+            )
+
+    @property
+    def score(self) -> dict[str, Any]:
+        """What belongs to the run's score."""
+        return {"clip_norm": self.norm, **({} if self.value is None else {"clip_value": self.value})}

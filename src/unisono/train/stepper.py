@@ -1,0 +1,107 @@
+"""The steps of a run: a batch is handed out, computed, reduced, applied and recorded, and kept when it is due.
+
+In: the parts of a run, which `Run` has put together. Out: batches and losses, lines of the ledger, checkpoints.
+"""
+
+import functools
+import math
+from collections.abc import Generator
+from typing import final
+
+from unisono.data.loader import Loader
+from unisono.errors import StepError
+from unisono.observe.detail import detail_of
+from unisono.strategies.base import LossFunction, Setting
+from unisono.strategies.drift import Sentinel
+from unisono.train.between import Between
+from unisono.train.course import Course
+from unisono.train.loop import Batch, entry_of, hosted_micros
+from unisono.train.non_finite import NonFinite
+from unisono.train.parts import Parts
+from unisono.train.run_record import RunRecord
+from unisono.train.watch import Watch
+
+
+@final
+class Stepper:
+    """Plays steps.
+
+    Args:
+        parts: What is trained, with its strategy.
+        setting: Where this rank works.
+        course: How far the run has come; already open when `batches` begins.
+        record: Gets a line for every step.
+        watch: Tells the launcher, and knows where the time goes.
+        between: Sets the generators for code that runs between steps.
+        non_finite: Judges losses and gradients.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        setting: Setting,
+        *,
+        course: Course,
+        record: RunRecord,
+        watch: Watch,
+        between: Between,
+        non_finite: NonFinite,
+    ) -> None:
+        self.parts = parts
+        self._setting, self._rank, self._replicas = setting, setting.transport.rank, setting.replicas
+        self._course, self._record, self._watch = course, record, watch
+        self._between, self._non_finite = between, non_finite
+
+    def batches(self, loader: Loader, first: int, last: int) -> Generator[Batch]:
+        """Yield the batches of the steps ``first..last``; after each, save what is due; see `Run.steps`.
+
+        Raises:
+            StepError: A batch was not passed to `step`.
+        """
+        course, parts, setting = self._course, self.parts, self._setting
+        micros = loader.micro_batches(first, last)
+        for step in range(first, last + 1):
+            indices = loader.sampler.batch(step)
+            indices.flags.writeable = False
+            epoch = loader.sampler.epoch_of(step)
+            mine = hosted_micros(len(indices), micros, setting.placement, self._rank, setting.device)
+            self._watch.begin(step)
+            self._between.at("before", step)
+            try:
+                yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self._replicas))
+            except GeneratorExit:  # the loop was left: keep what it has done
+                course.leave(parts)
+                raise
+            if course.stopped_by is not None:
+                break
+            if course.done != step:
+                raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
+            course.keep(parts, is_last=step == last)
+        course.keep_last(parts)
+        if parts.strategy.keeps_equal:
+            Sentinel(parts.model, setting.transport).compare_now(course.done)  # the last update too
+        course.finish(parts)
+
+    def step(self, batch: Batch, loss_function: LossFunction) -> float:
+        """Do one optimizer step; see `Run.step`."""
+        course, parts, watch = self._course, self.parts, self._watch
+        strategy, step = parts.strategy, batch.step
+        if step != course.done + 1:
+            raise StepError(f"expected the batch of step {course.done + 1}, got that of step {step}.")
+        parts.is_changing = True
+        course.usage.begin()
+        timed = watch.timed(loss_function)
+        gradients = strategy.compute_gradients(step, batch.micros, len(batch.indices), timed)
+        is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)
+        self._record.append_detail(lambda: detail_of(step, batch.indices, gradients.losses, parts.model))
+        watch.updating()
+        how = (parts.model, parts.optimizer, parts.scheduler, self._setting.clipping)
+        lr = strategy.update(*how) if is_finite else math.nan
+        course.done = step
+        course.is_stopping = gradients.is_stop_asked and self._record.path is not None
+        watch.done(step)
+        parts.is_changing = False
+        course.usage.end(len(batch.indices))
+        self._between.at("after", step)
+        self._record.append(functools.partial(entry_of, batch, gradients, lr))
+        return gradients.loss
