@@ -36,6 +36,15 @@ def test_a_folder_per_class(folder, tmp_path):
     assert np.allclose(data.std, data.train_images.std() / 255, atol=1e-6)
 
 
+def test_told_how_far(folder, tmp_path):
+    """Every image that is decoded is told of, and a second start has nothing to tell."""
+    told = []
+    load_images(folder, cache=tmp_path / "cache", tell=lambda *what: told.append(what))
+    assert told == [("decoding own", done, 40) for done in range(41)]
+    load_images(folder, cache=tmp_path / "cache", tell=lambda *what: told.append(what))
+    assert len(told) == 41
+
+
 def test_a_second_start_decodes_nothing(folder, tmp_path, monkeypatch):
     """Same files, same cache; one changed file, another."""
     key = load_images(folder, cache=tmp_path / "cache").key

@@ -59,7 +59,10 @@ def test_loading_tokenises_once_and_agrees_for_every_source(tmp_path):
     archive = write_archive(tmp_path / "a.tar.gz")
     write_directory(tmp_path / "data" / "aclImdb")
     cache = tmp_path / "cache"
-    first = load_imdb(archive, cache=cache, min_freq=1)
+    told = []
+    first = load_imdb(archive, cache=cache, min_freq=1, tell=lambda *what: told.append(what))
+    assert told[0] == ("reading reviews", 0, 0)
+    assert told[-1] == ("cutting texts into tokens", 2, 2)
     made = {path: path.stat().st_mtime_ns for path in (cache / "imdb").iterdir()}
     second = load_imdb(archive, cache=cache, min_freq=1)
     assert {path: path.stat().st_mtime_ns for path in (cache / "imdb").iterdir()} == made

@@ -35,6 +35,17 @@ def test_two_processes_give_the_result_of_one():
     assert same(tokenise_all(TEXTS, num_processes=2), tokenise(TEXTS))
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_told_how_far(num_processes):
+    """The number of texts that are done grows to all of them, whoever cuts them."""
+    told = []
+    tokenise_all(TEXTS * 3, num_processes=num_processes, tell=lambda *what: told.append(what))
+    what, done, total = zip(*told, strict=True)
+    assert set(what) == {"cutting texts into tokens"} and set(total) == {3 * len(TEXTS)}
+    assert list(done) == sorted(done) and done[0] == 0 and done[-1] == 3 * len(TEXTS)
+    assert len(set(done)) > 3
+
+
 def test_few_texts_are_cut_here(monkeypatch):
     """No process is started for what is done before it would have started."""
     monkeypatch.setattr(parallel.subprocess, "run", None)

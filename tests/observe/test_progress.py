@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from unisono.observe.progress import ProgressLine
+from unisono.observe.progress import ProgressLine, WorkLine
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +93,58 @@ def test_after_close_nothing_is_shown(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_short_work_shows_nothing(capsys):
+    """What is done at once is not worth a line."""
+    with WorkLine() as work:
+        for done in range(11):
+            work("evaluation", done, 10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_long_work_in_a_pipe(capsys, monkeypatch):
+    """A line every few seconds with what is left, the pieces apart; where nobody knows the whole, only what is done."""
+    now = [0.0]
+    monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: now[0])
+    with WorkLine() as work:
+        for done in range(5):
+            work("reading reviews", 1000 * done, 0)
+            now[0] += 3
+        for done in range(5):
+            work("evaluation", done, 4)
+            now[0] += 3
+    assert capsys.readouterr().err.splitlines() == [
+        "reading reviews  2,000",
+        "reading reviews  4,000",
+        "evaluation  2/4  eta 0:00:06",
+    ]
+
+
+def test_work_of_other_ranks_is_silent(capsys, monkeypatch):
+    """Only the leader speaks, and nobody after the end."""
+    now = [0.0]
+    monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: now[0])
+    silent, closed = WorkLine(is_shown=False), WorkLine()
+    closed.close()
+    for _ in range(3):
+        now[0] += 10
+        silent("evaluation", 1, 4)
+        closed("evaluation", 1, 4)
+    assert capsys.readouterr() == ("", "")
+
+
 SCRIPT = """
 import sys
-from unisono.observe.progress import ProgressLine
+from unisono.observe.progress import ProgressLine, WorkLine
 total, per_epoch, loss, samples = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 with ProgressLine(total, per_epoch, first_step=total - 40, data_share=lambda: 0.123) as progress:
     for step in range(total - 39, total + 1):
         progress.step(step, loss, samples)
+        if step == total - 20:
+            import unisono.observe.progress as observed
+            observed._SHORT_S = 0.0
+            for done in range(5):
+                progress.work("evaluation", done, 4)
+                progress._bar.refresh()
         if step % 10 == 0:
             progress.note(f"epoch 1/5  test_loss 0.1234  step {step}")
         progress._bar.refresh()
@@ -159,3 +204,5 @@ def test_the_bar_is_drawn_in_place():
     assert "\x1b[2K" in screen
     assert screen.count("\x1b[?25l") == screen.count("\x1b[?25h") == 1
     assert len([line for line in visible_lines(screen) if line.startswith("epoch 1/5  test_loss")]) == 4
+    assert [line for line in visible_lines(screen) if line.startswith("evaluation") and "1/4" in line]
+    assert not visible_lines(screen)[-1].startswith("evaluation")  # gone when it is done

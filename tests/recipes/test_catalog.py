@@ -89,6 +89,17 @@ def test_run_settings_are_what_a_run_takes():
     assert Options(**GOOD, data="x").data_path == Path("x")
 
 
+def test_clipping_in_place_of_the_preset_s():
+    """A norm or a value that is given takes the place of what the recipe has, and stands in the score."""
+    assert "clip_norm" not in Options(**GOOD).run_settings()
+    assert Options(**GOOD, clip_norm=2.0).run_settings(clip_norm=0.1)["clip_norm"] == 2.0
+    given = Options(**GOOD, clip_value=0.5)
+    assert "clip_norm" not in given.run_settings(clip_norm=0.1)
+    assert given.run_settings(clip_norm=0.1)["clip_value"] == given.score["settings"]["clip_value"] == 0.5
+    with pytest.raises(ConfigError, match="got both"):
+        Options(**GOOD, clip_value=0.5, clip_norm=0.1)
+
+
 def test_data_is_checked_without_workers(tmp_path):
     """Missing data is found by the launcher: the digits bring their own, the others name what is not there."""
     RECIPES["digits"].check_data(Options(**GOOD))

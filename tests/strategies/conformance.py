@@ -4,7 +4,6 @@ Each program returns named claims; all must be true on every rank.
 """
 
 import contextlib
-import itertools
 import os
 import signal
 import tempfile
@@ -150,7 +149,7 @@ class Parts(nn.Module):
         return scores
 
 
-def plain_weights(model: nn.Module, run: unisono.Run, loader: Any, steps: int, clip: float | None) -> list[Tensor]:
+def plain_weights(model: nn.Module, run: unisono.Run, loader: Any, steps: int, clip: dict[str, float]) -> list[Tensor]:
     """Return what a plain loop over the same batches makes of a model."""
     optimizer = torch.optim.SGD(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1, momentum=0.9
@@ -160,8 +159,10 @@ def plain_weights(model: nn.Module, run: unisono.Run, loader: Any, steps: int, c
         x, y = dataset.fetch_micro_batch(loader.sampler.batch(step))
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if "clip_norm" in clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip["clip_norm"])
+        if "clip_value" in clip:
+            nn.utils.clip_grad_value_(model.parameters(), clip["clip_value"])
         optimizer.step()
     return [value.clone() for value in model.state_dict().values()]
 
@@ -169,8 +170,9 @@ def plain_weights(model: nn.Module, run: unisono.Run, loader: Any, steps: int, c
 def as_plain(transport: Transport | None, case: str, data: str) -> dict[str, bool]:
     """Unused and frozen parameters, clipping, uneven micro-batches and a last batch of one sample: as a plain loop."""
     found: dict[str, bool] = {}
-    for clip, build in itertools.product((None, 0.05), (Parts, mlp)):
-        with run_of(transport, case, clip_norm=clip) as run:
+    for clip, build in [({}, Parts), ({}, mlp), ({"clip_norm": 0.05}, Parts), ({"clip_norm": 0.05}, mlp),
+                        ({"clip_value": 2e-3}, Parts)]:  # fmt: skip
+        with run_of(transport, case, **clip) as run:
             torch.manual_seed(0)
             model, reference = build(), build()
             reference.load_state_dict(model.state_dict())
@@ -188,7 +190,7 @@ def as_plain(transport: Transport | None, case: str, data: str) -> dict[str, boo
             close = [
                 torch.allclose(packed[name], value, atol=1e-5) for name, value in zip(names, expected, strict=True)
             ]
-            key = f"{build.__name__} clip={clip}"
+            key = f"{build.__name__} {clip}"
             found[f"{key} as plain"] = all(close) or case not in AS_PLAIN
             found[f"{key} finite"] = all(loss == loss and loss < 50 for loss in losses)
             if build is Parts:

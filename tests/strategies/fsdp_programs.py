@@ -25,13 +25,14 @@ def model_of() -> nn.Module:
 
 def leg(
     transport: Transport | None, strategy: str, steps: int, *, out: str | None = None, clip: float | None = None,
-    samples: int = 93, **options: Any,
+    clip_value: float | None = None, samples: int = 93, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train to a step, four replicas, and say what is there."""
     chosen = unisono.strategy(strategy, **options)
     with unisono.Run(
-        seed=0, replicas=4, strategy=chosen, out=out, clip_norm=clip, transport=transport or "auto", checkpoint_every=4
-    ) as run:
+        seed=0, replicas=4, strategy=chosen, out=out, clip_norm=clip, clip_value=clip_value,
+        transport=transport or "auto", checkpoint_every=4,
+    ) as run:  # fmt: skip
         model = model_of()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         front, optimizer = run.prepare(model, optimizer)
@@ -58,7 +59,7 @@ def compare(transport: Transport | None, out: str) -> dict[str, Any]:
     joined = join(transport)
     found = {
         name: [leg(transport, strategy, 8, **settings) for strategy in ("exact", "fsdp")]
-        for name, settings in {"plain": {}, "clip": {"clip": 0.05}}.items()
+        for name, settings in {"plain": {}, "clip": {"clip": 0.05}, "value": {"clip_value": 1e-3}}.items()
     }
     found["wrap"] = [found["plain"][0], leg(transport, "fsdp", 8, wrap=("Linear",))]
     found["half"] = [leg(transport, "fsdp", 4, out=out)]

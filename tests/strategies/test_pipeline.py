@@ -38,11 +38,11 @@ def test_bits_and_ledger_are_those_of_exact(exact, tmp_path, world_size, options
     assert (tmp_path / "ledger.jsonl").read_text() == ledger
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_clipping_too(world_size):
-    """The norm is that of the whole model."""
-    expected = leg(None, "exact", 4, clip=0.05)
-    assert run_threads(lambda t: leg(t, "pipeline", 4, clip=0.05), world_size) == [expected] * world_size
+@pytest.mark.parametrize(("world_size", "clip"), [(2, {"clip": 0.05}), (4, {"clip": 0.05}), (2, {"clip_value": 1e-3})])
+def test_clipping_too(world_size, clip):
+    """The norm is that of the whole model; by value, each stage clips its own."""
+    expected = leg(None, "exact", 4, **clip)
+    assert run_threads(lambda t: leg(t, "pipeline", 4, **clip), world_size) == [expected] * world_size
     assert expected["fingerprint"] != leg(None, "exact", 4)["fingerprint"]  # the control
 
 

@@ -48,7 +48,7 @@ def state_bits(model, optimizer):
     return found
 
 
-def plain_loop(toy, build, optimize, clip_norm):
+def plain_loop(toy, build, optimize, clip):
     """Train as a book on PyTorch would, with the run's order of samples."""
     set_determinism(1)
     torch.manual_seed(3)
@@ -61,8 +61,10 @@ def plain_loop(toy, build, optimize, clip_norm):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(toy.x[chosen]), toy.y[chosen])
         loss.backward()
-        if clip_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip_norm, foreach=True)
+        if "clip_norm" in clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip["clip_norm"], foreach=True)
+        if "clip_value" in clip:
+            nn.utils.clip_grad_value_(model.parameters(), clip["clip_value"])
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
@@ -70,10 +72,10 @@ def plain_loop(toy, build, optimize, clip_norm):
     return state_bits(model, optimizer), losses
 
 
-def run_loop(toy, build, optimize, clip_norm, replicas):
+def run_loop(toy, build, optimize, clip, replicas, transport="auto"):
     """Train the same through a run."""
     losses = []
-    with unisono.Run(seed=3, replicas=replicas, clip_norm=clip_norm) as run:
+    with unisono.Run(seed=3, replicas=replicas, transport=transport, **clip) as run:
         model = build()
         optimizer, scheduler = optimize(model)
         model, optimizer = run.prepare(model, optimizer, scheduler)
@@ -82,25 +84,43 @@ def run_loop(toy, build, optimize, clip_norm, replicas):
         return state_bits(model, optimizer), losses
 
 
-@pytest.mark.parametrize(("optimize", "clip_norm"), [(sgd, None), (adam, None), (adamw, 0.3)])
+@pytest.mark.parametrize(
+    ("optimize", "clip"), [(sgd, {}), (adam, {}), (adamw, {"clip_norm": 0.3}), (sgd, {"clip_value": 0.01})]
+)
 @pytest.mark.parametrize("build", [build_mlp, ConvNet])
-def test_one_replica_is_the_plain_loop(toy, build, optimize, clip_norm):
+def test_one_replica_is_the_plain_loop(toy, build, optimize, clip):
     """With one replica on one rank, weights, buffers, optimizer state and losses are a plain loop's, bit for bit."""
-    assert run_loop(toy, build, optimize, clip_norm, 1) == plain_loop(toy, build, optimize, clip_norm)
+    assert run_loop(toy, build, optimize, clip, 1) == plain_loop(toy, build, optimize, clip)
+
+
+def test_clipping_by_value_in_any_world(toy):
+    """The mean gradient of the whole batch is clipped, so one rank and three leave the same bits."""
+    alone = run_loop(toy, build_mlp, sgd, {"clip_value": 0.01}, 4)
+    shared = run_ranks(lambda transport: run_loop(toy, build_mlp, sgd, {"clip_value": 0.01}, 4, transport), 3)
+    assert shared == [alone] * 3
+    assert alone != run_loop(toy, build_mlp, sgd, {}, 4)
+
+
+def test_clipping_by_value_needs_an_order(toy):
+    """Complex numbers have no largest; said before the first step."""
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    with unisono.Run(clip_value=1.0) as run, pytest.raises(unisono.ConfigError, match="the complex 'weight'"):
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_two_replicas_are_another_score(toy):
     """Negative control: two replicas give other bits than the plain loop, but the same loss to rounding."""
-    (two, two_losses), (one, one_losses) = run_loop(toy, build_mlp, sgd, None, 2), plain_loop(toy, build_mlp, sgd, None)
+    (two, two_losses), (one, one_losses) = run_loop(toy, build_mlp, sgd, {}, 2), plain_loop(toy, build_mlp, sgd, {})
     assert two != one
     assert two_losses == pytest.approx(one_losses, rel=1e-4)
 
 
 def test_clipping_and_schedule_matter(toy):
     """Negative control: without clipping, and with another schedule, the bits are others."""
-    clipped = run_loop(toy, build_mlp, adamw, 0.3, 1)[0]
-    assert clipped != run_loop(toy, build_mlp, adamw, None, 1)[0]
-    assert run_loop(toy, build_mlp, sgd, 0.3, 1)[0] != run_loop(toy, build_mlp, sgd, None, 1)[0]
+    norm = {"clip_norm": 0.3}
+    clipped = run_loop(toy, build_mlp, adamw, norm, 1)[0]
+    assert clipped != run_loop(toy, build_mlp, adamw, {}, 1)[0]
+    assert run_loop(toy, build_mlp, sgd, norm, 1)[0] != run_loop(toy, build_mlp, sgd, {}, 1)[0]
 
 
 def test_optimizer_flags_are_pinned():
@@ -508,6 +528,8 @@ def test_first_weights_are_the_seeds(toy):
         ({"checkpoint_every": 0}, "checkpoint_every >= 1, got 0"),
         ({"clip_norm": 0.0}, "clip_norm > 0"),
         ({"clip_norm": float("nan")}, "clip_norm > 0"),
+        ({"clip_value": -1.0}, "clip_value > 0"),
+        ({"clip_value": 0.1, "clip_norm": 1.0}, "got both .1.0 and 0.1."),
     ],
 )
 def test_settings_out_of_range(settings, said):

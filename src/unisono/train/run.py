@@ -249,7 +249,7 @@ class Run:
         if not isinstance(loader, Loader):
             raise ConfigError(f"expected a loader from run.loader(dataset, ...), got {type(loader).__name__}.")
         steps = self._watch.over(
-            self._steps(self._prepared(), loader, epochs, max_steps), can_save=self._record.path is not None
+            self._steps(self._playing(), loader, epochs, max_steps), can_save=self._record.path is not None
         )
         self._current_steps = weakref.ref(steps)
         return steps
@@ -280,7 +280,7 @@ class Run:
             RankDivergence: The ranks no longer hold the same weights.
             PeerLost: Another rank went away.
         """
-        return self._prepared().step(batch, loss_function)
+        return self._playing().step(batch, loss_function)
 
     def evaluate(
         self,
@@ -311,7 +311,7 @@ class Run:
         check_whole(batch_size=batch_size, limit=limit)
         check_places(metrics, self.world, everywhere=True)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        parts = self._prepared().parts
+        parts = self._prepared()
         with self._watch.phases.within(EVALUATE), parts.strategy.reading():
             values = evaluate(
                 parts.model, fetcher, self._watch.around(predict), metrics,
@@ -331,7 +331,7 @@ class Run:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
-        return self._course.fingerprint(self._prepared().parts)
+        return self._course.fingerprint(self._prepared())
 
     def result(self) -> dict[str, Any]:
         """Return what ``result.json`` holds; empty before the last step is done."""
@@ -355,7 +355,10 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _prepared(self) -> Stepper:
+    def _prepared(self) -> Parts:
+        return self._playing().parts
+
+    def _playing(self) -> Stepper:
         if self._stepper is None:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
         return self._stepper
