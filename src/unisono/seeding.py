@@ -35,7 +35,8 @@ def mix(seed: int, purpose: str, *counters: int) -> int:
         >>> mix(0, "replica", 1, 0) == mix(0, "replica", 1, 0) != mix(0, "replica", 0, 1)
         True
     """
-    if len(purpose.encode()) > 16:
+    person = purpose.encode()
+    if len(person) > 16:
         raise ConfigError(f"expected a purpose of at most 16 bytes, got {purpose!r}.")
     packed = struct.pack(f"<{1 + len(counters)}q", seed, *counters)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=purpose.encode()).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=person).digest(), "little")

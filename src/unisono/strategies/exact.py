@@ -7,12 +7,13 @@ owner-computes exchange finishes the tree. World size 1 runs the same code.
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from unisono.collectives.reduce import tree_all_reduce
@@ -53,8 +54,12 @@ class Exact(Strategy):
         self._replicas = placement[-1].stop
         self._seed = seed
         self._buffers = ReplicaBuffers(model)
+        self._parameters = [*self._names.values()]
+        self._held_alike = [*self._parameters, *self._buffers.saved_floats().values()]
         self._checksum = Checksum()
+        self._is_trainable: list[bool] = []
         self._trainable: dict[str, nn.Parameter] = {}
+        self._shares: dict[int, _Shares] = {}
         self._pool: list[FlatBuffer] = []
         self._last: FlatBuffer | None = None  # whose views are the gradients now
         self._plan()
@@ -75,14 +80,15 @@ class Exact(Strategy):
         """See `Strategy.compute_gradients`."""
         self.transport.step = step
         self._plan()
-        sizes = [len(part) for part in parts_of(num_samples, self._replicas)]
-        leaves = min(num_samples, self._replicas)
-        report = self._report
+        shares = self._shares.get(num_samples) or self._shares.setdefault(
+            num_samples, _Shares(num_samples, self._replicas)
+        )
+        leaves, report = shares.leaves, self._report
         report.clear()
-        weights = self._checksum([*self._names.values(), *self._buffers.saved_floats().values()])
+        weights = self._checksum(self._held_alike)
         hosted = self._placement[self.transport.rank]
         self._buffers.start_step()
-        leaf_values = self._leaves(step, micros, [size / num_samples for size in sizes], loss_function, report)
+        leaf_values = self._leaves(step, micros, shares.weights, loss_function, report)
         partials = accumulate(hosted.start, leaf_values, leaves, self._add)
         if sum(node[1] - node[0] for node, _ in partials) != max(0, min(hosted.stop, leaves) - hosted.start):
             raise StepError(
@@ -93,37 +99,37 @@ class Exact(Strategy):
         heads = report.merge(self.transport, self._placement, weights, step)
         if any(head != heads[0] for head in heads):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
-        compare(heads, self._weights(), self.transport)
-        bad_replicas = () if report.finite.all() else tuple(np.flatnonzero(~report.finite[:leaves]).tolist())
+            compare(heads, {**self._names, **self._buffers.saved_floats()}, self.transport)
+        finite = report.finite[:leaves].tolist()
+        bad_replicas = () if all(finite) else tuple(replica for replica in range(leaves) if not finite[replica])
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()
-        else:
+        elif self._buffers.num_buffers:
             merged = total.views[len(self._trainable) :]
             self._buffers.finish_step(self.transport, merged, report.changed)
             for view, is_saved in zip(merged, self._buffers.is_saved(), strict=False):
                 if not is_saved:  # a resumed run has other values there: no part of the record
                     view.zero_()
-        for parameter, view, is_present in zip(self._trainable.values(), total.views, report.present, strict=False):
+        present = report.present.tolist()
+        for parameter, view, is_present in zip(self._trainable.values(), total.views, present, strict=False):
             parameter.grad = view if is_present else None
         self._last = total
+        losses = tuple(report.losses[:leaves].tolist())
         return Gradients(
-            losses=tuple(report.losses[:leaves].tolist()),
-            loss=math.fsum(size / num_samples * loss for size, loss in zip(sizes, report.losses, strict=True) if size),
+            losses=losses,
+            loss=math.fsum(map(operator.mul, shares.weights, losses)),
             checksum=total.checksum(),
             weights=weights,
             bad_replicas=bad_replicas,
             is_stop_asked=bool(report.stop[0]),
         )
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Return what every rank must hold alike, by name."""
-        return {**self._names, **self._buffers.saved_floats()}
-
     def _plan(self) -> None:
         """Lay out the flat buffers anew when the set of trainable parameters has changed."""
-        trainable = {name: parameter for name, parameter in self._names.items() if parameter.requires_grad}
-        if trainable.keys() != self._trainable.keys():
-            self._trainable = trainable
+        is_trainable = [parameter.requires_grad for parameter in self._parameters]
+        if is_trainable != self._is_trainable:
+            trainable = {name: parameter for name, parameter in self._names.items() if parameter.requires_grad}
+            self._trainable, self._is_trainable = trainable, is_trainable
             self._layout = Layout([*trainable.values()], self._buffers.floats(), self.transport.world_size)
             counts = (self._replicas, len(trainable), self._buffers.num_buffers)
             self._report = _Report(*counts, self.transport.world_size)
@@ -131,7 +137,7 @@ class Exact(Strategy):
         if self._last is not None:
             self._pool.append(self._last)  # the gradients of the step before are no longer needed
             self._last = None
-        for parameter in self._names.values():  # frozen ones too: an old gradient would go on being applied
+        for parameter in self._parameters:  # frozen ones too: an old gradient would go on being applied
             parameter.grad = None
 
     def _leaves(
@@ -150,8 +156,9 @@ class Exact(Strategy):
             leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
             take_gradients(self._trainable, leaf, report.present)
             self._buffers.collect(leaf.views[len(self._trainable) :], weight, report.changed)
-            report.losses[micro.replica] = loss.item()
-            report.finite[micro.replica] = math.isfinite(report.losses[micro.replica]) and leaf.is_finite()
+            value = loss.item()
+            report.losses[micro.replica] = value
+            report.finite[micro.replica] = math.isfinite(value) and leaf.is_finite()
             yield leaf
 
     def _add(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
@@ -171,6 +178,19 @@ class Exact(Strategy):
             )
         self._pool += [buffer for _, buffer in partials[1:]]
         return total
+
+
+class _Shares:
+    """How a batch of so many samples is shared out.
+
+    Attributes:
+        weights: The share of each replica, 0 for those without a sample, which come last.
+        leaves: Replicas with a sample.
+    """
+
+    def __init__(self, num_samples: int, replicas: int) -> None:
+        self.weights = [len(part) / num_samples for part in parts_of(num_samples, replicas)]
+        self.leaves = min(num_samples, replicas)
 
 
 class _Report:

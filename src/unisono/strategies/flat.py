@@ -110,14 +110,15 @@ def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, pre
     """
     targets, sources = [], []
     for index, ((name, parameter), view) in enumerate(zip(parameters.items(), leaf.views, strict=False)):
-        if parameter.grad is None:
+        grad = parameter.grad
+        if grad is None:
             view.fill_(-0.0)
             continue
-        if parameter.grad.layout != torch.strided:
-            raise StepError(f"the gradient of {name!r} is {parameter.grad.layout}. Hint: use sparse=False.")
+        if grad.layout is not torch.strided:
+            raise StepError(f"the gradient of {name!r} is {grad.layout}. Hint: use sparse=False.")
         present[index] = True
         targets.append(view)
-        sources.append(parameter.grad)
+        sources.append(grad)
         parameter.grad = None
     if targets:
         torch._foreach_copy_(targets, sources)

@@ -22,6 +22,8 @@ class WeightAverage(Callback):
         average: By the model's names; empty before the first step.
     """
 
+    draws = False
+
     def __init__(self, *, evaluate: bool = True) -> None:
         self._evaluates = evaluate
         self._own: list[Tensor] | None = None

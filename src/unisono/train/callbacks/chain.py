@@ -35,7 +35,9 @@ class Chain:
         check_places({f"callback {name_of(callback)!r}": callback for callback in self.callbacks}, loop.run.world)
         self._loop = loop
         self._world = loop.run.world
-        self._hooks = {hook: [c for c in self.callbacks if _overrides(c, hook)] for hook in HOOKS}
+        here = [c for c in self.callbacks if c.runs_on != "leader" or self._world.is_leader]
+        self._hooks = {hook: [_Hook(c, hook) for c in here if _overrides(c, hook)] for hook in HOOKS}
+        self._may_draw = {hook: any(each.callback.draws for each in found) for hook, found in self._hooks.items()}
         self._watch = Watch(deadline_s)
         self("setup")
         for callback in self.callbacks:
@@ -49,15 +51,16 @@ class Chain:
             CallbackTimeout: One took longer than the deadline.
             Exception: What a callback has raised, with a note where.
         """
-        if self._hooks[hook]:
+        if self._may_draw[hook]:
             self._loop.run.between.settle()
-        for callback in self._hooks[hook]:
-            if callback.runs_on == "leader" and not self._world.is_leader:
-                continue
-            what = f"{name_of(callback)}.{hook}"
+        for each in self._hooks[hook]:
+            what = each.what
             try:
-                with only_here(f"callback {what}", self._world) if callback.runs_on == "leader" else _ANYWHERE:
-                    self._watch.call(what, self._loop.step, getattr(callback, hook), self._loop, *args)
+                if each.callback.runs_on == "leader":
+                    with only_here(f"callback {what}", self._world):
+                        self._watch.call(what, self._loop.step, each.method, self._loop, *args)
+                else:
+                    self._watch.call(what, self._loop.step, each.method, self._loop, *args)
             except Exception as error:
                 error.add_note(
                     f"in callback {what}, step {self._loop.step}, on rank {self._world.rank} of "
@@ -95,7 +98,13 @@ class Chain:
                     stack.callback(callback.close)
 
 
-_ANYWHERE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+@final
+class _Hook:
+    """One hook of one callback, bound once."""
+
+    def __init__(self, callback: Callback, hook: str) -> None:
+        self.callback, self.what = callback, f"{name_of(callback)}.{hook}"
+        self.method: Callable[..., None] = getattr(callback, hook)
 
 
 def _overrides(callback: Callback, name: str) -> bool:

@@ -19,6 +19,8 @@ from unisono.train.callbacks.base import Callback, Loop
 class LearningRateMonitor(Callback):
     """Log the learning rate of every parameter group that the next step will use: ``lr/0``, ``lr/1``, ..."""
 
+    draws = False
+
     def on_step_end(self, loop: Loop) -> None:
         """See `Callback`."""
         loop.log(**{f"lr/{index}": group["lr"] for index, group in enumerate(loop.optimizer.param_groups)})
@@ -36,6 +38,8 @@ class LossAverage(Callback):
 
     Source: the bias correction of Kingma and Ba, ICLR 2015, arXiv 1412.6980, section 3.
     """
+
+    draws = False
 
     def __init__(self, decay: float = 0.98) -> None:
         if not 0 <= decay < 1:
@@ -71,6 +75,8 @@ class GradientMonitor(Callback):
         by_parameter: Also log ``gradient_norm/NAME`` and ``weight_norm/NAME``.
     """
 
+    draws = False
+
     def __init__(self, every: int = 50, *, by_parameter: bool = False) -> None:
         if every < 1:
             raise ConfigError(f"expected every >= 1, got {every}.")
@@ -96,6 +102,8 @@ class GradientMonitor(Callback):
 @final
 class MemoryMonitor(Callback):
     """Log the leader's peak memory at the end of every epoch: ``memory_peak_mib``, on a GPU ``gpu_memory_peak_mib``."""
+
+    draws = False
 
     def on_epoch_end(self, loop: Loop) -> None:
         """See `Callback`."""

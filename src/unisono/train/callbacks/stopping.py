@@ -47,6 +47,8 @@ class EarlyStopping(Callback):
         num_bad: Evaluations since.
     """
 
+    draws = False
+
     def __init__(self, monitor: str, *, mode: str = "min", patience: int = 3, min_delta: float = 0.0) -> None:
         check_mode(mode)
         if patience < 1 or not min_delta >= 0:
@@ -91,6 +93,8 @@ class TimeLimit(Callback):
     Args:
         seconds: Above 0.
     """
+
+    draws = False
 
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
