@@ -6,12 +6,15 @@
 
 Raw is a plain loop; with several processes, torch's DDP over gloo. All read batches that are in memory, except ours,
 which fetch theirs from a data set by index. Ours keep a run directory: ledger, metrics, progress and callbacks'
-agreement are on. The others run bare: no progress bar, no logger, no checkpoints. A step's time is the interval
-between two ends of steps; the table has the median over all rounds, the quartiles, the median over rounds of (median -
-raw's median), and the fastest 5 % of steps, which a busy machine disturbs least.
+agreement are on. The others run bare: no progress bar, no logger, no checkpoints; the rows "bare" of ours have none
+either (order, generators, NaN check and checksums cannot be switched off). Every other round plays the loops backwards.
+A step's time is the interval between two ends of steps; the table has the median over all rounds, the quartiles, the
+median over rounds of (median - raw's median), and the fastest 5 % of steps, which a busy machine disturbs least, with
+their distance from raw's.
 """
 
 import contextlib
+import gc
 import io
 import logging
 import statistics
@@ -20,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -71,9 +75,9 @@ def raw(tick: Callable[[], None]) -> None:
         tick()
 
 
-def run_loop(tick: Callable[[], None]) -> None:
+def run_loop(tick: Callable[[], None], *, is_bare: bool = False) -> None:
     size = dist.get_world_size()
-    with tempfile.TemporaryDirectory() as out, unisono.Run(replicas=size, out=shared(out)) as run:
+    with tempfile.TemporaryDirectory() as out, unisono.Run(replicas=size, out=None if is_bare else shared(out)) as run:
         model, optimizer = build()
         run.prepare(model, optimizer)
         for batch in run.steps(run.loader(samples(), batch_size=BATCH * size), epochs=1):
@@ -82,6 +86,8 @@ def run_loop(tick: Callable[[], None]) -> None:
 
 
 class Ticks(callbacks.Callback):
+    draws = False
+
     def __init__(self, tick: Callable[[], None]) -> None:
         self.tick = tick
 
@@ -89,13 +95,13 @@ class Ticks(callbacks.Callback):
         self.tick()
 
 
-def trainer(tick: Callable[[], None]) -> None:
+def trainer(tick: Callable[[], None], *, is_bare: bool = False) -> None:
     size = dist.get_world_size()
-    with tempfile.TemporaryDirectory() as out, unisono.Run(replicas=size, out=shared(out)) as run:
+    with tempfile.TemporaryDirectory() as out, unisono.Run(replicas=size, out=None if is_bare else shared(out)) as run:
         model, optimizer = build()
-        own = [Ticks(tick), callbacks.LearningRateMonitor()]
+        own = [Ticks(tick), *([] if is_bare else [callbacks.LearningRateMonitor()])]
         fitting = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), callbacks=own)
-        fitting.fit(samples(), epochs=1, batch_size=BATCH * size)
+        fitting.fit(samples(), epochs=1, batch_size=BATCH * size, show_progress=not is_bare)
 
 
 def accelerated(tick: Callable[[], None]) -> None:
@@ -169,8 +175,9 @@ def ignite(tick: Callable[[], None]) -> None:
 
 
 LOOPS = {
-    "raw": raw, "unisono Run": run_loop, "unisono Trainer": trainer, "accelerate": accelerated, "Fabric": fabric,
-    "Lightning Trainer": lightning, "ignite": ignite,
+    "raw": raw, "unisono Run": run_loop, "unisono Run, bare": partial(run_loop, is_bare=True),
+    "unisono Trainer": trainer, "unisono Trainer, bare": partial(trainer, is_bare=True),
+    "accelerate": accelerated, "Fabric": fabric, "Lightning Trainer": lightning, "ignite": ignite,
 }  # fmt: skip
 
 
@@ -184,6 +191,8 @@ def shared(out: str) -> str:
 def measure(loop: Callable[[Callable[[], None]], None]) -> list[float]:
     """Return the intervals between steps in microseconds, the first tenth left out."""
     ends: list[float] = []
+    torch.use_deterministic_algorithms(False)  # which our runs switch on, and the others would inherit
+    gc.collect()
     dist.barrier()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         loop(lambda: ends.append(time.perf_counter()))
@@ -199,20 +208,24 @@ def main() -> None:
     chosen = sys.argv[1:] or list(LOOPS)
     times: dict[str, list[list[float]]] = {name: [] for name in chosen}
     for round_number in range(ROUNDS + 1):
-        for name in chosen:
+        for name in chosen if round_number % 2 else chosen[::-1]:
             found = measure(LOOPS[name])
             if round_number:  # the first round warms up
                 times[name].append(found)
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} processes, {ROUNDS} rounds of {STEPS} steps, microseconds a step")
-        print(f"{'loop':<20} {'median':>8} {'quartiles':>15} {'over raw':>9} {'fastest 5%':>11}")
+        print(f"{'loop':<22} {'median':>8} {'quartiles':>15} {'over raw':>9} {'fastest 5%':>11} {'over raw':>9}")
+        least = statistics.quantiles([value for each in times[chosen[0]] for value in each], n=20)[0]
         base = [statistics.median(each) for each in times[chosen[0]]]
         for name, rounds in times.items():
             pooled = [value for each in rounds for value in each]
             low, median, high = statistics.quantiles(pooled, n=4)
             fastest = statistics.quantiles(pooled, n=20)[0]
             over = statistics.median(statistics.median(each) - one for each, one in zip(rounds, base, strict=True))
-            print(f"{name:<20} {median:>8.0f} {low:>7.0f}-{high:<7.0f} {over:>9.0f} {fastest:>9.0f}")
+            print(
+                f"{name:<22} {median:>8.0f} {low:>7.0f}-{high:<7.0f} {over:>9.0f} {fastest:>11.0f} "
+                f"{fastest - least:>9.0f}"
+            )
     dist.destroy_process_group()
 
 

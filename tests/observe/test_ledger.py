@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -40,7 +39,8 @@ def test_entries_come_back_exactly(tmp_path):
     """Each line is one step, its fields in fixed order, its floats exact."""
     path = fill(tmp_path / "ledger.jsonl", range(1, 4))
     assert [Entry(**line) for line in lines(path)] == [entry(1), entry(2), entry(3)]
-    assert [list(line) for line in lines(path)] == [[field.name for field in fields(Entry)]] * 3
+    assert [list(line) for line in lines(path)] == [list(Entry._fields)] * 3
+    assert path.read_text() == "".join(json.dumps(entry(step)._asdict()) + "\n" for step in range(1, 4))
     assert float.fromhex(lines(path)[1]["loss"]) == math.sqrt(2)
 
 

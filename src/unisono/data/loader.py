@@ -12,7 +12,6 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, final, runtime_checkable
 
 import torch
@@ -23,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import set_generators
 from unisono.errors import ConfigError, DataError
+from unisono.placement import parts_of
 from unisono.seeding import mix
 
 Collate = Callable[[list[Any]], Any]
@@ -111,11 +111,10 @@ class ArrayDataset:
     def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, ...]:
         """See `BatchedDataset.fetch_micro_batch`."""
         chosen = torch.from_numpy(indices)
-        return tuple(array.index_select(0, chosen) for array in self.arrays)
+        return tuple([array.index_select(0, chosen) for array in self.arrays])
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One micro-batch to fetch: its epoch (-1 in evaluation) and its sample indices."""
 
     epoch: int
@@ -259,13 +258,16 @@ class Loader:
 
     def micro_batches(self, first_step: int, last_step: int) -> Iterator[Any]:
         """Yield this rank's micro-batches of the steps ``first_step..last_step``, replica by replica."""
-        tasks = (
-            Task(self.sampler.epoch_of(step), indices)
-            for step in range(first_step, last_step + 1)
-            for indices in self.sampler.micro_batches(step)[self._hosted.start : self._hosted.stop]
-            if len(indices)
-        )
+        tasks = self._tasks(first_step, last_step)
         return fetch_all(self.fetcher, tasks, num_workers=self._num_workers, prefetch=self._prefetch)
+
+    def _tasks(self, first_step: int, last_step: int) -> Iterator[Task]:
+        sampler, start, stop = self.sampler, self._hosted.start, self._hosted.stop
+        for step in range(first_step, last_step + 1):
+            epoch, batch = sampler.epoch_of(step), sampler.batch(step)
+            for part in parts_of(len(batch), sampler.replicas)[start:stop]:
+                if part:
+                    yield Task(epoch, batch[part.start : part.stop])
 
 
 def sampler_of(dataset: Any, batch_size: int, replicas: int, *, seed: int, shuffle: bool) -> ExactSampler:
@@ -285,9 +287,9 @@ def sampler_of(dataset: Any, batch_size: int, replicas: int, *, seed: int, shuff
 def move(data: Any, device: torch.device) -> Any:
     """Return `data` with every tensor in it (in tuples, lists, dictionaries) on `device`."""
     if isinstance(data, Tensor):
-        return data.to(device, non_blocking=True)
+        return data if data.device == device else data.to(device, non_blocking=True)
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(move(item, device) for item in data))
+        return type(data)(*[move(item, device) for item in data])
     if isinstance(data, list | tuple):
         return type(data)(move(item, device) for item in data)
     if isinstance(data, dict):
@@ -296,8 +298,8 @@ def move(data: Any, device: torch.device) -> Any:
 
 
 def _named(batch: Any) -> Any:
-    plain_pair = isinstance(batch, list | tuple) and len(batch) == 2 and not hasattr(batch, "_fields")
-    return XY(*batch) if plain_pair else batch
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2 and not hasattr(batch, "_fields")
+    return XY(*batch) if is_pair else batch
 
 
 def _identity(batch: Any) -> Any:

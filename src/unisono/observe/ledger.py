@@ -13,9 +13,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,7 @@ import numpy.typing as npt
 from unisono.disk import explained
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What one step did.
 
     Attributes:
@@ -48,8 +46,7 @@ class Entry:
     lr: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Detail:
+class Detail(NamedTuple):
     """What a step was made of, on request (``detail.jsonl``): what `unisono diff` names replica and parameter by.
 
     Attributes:
@@ -67,8 +64,7 @@ class Detail:
     gradients: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Logged:
+class Logged(NamedTuple):
     """What a trainer has logged at a step (``metrics.jsonl``).
 
     Attributes:
@@ -89,11 +85,15 @@ def hash_samples(indices: npt.NDArray[np.int64]) -> str:
 
 _WAIT_S = 0.2
 _encode = json.JSONEncoder(check_circular=False).encode
+# One for every step: what JSON's encoder would write of whole numbers and hex digits, at a quarter of its time.
+_ENTRY = (
+    '{"step": %d, "epoch": %d, "num_samples": %d, "samples": "%s", '
+    '"loss": "%s", "gradient": "%s", "weights": "%s", "lr": "%s"}\n'
+)
 
 
 def _line(entry: Entry | Detail | Logged) -> str:
-    # Not `asdict`, which copies every value deeply and takes as long as all the rest.
-    return _encode({name: getattr(entry, name) for name in entry.__slots__}) + "\n"
+    return _ENTRY % entry if isinstance(entry, Entry) else _encode(entry._asdict()) + "\n"
 
 
 @final

@@ -4,7 +4,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,7 @@ LossFunction = Callable[[Any], Tensor]
 """Takes a micro-batch, returns the mean loss over its samples: a tensor of one element with a graph."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Micro:
+class Micro(NamedTuple):
     """One replica's part of a step's batch.
 
     Attributes:
@@ -35,8 +34,7 @@ class Micro:
     data: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gradients:
+class Gradients(NamedTuple):
     """What a strategy reports about the gradients it has left in ``param.grad``.
 
     Attributes:

@@ -1,8 +1,7 @@
 """The pieces of a training step outside the strategy, as plain functions."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -18,8 +17,7 @@ from unisono.placement import parts_of
 from unisono.strategies.base import Gradients, Micro
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """One step's work, as handed out by `Run.steps` and taken by `Run.step`.
 
     Attributes:

@@ -67,20 +67,20 @@ class Watch:
 
     def follow(self, micros: Iterator[Micro], indices: Indices, replicas: int) -> Iterator[Micro]:
         """Pass on a step's micro-batches, telling which replica is computed on which samples."""
-        self.phases.enter(DATA)
-        parts = parts_of(len(indices), replicas)
-        self._beacon.note(b"data")
+        enter, beacon = self.phases.enter, self._beacon
+        enter(DATA)
+        beacon.note(b"data")
         for micro in micros:
-            if self._beacon.is_read:
-                part = parts[micro.replica]
-                self._beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
-            self._beacon.note(b"compute")
-            self.phases.enter(FORWARD)
+            if beacon.is_read:
+                part = parts_of(len(indices), replicas)[micro.replica]
+                beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
+                beacon.note(b"compute")
+            enter(FORWARD)
             yield micro
-            self.phases.enter(DATA)
-            self._beacon.note(b"data")
-        self.phases.enter(REDUCE)
-        self._beacon.note(b"reduce")
+            enter(DATA)
+            beacon.note(b"data")
+        enter(REDUCE)
+        beacon.note(b"reduce")
 
     def timed(self, loss_function: LossFunction) -> LossFunction:
         """Return `loss_function`, after which the backward pass begins."""
