@@ -202,3 +202,67 @@ def test_limits_and_the_sanity_check(toy):
         play(broken, sanity_check=True)
     with pytest.raises(unisono.ConfigError, match="eval_limit"):
         play(toy.data, eval_limit=0)
+
+
+class Looks(unisono.Callback):
+    """Draws nothing, and notes what the generators still wait for."""
+
+    draws = False
+
+    def __init__(self):
+        self.waiting = []
+
+    def on_step_end(self, loop):
+        self.waiting.append(loop.run.between._pending)
+
+
+def test_callbacks_that_draw_nothing_spare_the_generators(toy):
+    """Before them nothing is set; one that may draw, behind them, finds what it would find alone."""
+
+    def play(*more):
+        with unisono.Run(seed=0, replicas=4) as run:
+            model = build_batch_norm()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), callbacks=more)
+            trainer.fit(toy.data, epochs=1, batch_size=12, show_progress=False)
+
+    alone, behind = type("One", (Draws,), {})("on_step_end"), type("Two", (Draws,), {})("on_step_end")
+    looks, beside = Looks(), Looks()
+    play(looks)
+    play(beside, behind)
+    play(alone)
+    assert looks.waiting == [("after", step) for step in range(1, 6)]
+    assert beside.waiting == [None] * 5  # the control
+    assert behind.found == alone.found
+
+
+def test_how_often(toy, tmp_path):
+    """Evaluations, lines and checkpoints count steps or epochs."""
+
+    def play(out, **every):
+        with unisono.Run(seed=0, replicas=4, out=out, checkpoint_every="2 epochs") as run:
+            model = build_batch_norm()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+            trainer.fit(toy.data, epochs=5, batch_size=12, test_set=toy.data, show_progress=False, **every)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return [line["step"] for line in lines if "test_loss" in line["values"]], [line["step"] for line in lines]
+
+    assert play(tmp_path / "a", eval_every="2 epochs", log_every="5 epochs") == ([10, 20, 25], [5, 10, 15, 20, 25])
+    assert sorted(path.name[:13] for path in (tmp_path / "a/checkpoints").glob("step-*")) == [
+        "step-00000020", "step-00000025",
+    ]  # fmt: skip
+    assert play(tmp_path / "b", eval_every=4)[0] == [4, 8, 12, 16, 20, 24, 25]
+
+
+def test_a_long_evaluation_is_shown(toy, capsys, monkeypatch):
+    """How far it is, on the leader, for as long as it takes."""
+    monkeypatch.setattr("unisono.observe.progress._PLAIN_EVERY_S", 0.0)
+    with unisono.Run(seed=0, replicas=4) as run:
+        model = build_batch_norm()
+        trainer = unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.CrossEntropyLoss())
+        many = unisono.ArrayDataset(toy.x.repeat(10, 1), toy.y.repeat(10))
+        trainer.fit(toy.data, epochs=1, batch_size=12, test_set=many)
+        trainer.evaluate(many)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluation")]
+    assert [line.split()[1] for line in told] == ["0/3", "1/3", "2/3"]

@@ -8,6 +8,7 @@ from typing import Any, final
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
+from unisono.train.every import Every, steps_between
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.train.usage import Usage
@@ -22,7 +23,7 @@ class Course:
         record: The run directory.
         watch: Tells the launcher.
         facts: What else ``result.json`` says of the run: seed, replicas, ...
-        checkpoint_every: Steps between checkpoints; None: at the end of every epoch.
+        checkpoint_every: Between checkpoints: steps or epochs.
 
     Attributes:
         done: The last step that is done; 0 before the first.
@@ -34,14 +35,12 @@ class Course:
         is_open: Whether the directory has been opened.
     """
 
-    def __init__(
-        self, record: RunRecord, watch: Watch, facts: Mapping[str, Any], *, checkpoint_every: int | None
-    ) -> None:
+    def __init__(self, record: RunRecord, watch: Watch, facts: Mapping[str, Any], *, checkpoint_every: Every) -> None:
         self._record, self._watch, self._facts = record, watch, dict(facts)
         self._checkpoint_every = checkpoint_every
         self._started = self._began = time.monotonic()
         self._score: dict[str, Any] | None = None
-        self._per_epoch, self._first, self._saved = 1, 1, 0
+        self._per_epoch, self._between, self._first, self._saved = 1, 1, 1, 0
         self._metrics: dict[str, float] = {}
         self._measured: dict[int, dict[str, float]] = {}
         self.done = 0
@@ -82,7 +81,8 @@ class Course:
             self._saved, self._score = self.done, score
             self._record.open_phases(self._watch.phases)
         self._watch.opened(self.done)
-        self._per_epoch, self._first, self._began = per_epoch, self.done + 1, time.monotonic()
+        self._per_epoch, self._between = per_epoch, steps_between(self._checkpoint_every, per_epoch)
+        self._first, self._began = self.done + 1, time.monotonic()
 
     def keep(self, parts: Parts, *, is_last: bool) -> None:
         """Save after a step what is due; collective.
@@ -94,7 +94,7 @@ class Course:
             with self._watch.phases.within(CHECKPOINT):
                 self._record.reserve(parts.pack)
         must_save = is_last or self.is_stopping
-        if must_save or self.done % (self._checkpoint_every or self._per_epoch) == 0:
+        if must_save or self.done % self._between == 0:
             self._save(parts, may_skip=not must_save)
         self._watch.saved(self._record.committed_step)
         if self.is_stopping and not is_last:

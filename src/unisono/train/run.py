@@ -30,6 +30,7 @@ from unisono.train.between import Between
 from unisono.train.checks import check_clipping, check_detail, check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import BATCH_SIZE, Predict, evaluate
+from unisono.train.every import Every, check_every
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
@@ -57,8 +58,8 @@ class Run:
         strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
-        checkpoint_every: Steps between checkpoints; None saves at the end of every epoch. The last step is always
-            saved.
+        checkpoint_every: Steps between checkpoints, or ``"2 epochs"``; None saves at the end of every epoch. The last
+            step is always saved.
         checkpoints: How they are written, which are kept; None: the newest two, written beside the training.
         device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
         settings: More of the score, JSON-able, for instance what a recipe was called with.
@@ -91,7 +92,7 @@ class Run:
         non_finite: str = "stop",
         strategy: str | StrategyOptions = "exact",
         threads: int | None = None,
-        checkpoint_every: int | None = None,
+        checkpoint_every: Every = None,
         checkpoints: CheckpointPolicy | None = None,
         device: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -100,7 +101,8 @@ class Run:
         transport: Transport | str = "auto",
     ) -> None:
         check_seed(seed)
-        check_whole(threads=threads, checkpoint_every=checkpoint_every, replicas=replicas)
+        check_whole(threads=threads, replicas=replicas)
+        check_every(checkpoint_every=checkpoint_every)
         self.seed, self.clipping = seed, Clipping(norm=clip_norm, value=clip_value)
         if isinstance(transport, str) and transport not in ("auto", "gloo"):
             raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")

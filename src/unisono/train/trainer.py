@@ -13,6 +13,7 @@ from unisono.metrics.exact import Accuracy, Mean, Metric
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.checks import check_whole
+from unisono.train.every import Every, check_every, steps_between
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
 from unisono.train.run import Run
@@ -80,8 +81,8 @@ class Trainer:
         epochs: int,
         batch_size: int,
         test_set: Any = None,
-        eval_every: int | None = None,
-        log_every: int = 50,
+        eval_every: Every = None,
+        log_every: Every = 50,
         max_steps: int | None = None,
         eval_limit: int | None = None,
         sanity_check: bool = False,
@@ -96,9 +97,9 @@ class Trainer:
             train_set: Map-style; samples are pairs (x, y) unless `collate` makes them so.
             epochs: Passes over the data, counted from the run's start.
             batch_size: Samples per optimizer step, over all ranks.
-            test_set: Evaluated after every epoch, or every `eval_every` steps, and at the end; without `transform`.
-            eval_every: Steps between evaluations; None: once an epoch.
-            log_every: Steps between lines of ``metrics.jsonl`` (in a run directory); evaluations are always logged.
+            test_set: Evaluated every `eval_every`, and at the end; without `transform`.
+            eval_every: Steps between evaluations, or ``"2 epochs"``; None: once an epoch.
+            log_every: The same between lines of ``metrics.jsonl`` (in a run directory); evaluations are always logged.
             max_steps: Stop after this many steps, counted from the run's start.
             eval_limit: Evaluate on the first so many samples of `test_set` only, for quick runs.
             sanity_check: Evaluate on a few samples before the first step, so that a failure there is not met after an
@@ -113,7 +114,8 @@ class Trainer:
             CallbackTimeout: A callback took longer than its deadline.
             Exception: What a callback has raised.
         """
-        check_whole(eval_every=eval_every, log_every=log_every, eval_limit=eval_limit)
+        check_whole(eval_limit=eval_limit)
+        check_every(eval_every=eval_every, log_every=log_every)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
         )
@@ -121,7 +123,8 @@ class Trainer:
         loop.epochs, loop.steps_per_epoch = epochs, len(loader)
         loop.total_steps = min(epochs * len(loader), max_steps or epochs * len(loader))
         loop.step, loop.scores, loop.stopped_by = 0, {}, None
-        test = _Test(test_set, collate, num_workers, eval_limit)
+        test = _Test(test_set, collate, num_workers, eval_limit, steps_between(eval_every, len(loader)))
+        log_steps = steps_between(log_every, len(loader))
         self.run.between.is_lazy = True  # all code between steps is called by the chain
         with Sight(self.run, loop, is_shown=show_progress) as sight:
             try:
@@ -133,7 +136,7 @@ class Trainer:
                             continue
                     self._step(batch)
                     sight.step()
-                    self._after_step(test, eval_every, log_every, sight)
+                    self._after_step(test, log_steps, sight)
                 if test_set is not None and not loop.scores:  # nothing was left to do
                     self._evaluate(test, sight)
                 if loop.step:
@@ -177,12 +180,10 @@ class Trainer:
         loop.num_skipped = self.run.non_finite.num_skipped
         chain("on_step_end")
 
-    def _after_step(self, test: "_Test", eval_every: int | None, log_every: int, sight: Sight) -> None:
+    def _after_step(self, test: "_Test", log_steps: int, sight: Sight) -> None:
         loop = self._loop
         is_last, ends_epoch = loop.step == loop.total_steps, loop.step % loop.steps_per_epoch == 0
-        is_evaluated = test.dataset is not None and (
-            is_last or (ends_epoch if eval_every is None else loop.step % eval_every == 0)
-        )
+        is_evaluated = test.dataset is not None and (is_last or loop.step % test.every == 0)
         if is_evaluated:
             self._evaluate(test, sight)
             self.run.record(loop.scores)  # the checkpoint of this step tells them
@@ -190,7 +191,7 @@ class Trainer:
             loop.log(**loop.scores)
         if ends_epoch:
             self._chain("on_epoch_end")
-        if is_evaluated or ends_epoch or is_last or loop.step % log_every == 0:
+        if is_evaluated or ends_epoch or is_last or loop.step % log_steps == 0:
             loop.log(**{"train/loss": loop.loss})
             self._agree(sight)
 
@@ -299,6 +300,7 @@ class _Test:
     collate: Collate | None
     num_workers: int
     limit: int | None
+    every: int
 
 
 @final

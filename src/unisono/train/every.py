@@ -1,0 +1,52 @@
+"""How often something is done: every so many steps, or every so many epochs (pure)."""
+
+import re
+
+from unisono.errors import ConfigError
+
+Every = int | str | None
+"""Steps as a whole number or ``"500 steps"``; epochs as ``"2 epochs"``; None: every epoch."""
+
+_SPELLED = re.compile(r"(?:every )?(?:(\d+) )?(step|epoch)s?")
+
+
+def check_every(**values: Every) -> None:
+    """Refuse what `steps_between` could not read.
+
+    Raises:
+        ConfigError: Names the value.
+    """
+    for name, every in values.items():
+        _parsed(name, every)
+
+
+def steps_between(every: Every, steps_per_epoch: int) -> int:
+    """Return the steps from one time to the next.
+
+    Example:
+        >>> steps_between(50, 120), steps_between("2 epochs", 120), steps_between(None, 120)
+        (50, 240, 120)
+
+    Raises:
+        ConfigError: Not a whole number above 0, or other words.
+    """
+    count, is_epochs = _parsed("every", every)
+    return count * steps_per_epoch if is_epochs else count
+
+
+def _parsed(name: str, every: Every) -> tuple[int, bool]:
+    """Return a number, and whether it counts epochs."""
+    if every is None:
+        return 1, True
+    if isinstance(every, str):
+        found = _SPELLED.fullmatch(every.strip())
+        if found is None:
+            raise ConfigError(f"expected {name} as a number of steps or as '2 epochs', got {every!r}.")
+        count, is_epochs = int(found[1] or 1), found[2] == "epoch"
+    elif isinstance(every, bool) or not isinstance(every, int):
+        raise ConfigError(f"expected {name} as a whole number of steps or as '2 epochs', got {every!r}.")
+    else:
+        count, is_epochs = every, False
+    if count < 1:
+        raise ConfigError(f"expected {name} >= 1, got {every}.")
+    return count, is_epochs
