@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
+from unisono.strategies import plain_step
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 
@@ -136,7 +137,7 @@ class Strategy(ABC):
         """Clip, step the optimizer, step the scheduler; returns the learning rate that was used (first group)."""
         lr = float(optimizer.param_groups[0]["lr"])
         self.clip_gradients(model, clipping)
-        optimizer.step()
+        plain_step.step(optimizer)
         if scheduler is not None:
             scheduler.step()
         return lr

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint.format import State
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.base import Strategy
+from unisono.strategies.plain_step import spared
 from unisono.train import score as scores
 from unisono.train.checks import check_parts
 from unisono.train.loop import pin
@@ -62,6 +63,7 @@ class Parts:
             )
         self.strategy.unpack(state, self.model, self.optimizer, self.scheduler, self.registered)
 
+    @spared
     def _refuse_foreign_step(self, *_: Any) -> None:
         if not self.is_changing:
             raise StepError(

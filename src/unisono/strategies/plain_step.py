@@ -1,0 +1,57 @@
+"""An optimizer's step without the range that torch opens around it for a profiler, as long as no profiler looks.
+
+torch wraps the `step` of every optimizer class in a range of its profiler and in the calls of hooks; for a tiny model
+the range costs as much as the update. Wherever anybody could notice, the wrapper stays.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as module
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+_SPARED = "is_spared_by_plain_steps"
+
+
+def spared(hook: H) -> H:
+    """Mark a hook before an optimizer's step as one that has nothing to say of the steps of a run."""
+    setattr(hook, _SPARED, True)
+    return hook
+
+
+def step(optimizer: Optimizer) -> None:
+    """Do what ``optimizer.step()`` does.
+
+    The wrapper is left out only where it is torch's own, around the class's own `step` (a scheduler puts another one
+    into the object), where no hooks but `spared` ones are registered, and where no profiler runs.
+    """
+    wrapper: Any = type(optimizer).step
+    if getattr(wrapper, "__code__", None) is _TORCHS_OWN and _is_unseen(optimizer):
+        wrapper.__wrapped__(optimizer)
+    else:
+        optimizer.step()
+
+
+def _is_unseen(optimizer: Optimizer) -> bool:
+    """Whether nobody is told of this optimizer's steps; a torch that keeps its hooks elsewhere is not known to us."""
+    own = vars(optimizer)
+    before, after = own.get("_optimizer_step_pre_hooks"), own.get("_optimizer_step_post_hooks")
+    return (
+        before is not None
+        and after is not None
+        and "step" not in own
+        and not after
+        and not any(_EVERYBODYS)
+        and not torch.autograd._profiler_enabled()
+        and all(hasattr(hook, _SPARED) for hook in before.values())
+    )
+
+
+_EVERYBODYS: list[Any] = [
+    getattr(module, name, "unknown") for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+]
+_TORCHS_OWN = Optimizer.profile_hook_step(lambda: None).__code__
+"""Of the wrapper; whatever else a program puts around `step`, with ``functools.wraps`` or without, has another."""

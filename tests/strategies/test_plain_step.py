@@ -1,0 +1,122 @@
+"""A step without torch's wrapper does what a step with it does, and never where somebody would miss the wrapper."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from reference import bits
+from unisono.strategies import plain_step
+
+
+def make(kind=torch.optim.SGD, **settings):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return model, kind(model.parameters(), lr=0.1, **settings)
+
+
+def play(model, optimizer, step, steps=3):
+    for number in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((4, 3), 1.0 + number)).square().sum().backward()
+        step(optimizer)
+    return [bits(parameter) for parameter in model.parameters()]
+
+
+@pytest.fixture
+def wrapped(monkeypatch):
+    """Tell how often a step went through torch's wrapper: it alone calls this method."""
+    calls = []
+    monkeypatch.setattr(torch.optim.Optimizer, "_optimizer_step_code", lambda self: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"foreach": True}), (torch.optim.AdamW, {"fused": True}),
+     (torch.optim.Adagrad, {}), (torch.optim.RMSprop, {"differentiable": False})],
+)  # fmt: skip
+def test_the_same_bits_without_the_wrapper(wrapped, kind, settings):
+    """Weights are those of plain steps, and the wrapper is not called."""
+    usual = play(*make(kind, **settings), lambda optimizer: optimizer.step())
+    assert len(wrapped) == 3  # the control
+    assert play(*make(kind, **settings), plain_step.step) == usual
+    assert len(wrapped) == 3
+
+
+@pytest.mark.parametrize("register", [
+    lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
+    lambda optimizer, hook: optimizer.register_step_post_hook(hook),
+    lambda optimizer, hook: register_optimizer_step_pre_hook(hook),
+    lambda optimizer, hook: register_optimizer_step_post_hook(hook),
+])  # fmt: skip
+def test_hooks_are_called(wrapped, register):
+    """Whoever registers a hook, of one optimizer or of all, is told of every step; afterwards nobody is."""
+    model, optimizer = make()
+    seen = []
+    handle = register(optimizer, lambda *_: seen.append(1))
+    play(model, optimizer, plain_step.step)
+    handle.remove()
+    play(model, optimizer, plain_step.step)
+    assert len(seen) == len(wrapped) == 3
+
+
+def test_spared_hooks_are_not(wrapped):
+    """One that says so may be left out."""
+    model, optimizer = make()
+
+    @plain_step.spared
+    def fail(*_):
+        raise AssertionError
+
+    optimizer.register_step_pre_hook(fail)
+    play(model, optimizer, plain_step.step)
+    with pytest.raises(AssertionError):
+        play(model, optimizer, lambda each: each.step())
+
+
+def test_a_profiler_sees_its_range():
+    """The range is there as soon as somebody looks."""
+    model, optimizer = make()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        play(model, optimizer, plain_step.step)
+    assert [event.count for event in profiler.key_averages() if event.key == "Optimizer.step#SGD.step"] == [3]
+
+
+def test_what_others_put_around_a_step_stays(monkeypatch):
+    """In the object (as schedulers do) or in the class, with the wrapper's attributes or without."""
+    model, optimizer = make()
+    seen = []
+
+    def around(step):
+        @functools.wraps(step)
+        def call(*args, **kwargs):
+            seen.append(1)
+            return step(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.SGD, "step", around(torch.optim.SGD.step))
+        assert torch.optim.SGD.step.hooked  # wraps has copied torch's mark
+        play(model, optimizer, plain_step.step)
+    optimizer.step = around(optimizer.step)
+    play(model, optimizer, plain_step.step)
+    assert len(seen) == 6
+
+
+def test_a_schedule_hears_of_its_optimizer():
+    """No warning of a schedule that was stepped before its optimizer."""
+    model, optimizer = make()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    play(model, optimizer, plain_step.step)
+    schedule.step()
+
+
+def test_another_torch(wrapped, monkeypatch):
+    """Where torch keeps its hooks elsewhere, its wrapper stays."""
+    monkeypatch.setattr(plain_step, "_EVERYBODYS", ["unknown"])
+    play(*make(), plain_step.step)
+    assert len(wrapped) == 3
