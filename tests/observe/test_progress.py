@@ -141,7 +141,7 @@ with ProgressLine(total, per_epoch, first_step=total - 40, data_share=lambda: 0.
         progress.step(step, loss, samples)
         if step == total - 20:
             import unisono.observe.progress as observed
-            observed._SHORT_S = 0.0
+            observed._SHORT_S = observed._DRAWN_EVERY_S = 0.0
             for done in range(5):
                 progress.work("evaluation", done, 4)
                 progress._bar.refresh()

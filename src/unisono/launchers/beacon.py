@@ -141,15 +141,21 @@ class Beacon:
 
     def begin(self, step: int) -> None:
         """Say which step is in progress or about to begin."""
+        if not self.is_read:
+            return
         _LONG.pack_into(self._page, _STEP, step)
 
     def done(self, step: int) -> None:
         """Say which step is finished."""
+        if not self.is_read:
+            return
         _LONG.pack_into(self._page, _DONE, step)
         _INT.pack_into(self._page, _REPLICA, -1)
 
     def saved(self, step: int) -> None:
         """Say which step has been committed."""
+        if not self.is_read:
+            return
         _LONG.pack_into(self._page, _SAVED, step)
 
     def take_up(self, replica: int, samples: bytes) -> None:

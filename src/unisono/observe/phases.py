@@ -9,7 +9,6 @@ The file (``phases/rank-R.jsonl`` of the run directory; no torch) is described i
 
 import contextlib
 import json
-import operator
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,17 +27,24 @@ class PhaseClock:
     """Knows the phase a rank is in, and how long it was in each; one per run and rank.
 
     Attributes:
-        totals: Nanoseconds by phase, over all recorded steps of this launch.
         num_steps: Recorded steps.
     """
 
     def __init__(self) -> None:
-        self.totals = [0] * len(PHASES)
+        self._totals = [0] * len(PHASES)
+        self._waiting: list[tuple[int, int, Sequence[int]]] = []  # step, beginning, nanoseconds by phase
         self.num_steps = 0
         self._spent = [0] * len(PHASES)
         self._phase, self._since = OTHER, time.perf_counter_ns()
         self._step, self._began = 0, 0
+        self._handed_on = self._since
         self._log: _PhaseLog | None = None
+
+    @property
+    def totals(self) -> list[int]:
+        """Nanoseconds by phase, over all recorded steps of this launch."""
+        self._hand_on()
+        return self._totals
 
     def open(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Write the records of steps to a file from now on.
@@ -60,7 +66,8 @@ class PhaseClock:
 
     def share(self, phase: int) -> float:
         """Return the share of the recorded time, 0 to 1, that was spent in a phase; 0 before the first step."""
-        return self.totals[phase] / max(1, sum(self.totals))
+        totals = self.totals
+        return totals[phase] / max(1, sum(totals))
 
     @contextlib.contextmanager
     def within(self, phase: int) -> Iterator[None]:
@@ -81,26 +88,36 @@ class PhaseClock:
         """End the record that has begun; one of a step after `done` is dropped. Safe to call twice."""
         self.enter(OTHER)
         if 0 < self._step <= done:
-            self.totals = list(map(operator.add, self.totals, self._spent))
             self.num_steps += 1
-            if self._log is not None:
-                self._log.append(self._step, self._began, self._since, self._spent)
+            self._waiting.append((self._step, self._began, self._spent))
+            if self._since - self._handed_on > _FLUSH_EVERY_NS:
+                self._hand_on()
         self._step = 0
+
+    def _hand_on(self) -> None:
+        """Add up the steps that wait, and let them be written: many at a time, which costs a fraction."""
+        waiting, self._waiting = self._waiting, []
+        self._handed_on = self._since
+        if waiting:
+            columns = zip(*(spent for _, _, spent in waiting), strict=True)
+            self._totals = [total + sum(column) for total, column in zip(self._totals, columns, strict=True)]
+            if self._log is not None:
+                self._log.write(waiting)
 
     def close(self) -> None:
         """Write what is not written; safe to call twice."""
+        self._hand_on()
         if self._log is not None:
             self._log.close()
             self._log = None
 
 
 class _PhaseLog:
-    """Appends records to a file, at most a second after they were made; a full disk costs the records, not the run."""
+    """Appends records to a file; a full disk costs the records, not the run."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self._waiting: list[tuple[int, int, Sequence[int]]] = []
         self._file: IO[str] | None = None
-        self._origin = self._written = time.perf_counter_ns()
+        self._origin = time.perf_counter_ns()
         head = {"phases": list(PHASES), **facts, "wall_ns": time.time_ns()}
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -110,26 +127,19 @@ class _PhaseLog:
         except OSError as error:
             self._give_up(error)
 
-    def append(self, step: int, began: int, ended: int, spent: Sequence[int]) -> None:
-        if self._file is None:
-            return
-        self._waiting.append((step, began - self._origin, spent))
-        if ended - self._written > _FLUSH_EVERY_NS:
-            self._written = ended
-            self._flush()
-
     def close(self) -> None:
-        self._flush()
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if self._file is None or not waiting:
+    def write(self, records: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        if self._file is None:
             return
+        origin = self._origin
         try:
-            self._file.write("".join([f'{{"step":{step},"at_ns":{at},"ns":{ns}}}\n' for step, at, ns in waiting]))
+            self._file.write(
+                "".join([f'{{"step":{step},"at_ns":{began - origin},"ns":{ns}}}\n' for step, began, ns in records])
+            )
             self._file.flush()
         except OSError as error:
             self._give_up(error)

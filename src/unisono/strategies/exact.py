@@ -90,28 +90,32 @@ class Exact(Strategy):
         self._buffers.start_step()
         leaf_values = self._leaves(step, micros, shares.weights, loss_function, report)
         partials = accumulate(hosted.start, leaf_values, leaves, self._add)
-        if sum(node[1] - node[0] for node, _ in partials) != max(0, min(hosted.stop, leaves) - hosted.start):
+        covered = partials[-1][0][1] - partials[0][0][0] if partials else 0  # one after the other
+        if covered != max(0, min(hosted.stop, leaves) - hosted.start):
             raise StepError(
                 f"step {step}: this rank hosts replicas {hosted}, but got {[node for node, _ in partials]}."
             )
         total = self._reduce(partials, leaves)
-        report.stop[0] = self.is_stop_asked()
-        heads = report.merge(self.transport, self._placement, weights, step)
-        if any(head != heads[0] for head in heads):
-            self._buffers.start_replica()  # compare what the step began with, not what a replica has left
-            compare(heads, {**self._names, **self._buffers.saved_floats()}, self.transport)
+        is_stop_asked = self.is_stop_asked()
+        if self.transport.world_size > 1:
+            report.stop[0] = is_stop_asked
+            heads = report.merge(self.transport, self._placement, weights, step)
+            is_stop_asked = bool(report.stop[0])
+            if any(head != heads[0] for head in heads):
+                self._buffers.start_replica()  # compare what the step began with, not what a replica has left
+                compare(heads, {**self._names, **self._buffers.saved_floats()}, self.transport)
         finite = report.finite[:leaves].tolist()
         bad_replicas = () if all(finite) else tuple(replica for replica in range(leaves) if not finite[replica])
         if bad_replicas:  # no update will follow: the buffers stay as they were
             self._buffers.start_replica()
         elif self._buffers.num_buffers:
-            merged = total.views[len(self._trainable) :]
+            merged = total.buffers
             self._buffers.finish_step(self.transport, merged, report.changed)
             for view, is_saved in zip(merged, self._buffers.is_saved(), strict=False):
                 if not is_saved:  # a resumed run has other values there: no part of the record
                     view.zero_()
         present = report.present.tolist()
-        for parameter, view, is_present in zip(self._trainable.values(), total.views, present, strict=False):
+        for parameter, view, is_present in zip(self._trainable.values(), total.gradients, present, strict=True):
             parameter.grad = view if is_present else None
         self._last = total
         losses = tuple(report.losses[:leaves].tolist())
@@ -121,7 +125,7 @@ class Exact(Strategy):
             checksum=total.checksum(),
             weights=weights,
             bad_replicas=bad_replicas,
-            is_stop_asked=bool(report.stop[0]),
+            is_stop_asked=is_stop_asked,
         )
 
     def _plan(self) -> None:
@@ -155,7 +159,7 @@ class Exact(Strategy):
             loss = run_backward(loss_function, micro, weight, seed=self._seed, step=step, replicas=self._replicas)
             leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
             take_gradients(self._trainable, leaf, report.present)
-            self._buffers.collect(leaf.views[len(self._trainable) :], weight, report.changed)
+            self._buffers.collect(leaf.buffers, weight, report.changed)
             value = loss.item()
             report.losses[micro.replica] = value
             report.finite[micro.replica] = math.isfinite(value) and leaf.is_finite()
@@ -168,6 +172,8 @@ class Exact(Strategy):
 
     def _reduce(self, partials: list[tuple[tuple[int, int], FlatBuffer]], leaves: int) -> FlatBuffer:
         total = partials[0][1] if partials else self._layout.new_buffer()
+        if self.transport.world_size == 1 and len(partials) == 1:
+            return total  # the whole tree is here
         for group, out in enumerate(total.flats):
             tree_all_reduce(
                 [(node, buffer.flats[group]) for node, buffer in partials],
@@ -207,19 +213,18 @@ class _Report:
     def __init__(self, num_replicas: int, num_parameters: int, num_buffers: int, world_size: int) -> None:
         ends = np.cumsum([16, 8 * num_replicas, num_replicas, num_parameters, num_buffers, 1])
         self._mine, self._everyone = np.zeros(ends[-1], np.uint8), np.zeros((world_size, ends[-1]), np.uint8)
+        self._blank = self._mine.copy()
         self._cuts = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
         self._head, self.losses = self._mine[:16].view(np.uint64), self._mine[self._cuts[0]].view(np.float64)
         self.finite, self.present, self.changed, self.stop = (self._mine[cut].view(bool) for cut in self._cuts[1:])
+        self._blank[self._cuts[1]] = True  # finite
 
     def clear(self) -> None:
         """Begin a step."""
-        self._mine[:] = 0
-        self.finite[:] = True
+        self._mine[:] = self._blank
 
     def merge(self, transport: Transport, placement: Sequence[range], weights: int, step: int) -> list[Head]:
         """Replace every field by what all ranks together know, and return each rank's step and weights; collective."""
-        if transport.world_size == 1:
-            return [Head(step, weights)]
         self._head[:] = step, weights
         rows, (losses, finite, *_) = self._everyone, self._cuts
         transport.all_gather(torch.from_numpy(self._mine), torch.from_numpy(rows.reshape(-1)))

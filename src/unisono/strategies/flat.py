@@ -19,6 +19,8 @@ from unisono.collectives.reduce import ALIGNMENT, padded_length
 from unisono.determinism import adder, checksum
 from unisono.errors import StepError
 
+_STRIDED = torch.strided
+
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
@@ -40,6 +42,7 @@ class Layout:
         tensors = [*gradients, *buffers]
         keys = list(dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors))
         lengths, self._gradient_lengths = [0] * len(keys), [0] * len(keys)
+        self._num_gradients = len(gradients)
         self._segments: list[_Segment] = []
         for number, tensor in enumerate(tensors):
             group = keys.index((tensor.dtype, tensor.device))
@@ -57,7 +60,8 @@ class Layout:
             for dtype, device, length in self._groups
         ]
         views = [_view(flats[segment.group], segment) for segment in self._segments]
-        return FlatBuffer(flats, views, [length for _, _, length in self._groups], self._gradient_lengths)
+        lengths = [length for _, _, length in self._groups]
+        return FlatBuffer(flats, views, lengths, self._gradient_lengths, self._num_gradients)
 
 
 def _neutral(dtype: torch.dtype) -> float | complex:
@@ -71,12 +75,22 @@ class FlatBuffer:
     Attributes:
         flats: One-dimensional, contiguous, padded for the world.
         views: Shaped and strided like the model's tensors, in the layout's order.
+        gradients: Those of them that hold gradients; the others hold buffers.
+        buffers: The others.
     """
 
-    def __init__(self, flats: list[Tensor], views: list[Tensor], lengths: list[int], gradients: list[int]) -> None:
+    def __init__(
+        self,
+        flats: list[Tensor],
+        views: list[Tensor],
+        lengths: list[int],
+        gradient_lengths: list[int],
+        num_gradients: int,
+    ) -> None:
         self.flats = flats
         self.views = views
-        self._gradients = [flat[:length] for flat, length in zip(flats, gradients, strict=True)]
+        self.gradients, self.buffers = views[:num_gradients], views[num_gradients:]
+        self._gradients = [flat[:length] for flat, length in zip(flats, gradient_lengths, strict=True)]
         # Without the padding, which depends on the world size.
         words = [flat[:length].view(torch.int64) for flat, length in zip(flats, lengths, strict=True)]
         self._sums = [adder(piece) for piece in words]
@@ -94,7 +108,10 @@ class FlatBuffer:
 
     def checksum(self) -> int:
         """Return the sum of the bits as 64-bit integers, modulo 2**64."""
-        return sum(int(add_up()) for add_up in self._sums) & 0xFFFFFFFFFFFFFFFF
+        total = 0
+        for add_up in self._sums:
+            total += int(add_up())
+        return total & 0xFFFFFFFFFFFFFFFF
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, present: npt.NDArray[np.bool_]) -> None:
@@ -108,13 +125,20 @@ def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, pre
     Raises:
         StepError: A gradient is sparse.
     """
+    sources = [parameter.grad for parameter in parameters.values()]
+    if sources and all(grad is not None and grad.layout is _STRIDED for grad in sources):  # as nearly always
+        present[:] = True
+        torch._foreach_copy_(leaf.gradients, sources)
+        for parameter in parameters.values():
+            parameter.grad = None
+        return
     targets, sources = [], []
-    for index, ((name, parameter), view) in enumerate(zip(parameters.items(), leaf.views, strict=False)):
+    for index, ((name, parameter), view) in enumerate(zip(parameters.items(), leaf.gradients, strict=True)):
         grad = parameter.grad
         if grad is None:
             view.fill_(-0.0)
             continue
-        if grad.layout is not torch.strided:
+        if grad.layout is not _STRIDED:
             raise StepError(f"the gradient of {name!r} is {grad.layout}. Hint: use sparse=False.")
         present[index] = True
         targets.append(view)

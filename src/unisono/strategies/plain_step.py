@@ -45,7 +45,7 @@ def _is_unseen(optimizer: Optimizer) -> bool:
         and "step" not in own
         and not after
         and not any(_EVERYBODYS)
-        and not torch.autograd._profiler_enabled()
+        and not torch._C._autograd._profiler_enabled()
         and all(hasattr(hook, _SPARED) for hook in before.values())
     )
 

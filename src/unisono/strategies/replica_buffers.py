@@ -65,10 +65,11 @@ class ReplicaBuffers:
 
     def start_replica(self) -> None:
         """Put the step's starting values back."""
+        if not self._buffers:
+            return
         for (module, name), buffer in zip(self._owners, self._buffers, strict=True):
             module._buffers[name] = buffer  # a module may have put another tensor in its place
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._start)
+        torch._foreach_copy_(self._buffers, self._start)
 
     def start_apart(self) -> None:
         """Give the next replica copies of its own of the starting values, which its backward pass may need later.

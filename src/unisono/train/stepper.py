@@ -62,7 +62,7 @@ class Stepper:
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
             indices = loader.sampler.batch(step)
-            indices.flags.writeable = False
+            indices.setflags(write=False)
             epoch = loader.sampler.epoch_of(step)
             mine = hosted_micros(len(indices), micros, setting.placement, self._rank, setting.device)
             self._watch.begin(step)

@@ -57,7 +57,9 @@ class Loop:
 
         All ranks must log the same names; the leader's values are written, at the next step that logs.
         """
-        self.pending |= {name: float(value) for name, value in values.items()}
+        pending = self.pending
+        for name, value in values.items():
+            pending[name] = float(value)
 
     def stop(self, reason: str) -> None:
         """End the run after the next step that logs or evaluates; one rank's word is enough for all."""

@@ -21,9 +21,15 @@ class LearningRateMonitor(Callback):
 
     draws = False
 
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
     def on_step_end(self, loop: Loop) -> None:
         """See `Callback`."""
-        loop.log(**{f"lr/{index}": group["lr"] for index, group in enumerate(loop.optimizer.param_groups)})
+        groups = loop.optimizer.param_groups
+        if len(groups) != len(self._names):
+            self._names = [f"lr/{index}" for index in range(len(groups))]
+        loop.log(**{name: group["lr"] for name, group in zip(self._names, groups, strict=True)})
 
 
 @final
