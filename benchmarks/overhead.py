@@ -3,14 +3,16 @@
     pip install -c constraints.txt accelerate lightning pytorch-ignite          # only for this, beside unisono
     python -m torch.distributed.run --standalone --nproc-per-node=1 benchmarks/overhead.py
     python -m torch.distributed.run --standalone --nproc-per-node=2 benchmarks/overhead.py
+    python -m torch.distributed.run --standalone --nproc-per-node=1 benchmarks/overhead.py --samples
 
-Raw is a plain loop; with several processes, torch's DDP over gloo. All read batches that are in memory, except ours,
-which fetch theirs from a data set by index. Ours keep a run directory: ledger, metrics, progress and callbacks'
-agreement are on. The others run bare: no progress bar, no logger, no checkpoints; the rows "bare" of ours have none
-either (order, generators, NaN check and checksums cannot be switched off). Every other round plays the loops backwards.
-A step's time is the interval between two ends of steps; the table has the median over all rounds, the quartiles, the
-median over rounds of (median - raw's median), and the fastest 5 % of steps, which a busy machine disturbs least, with
-their distance from raw's.
+Raw is a plain loop; with several processes, torch's DDP over gloo. All read one batch that is in memory already, so
+that nothing but the frameworks is measured; with --samples all read shuffled samples of one data set, each the way its
+documentation shows: torch's DataLoader over a TensorDataset, ours an ArrayDataset. Ours keep a run directory: ledger,
+metrics, progress and callbacks' agreement are on. The others run bare: no progress bar, no logger, no checkpoints; the
+rows "bare" of ours have none either (order, generators, NaN check and checksums cannot be switched off). Every other
+round plays the loops backwards. A step's time is the interval between two ends of steps; the table has the median over
+all rounds, the quartiles, the median over rounds of (median - raw's median), and the fastest 5 % of steps, which a busy
+machine disturbs least, with their distance from raw's.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import unisono
 from unisono import callbacks
@@ -56,13 +58,36 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
 
 
+class ReadyByIndex:
+    """The same for our loader, which asks by sample numbers."""
+
+    def __len__(self) -> int:
+        return dist.get_world_size() * STEPS * BATCH
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index % BATCH], Y[index % BATCH]
+
+    def fetch_micro_batch(self, indices: object) -> tuple[Tensor, Tensor]:
+        return X, Y
+
+
+IS_SAMPLED = "--samples" in sys.argv
+
+
+def many() -> tuple[Tensor, Tensor]:
+    count = dist.get_world_size() * STEPS
+    return X.repeat(count, 1), Y.repeat(count)
+
+
 def batches() -> DataLoader:
-    return DataLoader(Ready(), batch_size=None)
+    if not IS_SAMPLED:
+        return DataLoader(Ready(), batch_size=None)
+    dataset = TensorDataset(*many())
+    return DataLoader(dataset, batch_size=BATCH, sampler=DistributedSampler(dataset))
 
 
-def samples() -> unisono.ArrayDataset:
-    size = dist.get_world_size() * STEPS * BATCH
-    return unisono.ArrayDataset(X.repeat(size // BATCH, 1), Y.repeat(size // BATCH))
+def samples() -> object:
+    return unisono.ArrayDataset(*many()) if IS_SAMPLED else ReadyByIndex()
 
 
 def raw(tick: Callable[[], None]) -> None:
@@ -100,7 +125,7 @@ def trainer(tick: Callable[[], None], *, is_bare: bool = False) -> None:
     with tempfile.TemporaryDirectory() as out, unisono.Run(replicas=size, out=None if is_bare else shared(out)) as run:
         model, optimizer = build()
         own = [Ticks(tick), *([] if is_bare else [callbacks.LearningRateMonitor()])]
-        fitting = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), callbacks=own)
+        fitting = unisono.Trainer(run, model, optimizer, loss=F.cross_entropy, callbacks=own)
         fitting.fit(samples(), epochs=1, batch_size=BATCH * size, show_progress=not is_bare)
 
 
@@ -205,7 +230,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    chosen = sys.argv[1:] or list(LOOPS)
+    chosen = [name for name in sys.argv[1:] if name != "--samples"] or list(LOOPS)
     times: dict[str, list[list[float]]] = {name: [] for name in chosen}
     for round_number in range(ROUNDS + 1):
         for name in chosen if round_number % 2 else chosen[::-1]:
@@ -213,7 +238,8 @@ def main() -> None:
             if round_number:  # the first round warms up
                 times[name].append(found)
     if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} processes, {ROUNDS} rounds of {STEPS} steps, microseconds a step")
+        what = "samples of a data set" if IS_SAMPLED else "a batch in memory"
+        print(f"{dist.get_world_size()} processes, {what}, {ROUNDS} rounds of {STEPS} steps, microseconds a step")
         print(f"{'loop':<22} {'median':>8} {'quartiles':>15} {'over raw':>9} {'fastest 5%':>11} {'over raw':>9}")
         least = statistics.quantiles([value for each in times[chosen[0]] for value in each], n=20)[0]
         base = [statistics.median(each) for each in times[chosen[0]]]

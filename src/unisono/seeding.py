@@ -3,8 +3,10 @@
 There is no stream to save, and no key knows a rank or a world size.
 """
 
+import functools
 import hashlib
 import struct
+from collections.abc import Callable
 
 from unisono.errors import ConfigError
 
@@ -17,6 +19,12 @@ def check_seed(seed: int) -> None:
     """
     if not -(2**63) <= seed < 2**63:
         raise ConfigError(f"expected -2**63 <= seed < 2**63, got {seed}.")
+
+
+@functools.cache
+def _packer(count: int) -> Callable[..., bytes]:
+    """Return what packs so many whole numbers of 64 bits with sign, little-endian."""
+    return struct.Struct(f"<{count}q").pack
 
 
 def mix(seed: int, purpose: str, *counters: int) -> int:
@@ -38,5 +46,5 @@ def mix(seed: int, purpose: str, *counters: int) -> int:
     person = purpose.encode()
     if len(person) > 16:
         raise ConfigError(f"expected a purpose of at most 16 bytes, got {purpose!r}.")
-    packed = struct.pack(f"<{1 + len(counters)}q", seed, *counters)
+    packed = _packer(1 + len(counters))(seed, *counters)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=person).digest(), "little")
