@@ -55,6 +55,11 @@ class StrategyOptions:
             if least is not None and value is not None and not value >= least:
                 raise ConfigError(f"strategy {self.name}: expected {item.name} >= {least:g}, got {value!r}.")
 
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether every rank holds the whole batch's gradient after a step."""
+        return True
+
     def default_replicas(self, world_size: int) -> int:
         """Return the micro-batches per step where nobody has said how many."""
         return world_size
@@ -202,6 +207,11 @@ class AllReduceOptions(PreciseOptions):
     )
     sync_every: int = option(1, "Local SGD: update alone, average parameters every so many steps.", at_least=1)
 
+    @property
+    def shares_gradients(self) -> bool:
+        """See `StrategyOptions.shares_gradients`."""
+        return self.sync_every == 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PSOptions(StrategyOptions):
@@ -213,6 +223,11 @@ class PSOptions(StrategyOptions):
 
     servers: int = option(1, "The first K processes serve and compute no gradients; each has some parameters.",
                           at_least=1)  # fmt: skip
+
+    @property
+    def shares_gradients(self) -> bool:
+        """See `StrategyOptions.shares_gradients`."""
+        return False
 
     def default_replicas(self, world_size: int) -> int:
         """See `StrategyOptions.default_replicas`: one a worker."""
@@ -312,6 +327,11 @@ class FSDPOptions(StrategyOptions):
     )
     offload: bool = option(False, "Keep the slices in the CPU's memory (GPUs only).")
     param_dtype: str = option("fp32", "Compute in fp32 or bf16; slices and sums stay fp32.", "fp32", "bf16")
+
+    @property
+    def shares_gradients(self) -> bool:
+        """See `StrategyOptions.shares_gradients`."""
+        return False
 
     def score(self) -> dict[str, Any]:
         """See `StrategyOptions.score`: how modules are grouped changes no bit."""

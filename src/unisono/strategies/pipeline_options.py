@@ -31,6 +31,11 @@ class PipelineOptions(StrategyOptions):
         None, "Layers that the stages but the first begin with, as conv2,fc1.  [default: by number of parameters]"
     )
 
+    @property
+    def shares_gradients(self) -> bool:
+        """See `StrategyOptions.shares_gradients`."""
+        return False
+
     def __post_init__(self) -> None:
         StrategyOptions.__post_init__(self)
         if (self.schedule == "interleaved" and self.chunks == 1) or (

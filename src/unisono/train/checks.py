@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unisono.errors import ConfigError
+from unisono.metrics.exact import Metric
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 
@@ -107,6 +108,24 @@ def check_clipping(clipping: Clipping, model: nn.Module) -> None:
                     f"clip_value sets a largest value for each element, which the complex {name!r} does not have. "
                     "Hint: clip_norm scales the whole gradient."
                 )
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+    """Refuse metrics that could not be merged.
+
+    Raises:
+        ConfigError: Names the first, and the adapter where it is torchmetrics'.
+    """
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric):
+            kind = type(metric)
+            is_theirs = kind.__module__.partition(".")[0] == "torchmetrics"
+            hint = (
+                f"unisono.TorchMetric({kind.__name__}(...))"
+                if is_theirs
+                else "its state is merged, see docs/metrics.md"
+            )
+            raise ConfigError(f"expected {name!r} to inherit unisono.Metric, got {kind.__name__}. Hint: {hint}.")
 
 
 def check_detail(detail: bool, strategy: StrategyOptions) -> None:

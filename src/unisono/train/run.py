@@ -27,7 +27,7 @@ from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 from unisono.train import score as scores
 from unisono.train.between import Between
-from unisono.train.checks import check_clipping, check_detail, check_new_part, check_whole
+from unisono.train.checks import check_clipping, check_detail, check_metrics, check_new_part, check_whole
 from unisono.train.course import Course
 from unisono.train.evaluate import BATCH_SIZE, Predict, evaluate
 from unisono.train.every import Every, check_every
@@ -111,7 +111,7 @@ class Run:
         self.device = device_of(world, device)
         self.settings, self.between = dict(settings or {}), Between(seed)
         self._allow_drift = allow_drift
-        self._strategy = chosen = resolve(strategy)
+        self.strategy = chosen = resolve(strategy)
         check_detail(detail, chosen)
         chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
         default = world.replicas or chosen.default_replicas(world.world_size)
@@ -165,13 +165,13 @@ class Run:
         parts = Parts(model, optimizer, scheduler, self._registered)
         check_clipping(self.clipping, model)
         environment = describe_environment(threads=self.threads, device=self.device)
-        if not self._strategy.is_exact:
+        if not self.strategy.is_exact:
             environment["world_size"] = self.world.world_size
         check_alike(self.transport, parts.description, environment)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
         own = {name: getattr(self, name) for name in ("transport", "placement", "seed", "device", "clipping")}
         setting = Setting(**own)
-        parts.strategy = self._strategy.build(model, optimizer, setting)
+        parts.strategy = self.strategy.build(model, optimizer, setting)
         parts.strategy.is_stop_asked = self._watch.is_stop_asked
         self._stepper = Stepper(
             parts, setting, course=self._course, record=self._record, watch=self._watch, between=self.between,
@@ -260,7 +260,7 @@ class Run:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
         course, parts = self._course, stepper.parts
-        course.open(scores.describe_run(self, parts.description, self._strategy.score(), loader), parts, per_epoch)
+        course.open(scores.describe_run(self, parts.description, self.strategy.score(), loader), parts, per_epoch)
         first = course.done + 1
         if first > last:
             self._record.tell(
@@ -312,6 +312,7 @@ class Run:
         """
         check_whole(batch_size=batch_size, limit=limit)
         check_places(metrics, self.world, everywhere=True)
+        check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         parts = self._prepared()
         with self._watch.phases.within(EVALUATE), parts.strategy.reading():

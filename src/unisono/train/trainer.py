@@ -9,10 +9,11 @@ from torch.optim import Optimizer
 
 from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform
+from unisono.errors import ConfigError
 from unisono.metrics.exact import Accuracy, Mean, Metric
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
-from unisono.train.checks import check_whole
+from unisono.train.checks import check_metrics, check_whole
 from unisono.train.every import Every, check_every, steps_between
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
@@ -67,6 +68,7 @@ class Trainer:
         self.loss = loss
         self.metrics: dict[str, Metric] = dict(metrics if metrics is not None else {"accuracy": Accuracy()})
         check_places(self.metrics, run.world, everywhere=True)
+        check_metrics(self.metrics)
         self._loop = Loop(
             run=run, model=self.model, optimizer=self.optimizer, epochs=0, steps_per_epoch=0, total_steps=0
         )
@@ -280,12 +282,32 @@ class Trainer:
         return kept.gather()
 
     def _predict(self, micro: Any) -> tuple[Tensor, Tensor]:
-        output = self.model(micro.x)
+        x, y = _pair(micro)
+        output = self.model(x)
         self._evaluated()
-        return output, micro.y
+        return output, y
 
     def _loss(self, micro: Any) -> Tensor:
-        return self.loss(self.model(micro.x), micro.y)
+        x, y = _pair(micro)
+        return self.loss(self.model(x), y)
+
+
+def _pair(micro: Any) -> tuple[Any, Any]:
+    """Return inputs and targets.
+
+    Raises:
+        ConfigError: The micro-batch is not a pair.
+    """
+    try:
+        return micro.x, micro.y
+    except AttributeError:
+        what = type(micro).__name__
+        if isinstance(micro, dict | tuple | list):
+            what += f" of {', '.join(map(str, micro)) if isinstance(micro, dict) else len(micro)}"
+        raise ConfigError(
+            f"a trainer expects micro-batches of inputs and targets, got a {what}. "
+            "Hint: fit(collate=) may return (inputs, targets); anything else can be trained with run.step()."
+        ) from None
 
 
 def _nothing() -> None:

@@ -30,7 +30,22 @@ class WeightAverage(Callback):
         self.average: dict[str, Tensor] = {}
 
     def setup(self, loop: Loop) -> None:
-        """See `Callback`."""
+        """See `Callback`.
+
+        Raises:
+            ConfigError: The strategy keeps a part of the weights, or of the batch statistics, on each rank.
+        """
+        strategy, name = loop.run.strategy, type(self).__name__
+        if strategy.is_sharded:
+            raise ConfigError(
+                f"{name} averages whole weights on every rank, of which strategy {strategy.name} keeps a part on each. "
+                "Hint: leave it out, or take strategy exact, which has the same bits."
+            )
+        if strategy.name in ("ps", "ps_async") and any(buffer.is_floating_point() for buffer in loop.model.buffers()):
+            raise ConfigError(
+                f"{name} averages batch statistics too, which strategy {strategy.name} keeps on the workers alone. "
+                "Hint: leave it out, or take strategy exact."
+            )
         self.average = {name: tensor.clone() for name, tensor in _averaged(loop.model).items()}
 
     def copy_to(self, model: nn.Module) -> None:

@@ -88,6 +88,18 @@ class GradientMonitor(Callback):
             raise ConfigError(f"expected every >= 1, got {every}.")
         self._every, self._by_parameter = every, by_parameter
 
+    def setup(self, loop: Loop) -> None:
+        """See `Callback`.
+
+        Raises:
+            ConfigError: The strategy leaves a part of the gradient on each rank.
+        """
+        if not loop.run.strategy.shares_gradients:
+            raise ConfigError(
+                f"GradientMonitor looks at the whole gradient on every rank, which strategy {loop.run.strategy.name} "
+                "does not leave there. Hint: leave it out, or try strategy exact."
+            )
+
     def on_step_end(self, loop: Loop) -> None:
         """See `Callback`."""
         if loop.step % self._every:
