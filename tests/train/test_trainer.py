@@ -6,12 +6,14 @@ import random
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.nn import functional as F
 
 import unisono
 from ranks import run_threads
 from train.conftest import build_batch_norm
+from unisono import callbacks
 
 
 def fit(toy, *, epochs=2, transport="auto", test=True, more=None, **settings):
@@ -266,3 +268,55 @@ def test_a_long_evaluation_is_shown(toy, capsys, monkeypatch):
         trainer.evaluate(many)
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluation")]
     assert [line.split()[1] for line in told] == ["0/3", "1/3", "2/3"]
+
+
+class Named:
+    """Samples that are no pairs."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"input": torch.zeros(6), "label": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"data": Named()}, r"got a dict of input, label.*collate="),
+        ({"data": torch.utils.data.TensorDataset(*[torch.zeros(12)] * 3)}, "of 3"),
+        ({"metrics": {"f1": torchmetrics.classification.MulticlassF1Score(4)}}, r"unisono.TorchMetric\(MulticlassF1"),
+        ({"metrics": {"f1": len}}, "'f1' to inherit unisono.Metric, got builtin"),
+        ({"callbacks": [callbacks.EMA()], "strategy": "pipeline"}, "EMA averages whole weights"),
+        ({"callbacks": [callbacks.SWA()], "strategy": "fsdp"}, "SWA averages whole weights"),
+        ({"callbacks": [callbacks.GradientMonitor()], "strategy": "pipeline"}, "which strategy pipeline does not"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_the_way_out(toy, settings, said):
+    """Samples that are no pairs, metrics of others, callbacks that need what the strategy does not give."""
+    given = {"data": toy.data, "strategy": "exact", "metrics": None, "callbacks": (), **settings}
+    with unisono.Run(seed=0, replicas=4, strategy=given["strategy"]) as run:
+        model = build_batch_norm()
+        with pytest.raises(unisono.ConfigError, match=said):
+            unisono.Trainer(
+                run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.CrossEntropyLoss(),
+                metrics=given["metrics"], callbacks=given["callbacks"],
+            ).fit(given["data"], epochs=1, batch_size=12, show_progress=False)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("callback", "said"), [(callbacks.EMA, "on the workers alone"), (callbacks.GradientMonitor, "ps")]
+)
+def test_a_parameter_server_has_no_part_of_some_callbacks(callback, said):
+    """Batch statistics and gradients are not the same on all ranks there; nor are gradients under local SGD."""
+
+    def program(transport):
+        with unisono.Run(seed=0, replicas=4, strategy="ps", transport=transport) as run:
+            model = build_batch_norm()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with pytest.raises(unisono.ConfigError, match=said):
+                unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), callbacks=[callback()])
+
+    run_threads(program, 2)
+    assert not unisono.strategy("allreduce", sync_every=2).shares_gradients
+    assert unisono.strategy("allreduce").shares_gradients

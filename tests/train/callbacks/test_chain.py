@@ -148,6 +148,17 @@ def test_wrong_callbacks_are_refused_at_start(callbacks, error, words):
     fit([Counter("one"), Counter("two")], epochs=1, test=False)
 
 
+class Misspelt(Callback):
+    def on_steps_end(self, loop):
+        raise AssertionError
+
+
+def test_a_misspelt_hook_is_told_of():
+    """It would never be called; the nearest one is named."""
+    with pytest.warns(UserWarning, match=r"Misspelt.on_steps_end is no hook.*did you mean 'on_step_end'"):
+        fit([Misspelt()], epochs=1, test=False)
+
+
 def test_one_that_cannot_be_distributed_is_refused_at_start():
     """It works alone, and names itself on two ranks."""
 

@@ -4,6 +4,8 @@ Callbacks are called in the order they were given, on every rank alike (or on th
 What they decide must follow from what all ranks know; `Loop.stop` and `Loop.log` are compared between ranks.
 """
 
+import difflib
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -139,6 +141,13 @@ def check_names(callbacks: list[Callback]) -> None:
             raise ConfigError(
                 f"expected callbacks that inherit unisono.Callback, got {type(callback).__name__}. "
                 "Hint: it has every hook as an empty method; override those you need."
+            )
+        known = dir(Callback)
+        for hook in (name for name in dir(callback) if name.startswith("on_") and name not in known):
+            near = difflib.get_close_matches(hook, known, n=1)
+            hint = f" Hint: did you mean {near[0]!r}?" if near else ""
+            warnings.warn(
+                f"{type(callback).__name__}.{hook} is no hook of callbacks, nothing calls it.{hint}", stacklevel=2
             )
     names = [name_of(callback) for callback in callbacks]
     twice = sorted({name for name in names if names.count(name) > 1})
