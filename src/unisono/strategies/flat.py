@@ -125,10 +125,11 @@ def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, pre
     Raises:
         StepError: A gradient is sparse.
     """
-    sources = [parameter.grad for parameter in parameters.values()]
-    if sources and all(grad is not None and grad.layout is _STRIDED for grad in sources):  # as nearly always
+    grads = [parameter.grad for parameter in parameters.values()]
+    plain = [grad for grad in grads if grad is not None and grad.layout is _STRIDED]
+    if plain and len(plain) == len(grads):  # as nearly always
         present[:] = True
-        torch._foreach_copy_(leaf.gradients, sources)
+        torch._foreach_copy_(leaf.gradients, plain)
         for parameter in parameters.values():
             parameter.grad = None
         return
