@@ -151,7 +151,9 @@ class Strategy(ABC):
 
     def clip_each(self, model: nn.Module, clip_value: float) -> None:
         """Set every element of the gradients that is larger than `clip_value` in magnitude to it, sign kept."""
-        torch.nn.utils.clip_grad_value_(model.parameters(), clip_value, foreach=True)
+        with_gradient = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        if with_gradient:  # a server, a stage or a rank without a sample may have none
+            torch.nn.utils.clip_grad_value_(with_gradient, clip_value, foreach=True)
 
     def clip(self, model: nn.Module, clip_norm: float) -> None:
         """Scale the gradients so that their norm over the whole model is at most `clip_norm`."""
