@@ -154,7 +154,8 @@ def counts_of(lengths: Tensor, level: int) -> Tensor:
     if level == 0:
         return lengths.clamp(min=1)
     stride, reach = STRIDE**level, (WIDTH, RECEPTIVE_FIELD)[level - 1]
-    return ((lengths - reach).clamp(min=0) + stride - 1) // stride + 1
+    counts: Tensor = ((lengths - reach).clamp(min=0) + stride - 1) // stride + 1
+    return counts
 
 
 def places_of(lengths: Tensor) -> Tensor:
