@@ -4,16 +4,16 @@ Sending never waits for the receiver; receiving blocks. Messages of one sender w
 they were sent.
 """
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.errors import ConfigError, PeerLost
+from unisono.collectives.group import lost_peers_named
+from unisono.errors import ConfigError
 
 
 class Messages(ABC):
@@ -91,12 +91,5 @@ class GroupMessages(Messages):
             with self._translated(f"send to rank {target}"):
                 work.wait()
 
-    @contextlib.contextmanager
-    def _translated(self, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise PeerLost(
-                f"[rank {self.rank}/{self.world_size}] {operation} failed: that rank has died, hangs, or runs other "
-                f"code ({str(error).strip().splitlines()[-1]}). Look for the first failure in the ranks' logs."
-            ) from error
+    def _translated(self, operation: str) -> AbstractContextManager[None]:
+        return lost_peers_named(self.rank, self.world_size, operation, "that rank")

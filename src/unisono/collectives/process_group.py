@@ -4,9 +4,8 @@
 program that has already called ``dist.init_process_group`` is joined as it is.
 """
 
-import contextlib
 import itertools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import final
 from urllib.parse import urlparse
@@ -19,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.collectives.across_hosts import name_of_this_host, over_hosts
 from unisono.collectives.autotune import settle_plan
+from unisono.collectives.group import GroupOwner, lost_peers_named
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.transport import Transport
@@ -35,7 +35,7 @@ class ProcessGroupTransport(Transport):
     """Moves tensors through the default torch.distributed process group."""
 
     def __init__(self, *, owns_group: bool) -> None:
-        self._owns_group = owns_group
+        self._owner = GroupOwner(owns_group=owns_group)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.bytes_sent = 0
@@ -56,19 +56,10 @@ class ProcessGroupTransport(Transport):
 
     def close(self) -> None:
         """Destroy the process group if `connect` made it."""
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._owns_group = False
+        self._owner.close()
 
-    @contextlib.contextmanager
-    def _translated(self, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise PeerLost(
-                f"[rank {self.rank}/{self.world_size}] {operation} failed: another rank has died, hangs, or runs "
-                f"other code ({str(error).strip().splitlines()[-1]}). Look for the first failure in the ranks' logs."
-            ) from error
+    def _translated(self, operation: str) -> AbstractContextManager[None]:
+        return lost_peers_named(self.rank, self.world_size, operation)
 
 
 def connect(

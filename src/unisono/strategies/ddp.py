@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from unisono.collectives.group import GroupOwner
 from unisono.collectives.transport import Transport
 from unisono.errors import StepError
 from unisono.strategies.base import Setting
@@ -20,12 +21,12 @@ from unisono.strategies.options import DDPOptions
 from unisono.strategies.precision import Precise
 
 
-def join_alone(transport: Transport) -> bool:
-    """Make a process group of one where this process is alone; whether that was needed."""
-    if dist.is_initialized() or transport.world_size > 1:
-        return False
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    return True
+def join_alone(transport: Transport) -> GroupOwner:
+    """Make a process group of one where this process is alone and has none; return what ends it."""
+    is_needed = not dist.is_initialized() and transport.world_size == 1
+    if is_needed:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    return GroupOwner(owns_group=is_needed)
 
 
 def _in_bf16(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -51,7 +52,7 @@ class DDP(Precise):
     def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: DDPOptions) -> None:
         super().__init__(model, optimizer, setting, options)
         self.options = options
-        self._owns_group = join_alone(self.transport)
+        self._group = join_alone(self.transport)
         self._wrapped: list[nn.Parameter] = []
         self._ddp: DistributedDataParallel
         self._wrap()
@@ -123,9 +124,7 @@ class DDP(Precise):
 
     def close(self) -> None:
         """See `Strategy.close`."""
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._owns_group = False
+        self._group.close()
 
     def _wrap(self) -> None:
         options, device = self.options, self.setting.device

@@ -115,7 +115,7 @@ class FSDP(Strategy):
     def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: FSDPOptions) -> None:
         self.model, self.optimizer, self.setting = model, optimizer, setting
         self.transport, self.placement = setting.transport, setting.placement
-        self._owns_group = join_alone(self.transport)
+        self._group = join_alone(self.transport)
         self._rounds = _Rounds(self.placement, 1)
         self._spare: Micro | None = None
         self._gathered: dict[str, dict[str, Tensor]] | None = None
@@ -288,9 +288,7 @@ class FSDP(Strategy):
 
     def close(self) -> None:
         """See `Strategy.close`."""
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._owns_group = False
+        self._group.close()
 
     def _shard(self, model: nn.Module, options: FSDPOptions) -> None:
         kind = self.setting.device.type

@@ -1,0 +1,47 @@
+"""torch.distributed's default process group: who ends it, and what its errors mean."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from unisono.errors import PeerLost
+
+
+class GroupOwner:
+    """Ends the default process group, if it is its own to end.
+
+    Args:
+        owns_group: Whether whoever holds this has made the group.
+    """
+
+    def __init__(self, *, owns_group: bool) -> None:
+        self._owns_group = owns_group
+
+    def close(self) -> None:
+        """Destroy the group if it is owned; safe to call twice."""
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns_group = False
+
+
+@contextlib.contextmanager
+def lost_peers_named(rank: int, world_size: int, operation: str, culprit: str = "another rank") -> Iterator[None]:
+    """Say what an error of torch.distributed inside means for the run.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks.
+        operation: What was done, as the message names it.
+        culprit: Whom it waited for.
+
+    Raises:
+        PeerLost: In place of a RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(
+            f"[rank {rank}/{world_size}] {operation} failed: {culprit} has died, hangs, or runs other code "
+            f"({str(error).strip().splitlines()[-1]}). Look for the first failure in the ranks' logs."
+        ) from error
