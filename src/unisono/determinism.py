@@ -29,6 +29,7 @@ NUMERIC = (
 
 
 _SMALL_WORDS = 1 << 14
+_MODULUS = 1 << 64
 
 
 def set_generators(key: int) -> None:
@@ -53,6 +54,11 @@ def set_determinism(threads: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def add_checksums(parts: Iterable[int]) -> int:
+    """Return the `checksum` of all tensors from those of some of them each, or from sums of their words."""
+    return sum(parts) % _MODULUS
+
+
 def checksum(tensors: Iterable[Tensor]) -> int:
     """Return the sum of all bits as 64-bit integers, modulo 2**64: cheap, exact, and one wrong bit changes it.
 
@@ -70,7 +76,7 @@ def checksum(tensors: Iterable[Tensor]) -> int:
         whole = len(raw) // 8 * 8
         total += int(raw[:whole].view(torch.int64).sum()) if whole else 0
         total += int.from_bytes(bytes(raw[whole:].tolist()), "little") if whole < len(raw) else 0
-    return total & 0xFFFFFFFFFFFFFFFF
+    return total % _MODULUS
 
 
 @final
@@ -93,7 +99,7 @@ class Checksum:
             if tensor is not known or tensor.data_ptr() != address:
                 self._known[index] = known, address, add_up = _watched(tensor)
             total += checksum([tensor]) if add_up is None else int(add_up())
-        return total & 0xFFFFFFFFFFFFFFFF
+        return total % _MODULUS
 
 
 def _watched(tensor: Tensor) -> tuple[Tensor, int, Callable[[], Any] | None]:

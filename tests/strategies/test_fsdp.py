@@ -9,9 +9,7 @@ import unisono
 from ranks import once, run_processes
 from strategies import fsdp_programs
 from strategies.fsdp_programs import leg, model_of
-from unisono.collectives.tree import accumulate, combine
 from unisono.errors import ConfigError
-from unisono.strategies.fsdp import _add, _push
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +68,6 @@ def test_a_run_goes_on_with_any_number_of_ranks(compared, tmp_path):
         assert resumed["moments"] == expected["moments"]
     leg(None, "exact", 8, out=str(tmp_path))
     assert Path(out, "ledger.jsonl").read_text() == (tmp_path / "ledger.jsonl").read_text()
-
-
-@pytest.mark.parametrize("leaves", [1, 2, 3, 5, 8, 13])
-def test_the_counter_adds_as_the_tree_does(leaves):
-    """Leaf by leaf, the same subtrees and bits as `tree.accumulate`."""
-    values = list(torch.randn(leaves, 50))
-    stack = []
-    for index, value in enumerate(values):
-        _push(stack, index, [value.clone()], leaves)
-    expected = accumulate(0, values, leaves, torch.add)
-    assert [node for node, _ in stack] == [node for node, _ in expected]
-    total = combine(dict(stack), leaves, _add)[0]
-    assert torch.equal(total, combine(dict(expected), leaves, torch.add))
 
 
 def test_wrong_settings_are_refused():

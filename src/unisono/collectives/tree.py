@@ -64,6 +64,23 @@ def owned_nodes(placement: tuple[range, ...], leaves: int) -> tuple[tuple[Node, 
     return tuple(tuple(nodes(hosted.start, hosted.stop, leaves)) for hosted in placement)
 
 
+def push(sums: list[tuple[Node, T]], leaf: int, value: T, leaves: int, add: Callable[[T, T], T]) -> None:
+    """Put the next leaf on a binary counter: what the tree allows to be added is added at once.
+
+    Args:
+        sums: Complete subtrees with their sums, left to right; changed.
+        leaf: Index of the leaf, next to the last one on the counter.
+        value: The leaf's value.
+        leaves: Leaves of the whole tree.
+        add: Returns left + right; may reuse the memory of both.
+    """
+    sums.append(((leaf, leaf + 1), value))
+    while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], leaves):
+        right_node, right = sums.pop()
+        left_node, left = sums.pop()
+        sums.append(((left_node[0], right_node[1]), add(left, right)))
+
+
 def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T], T]) -> list[tuple[Node, T]]:
     """Add consecutive leaves as far as the tree allows, holding few values at a time (a binary counter).
 
@@ -76,14 +93,10 @@ def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T
     Returns:
         The complete subtrees with their sums, left to right: those that `nodes` names for this range.
     """
-    stack: list[tuple[Node, T]] = []
+    sums: list[tuple[Node, T]] = []
     for leaf, value in enumerate(values, start=first):
-        stack.append(((leaf, leaf + 1), value))
-        while len(stack) > 1 and are_siblings(stack[-2][0], stack[-1][0], leaves):
-            right_node, right = stack.pop()
-            left_node, left = stack.pop()
-            stack.append(((left_node[0], right_node[1]), add(left, right)))
-    return stack
+        push(sums, leaf, value, leaves, add)
+    return sums
 
 
 def combine(

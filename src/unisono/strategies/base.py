@@ -1,6 +1,7 @@
 """What every strategy is: it turns a step's micro-batches into one update on every rank's model."""
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
+from unisono.errors import ConfigError
 from unisono.strategies import plain_step
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
@@ -77,6 +79,36 @@ class Setting:
     def replicas(self) -> int:
         """Micro-batches of a whole step."""
         return max(hosted.stop for hosted in self.placement)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Refuse a model that nothing can be learned by.
+
+    Raises:
+        ConfigError: It has no trainable parameter.
+    """
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ConfigError(
+            f"expected a model with trainable parameters, got {type(model).__name__} with "
+            f"{len(parameters)} parameters, none with requires_grad."
+        )
+
+
+def mean_loss(sizes: Iterable[int], losses: Iterable[float], num_samples: int) -> float:
+    """Return the mean loss over a batch of `num_samples` from the mean losses of its micro-batches.
+
+    Args:
+        sizes: Samples of each micro-batch; those without any do not count.
+        losses: Of each micro-batch.
+        num_samples: Of the whole batch.
+    """
+    return math.fsum(size / num_samples * loss for size, loss in zip(sizes, losses, strict=True) if size)
+
+
+def scale_gradients(grads: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
+    """Scale gradients of the global norm `norm` so that it is at most `clip_norm`, spelled as torch does it."""
+    torch._foreach_mul_(list(grads), torch.clamp(clip_norm / (norm + 1e-6), max=1.0))
 
 
 class Strategy(ABC):
@@ -208,4 +240,15 @@ class Strategy(ABC):
         """Release what the strategy opened; safe to call twice."""
 
 
-__all__ = ["Gradients", "LossFunction", "Micro", "Setting", "State", "Strategy", "StrategyOptions"]
+__all__ = [
+    "Gradients",
+    "LossFunction",
+    "Micro",
+    "Setting",
+    "State",
+    "Strategy",
+    "StrategyOptions",
+    "check_trainable",
+    "mean_loss",
+    "scale_gradients",
+]

@@ -20,10 +20,10 @@ from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
 from unisono.determinism import Checksum
-from unisono.errors import ConfigError, StepError
+from unisono.errors import StepError
 from unisono.placement import parts_of
 from unisono.strategies.backward import run_backward
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
+from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy, check_trainable
 from unisono.strategies.drift import Head, compare
 from unisono.strategies.flat import FlatBuffer, Layout, take_gradients
 from unisono.strategies.replica_buffers import ReplicaBuffers
@@ -63,11 +63,7 @@ class Exact(Strategy):
         self._pool: list[FlatBuffer] = []
         self._last: FlatBuffer | None = None  # whose views are the gradients now
         self._plan()
-        if not self._trainable:
-            raise ConfigError(
-                f"expected a model with trainable parameters, got {type(model).__name__} with "
-                f"{len(self._names)} parameters, none with requires_grad."
-            )
+        check_trainable(model)
 
     @classmethod
     def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:

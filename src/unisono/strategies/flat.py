@@ -169,13 +169,13 @@ def is_dense(tensor: Tensor) -> bool:
 
 def padding_checksum(tensors: Iterable[Tensor]) -> int:
     """Return what the unused places behind these tensors add to the checksum of a `FlatBuffer`."""
-    total = 0
+    ends = []
     for tensor in tensors:
         if used := tensor.numel() % ALIGNMENT:
             last = torch.full((ALIGNMENT,), _neutral(tensor.dtype), dtype=tensor.dtype)
             last[:used] = 0
-            total += checksum([last])
-    return total & 0xFFFFFFFFFFFFFFFF
+            ends.append(last)
+    return checksum(ends)
 
 
 def slice_checksum(part: Tensor, start: int) -> int:

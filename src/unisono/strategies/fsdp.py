@@ -8,12 +8,12 @@ a binary counter. So bits depend on the score alone, as in `exact`, and a checkp
 All ranks must run equally many passes: a rank with fewer micro-batches than others repeats one, and nobody counts it.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,84 +25,28 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.reduce import padded_length, tree_all_reduce
-from unisono.collectives.transport import Transport
-from unisono.collectives.tree import Node, are_siblings, combine
-from unisono.determinism import checksum
+from unisono.collectives.tree import combine, push
+from unisono.determinism import add_checksums, checksum
 from unisono.errors import ConfigError, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
+from unisono.strategies.base import (
+    Gradients,
+    LossFunction,
+    Micro,
+    Setting,
+    Strategy,
+    check_trainable,
+    mean_loss,
+    scale_gradients,
+)
 from unisono.strategies.ddp import join_alone
 from unisono.strategies.flat import padding_checksum, slice_checksum
+from unisono.strategies.fsdp_reduce import Rounds, Stack, TreeReduceScatter, add
+from unisono.strategies.fsdp_slices import local_of, sliced_like, whole_of
 from unisono.strategies.options import FSDPOptions
 from unisono.strategies.replica_buffers import ReplicaBuffers
 from unisono.strategies.report import StepReport
-
-Stack = list[tuple[Node, list[Tensor]]]
-_MASK = 0xFFFFFFFFFFFFFFFF
-
-
-class _Rounds:
-    """Which replicas the ranks compute at the same time, in the step under way."""
-
-    def __init__(self, placement: Sequence[range], leaves: int) -> None:
-        self.leaves = leaves
-        self.present = [[replica for replica in hosted if replica < leaves] for hosted in placement]
-        self.count = max(len(found) for found in self.present)
-        self.now = 0
-
-    def replica_of(self, rank: int) -> int | None:
-        """Return the replica that a rank computes in this round, None if what it computes does not count."""
-        return self.present[rank][self.now] if self.now < len(self.present[rank]) else None
-
-
-def _push(stack: Stack, replica: int, value: list[Tensor], leaves: int) -> None:
-    """Put a leaf on a binary counter: what the tree allows is added at once."""
-    stack.append(((replica, replica + 1), value))
-    while len(stack) > 1 and are_siblings(stack[-2][0], stack[-1][0], leaves):
-        right_node, right = stack.pop()
-        left_node, left = stack.pop()
-        if left:  # a model may have no buffers
-            torch._foreach_add_(left, right)
-        stack.append(((left_node[0], right_node[1]), left))
-
-
-def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    return [torch.add(a, b) for a, b in zip(left, right, strict=True)]
-
-
-@final
-class _TreeReduceScatter:
-    """The reduce-scatter of one FSDP module, over all rounds of a step."""
-
-    def __init__(self, transport: Transport, rounds: Callable[[], _Rounds]) -> None:
-        self._transport, self._rounds = transport, rounds
-        self._stacks: list[Stack] = []
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for torch to fill."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> None:
-        """Take every rank's slice; leave the sum in the last round, before it -0.0, which changes no bit."""
-        rounds, world_size = self._rounds(), self._transport.world_size
-        if rounds.now == 0:
-            self._stacks = [[] for _ in range(world_size)]
-        part = output_tensor.numel()
-        arrived = torch.empty_like(input_tensor)
-        self._transport.all_to_all(input_tensor, [part] * world_size, arrived, [part] * world_size)
-        for rank, leaf in enumerate(arrived.split(part)):
-            replica = rounds.replica_of(rank)
-            if replica is not None:
-                _push(self._stacks[rank], replica, [leaf], rounds.leaves)
-        if rounds.now < rounds.count - 1:
-            output_tensor.fill_(-0.0)
-            return
-        partials = {node: value for stack in self._stacks for node, value in stack}
-        output_tensor.copy_(combine(partials, rounds.leaves, _add)[0])
-        self._stacks = []
 
 
 @final
@@ -115,8 +59,9 @@ class FSDP(Strategy):
     def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: FSDPOptions) -> None:
         self.model, self.optimizer, self.setting = model, optimizer, setting
         self.transport, self.placement = setting.transport, setting.placement
+        check_trainable(model)
         self._group = join_alone(self.transport)
-        self._rounds = _Rounds(self.placement, 1)
+        self._rounds = Rounds(self.placement, 1)
         self._spare: Micro | None = None
         self._gathered: dict[str, dict[str, Tensor]] | None = None
         if self.transport.world_size > 1 and not dist.is_initialized():
@@ -147,55 +92,15 @@ class FSDP(Strategy):
         replicas = self.setting.replicas
         sizes = [len(part) for part in cut(num_samples, replicas)]
         leaves = min(num_samples, replicas)
-        rounds = self._rounds = _Rounds(self.placement, leaves)
+        self._rounds = Rounds(self.placement, leaves)
         report = StepReport(replicas)
-        weights = self._checksum(self._parameters)
-        if self.transport.rank == 0:
-            weights += checksum(self._buffers.saved_floats().values())
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._buffers.start_step()
-        changed = np.zeros(self._buffers.num_buffers, dtype=bool)
-        floats: Stack = []
-        alone: Stack = []
-        mine = iter(micros)
-        for number in range(rounds.count):
-            rounds.now = number
-            replica = rounds.replica_of(self.transport.rank)
-            micro = next(mine, None) if replica is not None else self._spare
-            if micro is None or (replica is not None and micro.replica != replica):
-                raise StepError(
-                    f"step {step}: this rank has no sample to take part with. Hint: batch_size of at least the number "
-                    f"of processes ({self.transport.world_size})."
-                )
-            self._spare = micro
-            self._buffers.start_replica()
-            weight = sizes[micro.replica] / num_samples if replica is not None else 0.0
-            loss = run_backward(loss_function, micro, weight, seed=self.setting.seed, step=step, replicas=replicas)
-            if replica is None:
-                continue
-            views = [torch.empty_like(buffer) for buffer in self._buffers.floats()]
-            self._buffers.collect(views, weight, changed)
-            _push(floats, replica, views, leaves)
-            report.note(replica, loss.item())
-            if self.transport.world_size == 1:
-                kept = [
-                    torch.full_like(_local(p), -0.0) if p.grad is None else _local(p.grad) for p in self._parameters
-                ]
-                _push(alone, replica, kept, leaves)
-                for parameter in self._parameters:
-                    parameter.grad = None
-        if self.transport.world_size == 1:
-            self._put(combine(dict(alone), leaves, _add))
-        # torch's own part: each module's parameters are gathered once before forward and once before backward.
-        size = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
-        world_size = self.transport.world_size
-        self.transport.bytes_sent += 2 * rounds.count * (world_size - 1) * size // world_size
-        local = [_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
-        is_finite = all(bool(grad.isfinite().all()) for grad in local)
-        gradient = self._checksum([parameter.grad for parameter in self._parameters if parameter.grad is not None])
-        head = [step, weights & _MASK, gradient, int(is_finite), int(self.is_stop_asked()), *map(int, changed)]
-        heads = report.merge(self.transport, self.placement, range(self.transport.world_size), head)
+        kept = self._buffers.saved_floats().values() if self.transport.rank == 0 else ()
+        weights = add_checksums([self._checksum(self._parameters), checksum(kept)])
+        floats, changed = self._play(step, micros, num_samples, sizes, loss_function, report)
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
+        head = [step, weights, self._checksum(grads), is_finite, self.is_stop_asked(), *changed]
+        heads = report.merge(self.transport, self.placement, range(self.transport.world_size), [*map(int, head)])
         bad = [replica for replica in range(leaves) if not report.finite[replica]]
         if not bad and not all(told[3] for told in heads):
             bad = list(range(leaves))
@@ -207,9 +112,9 @@ class FSDP(Strategy):
         trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
         more = checksum(saved) + padding_checksum([*trainable, *self._buffers.floats()])
         return Gradients(
-            loss=math.fsum(n / num_samples * loss for n, loss in zip(sizes, report.losses, strict=True) if n),
-            checksum=(sum(told[2] for told in heads) + more) & _MASK,
-            weights=sum(told[1] for told in heads) & _MASK,
+            loss=mean_loss(sizes, report.losses, num_samples),
+            checksum=add_checksums([more, *(told[2] for told in heads)]),
+            weights=add_checksums(told[1] for told in heads),
             bad_replicas=tuple(bad),
             is_stop_asked=any(told[4] for told in heads),
         )
@@ -217,10 +122,8 @@ class FSDP(Strategy):
     def clip(self, model: nn.Module, clip_norm: float) -> None:
         """See `Strategy.clip`; norms are taken of whole tensors, one at a time, as `exact` does."""
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norms = [torch.linalg.vector_norm(_whole(grad, self.transport)) for grad in grads]
-        total = torch.linalg.vector_norm(torch.stack(norms))
-        factor = torch.clamp(clip_norm / (total + 1e-6), max=1.0)
-        torch._foreach_mul_([_local(grad) for grad in grads], factor)
+        norms = [torch.linalg.vector_norm(whole_of(grad, self.transport)) for grad in grads]
+        scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), clip_norm)
 
     def clip_each(self, model: nn.Module, clip_value: float) -> None:
         """See `Strategy.clip_each`; each rank its slices."""
@@ -232,7 +135,9 @@ class FSDP(Strategy):
         packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
         self._gathered = {
             # In name order: after a resume each rank's dictionaries have an order of their own.
-            stem: {name: _whole(tensor, self.transport).detach().cpu().clone() for name, tensor in sorted(part.items())}
+            stem: {
+                name: whole_of(tensor, self.transport).detach().cpu().clone() for name, tensor in sorted(part.items())
+            }
             for stem, part in packed.tensors.items()
         }
 
@@ -263,7 +168,9 @@ class FSDP(Strategy):
         shapes = dict(model.named_parameters())
         sliced = {
             stem: {
-                name: self._slice(tensor, shapes.get(name if stem == "model" else name.rpartition("/")[0]))
+                name: sliced_like(
+                    tensor, shapes.get(name if stem == "model" else name.rpartition("/")[0]), self.transport
+                )
                 for name, tensor in part.items()
             }
             for stem, part in state.tensors.items()
@@ -284,11 +191,72 @@ class FSDP(Strategy):
     def state_bytes(self) -> int:
         """Return the bytes of parameters and optimizer state on this rank."""
         state = [value for entry in self.optimizer.state.values() for value in entry.values()]
-        return sum(_local(tensor).nbytes for tensor in [*self._parameters, *state] if isinstance(tensor, Tensor))
+        return sum(local_of(tensor).nbytes for tensor in [*self._parameters, *state] if isinstance(tensor, Tensor))
 
     def close(self) -> None:
         """See `Strategy.close`."""
         self._group.close()
+
+    def _play(
+        self,
+        step: int,
+        micros: Iterable[Micro],
+        num_samples: int,
+        sizes: Sequence[int],
+        loss_function: LossFunction,
+        report: StepReport,
+    ) -> tuple[Stack, npt.NDArray[np.bool_]]:
+        """Do all rounds of a step; the gradients' slices are left in ``param.grad``.
+
+        Returns:
+            The buffers' partials, and bool (buffers,): which ones a replica of this rank has changed.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._buffers.start_step()
+        rounds, replicas = self._rounds, self.setting.replicas
+        changed = np.zeros(self._buffers.num_buffers, dtype=bool)
+        floats: Stack = []
+        alone: Stack = []
+        mine = iter(micros)
+        for number in range(rounds.count):
+            rounds.now = number
+            replica = rounds.replica_of(self.transport.rank)
+            micro = next(mine, None) if replica is not None else self._spare
+            if micro is None or (replica is not None and micro.replica != replica):
+                raise StepError(
+                    f"step {step}: this rank has no sample to take part with. Hint: batch_size of at least the number "
+                    f"of processes ({self.transport.world_size})."
+                )
+            self._spare = micro
+            self._buffers.start_replica()
+            weight = sizes[micro.replica] / num_samples if replica is not None else 0.0
+            loss = run_backward(loss_function, micro, weight, seed=self.setting.seed, step=step, replicas=replicas)
+            if replica is None:
+                continue
+            views = [torch.empty_like(buffer) for buffer in self._buffers.floats()]
+            self._buffers.collect(views, weight, changed)
+            push(floats, replica, views, rounds.leaves, add)
+            report.note(replica, loss.item())
+            if self.transport.world_size == 1:
+                push(alone, replica, self._take_slices(), rounds.leaves, add)
+        if self.transport.world_size == 1:
+            self._put(combine(dict(alone), rounds.leaves, add))
+        # torch's own part: each module's parameters are gathered once before forward and once before backward.
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
+        world_size = self.transport.world_size
+        self.transport.bytes_sent += 2 * rounds.count * (world_size - 1) * size // world_size
+        return floats, changed
+
+    def _take_slices(self) -> list[Tensor]:
+        """Take all gradients away from their parameters; -0.0, the neutral element, where there is none."""
+        taken = [
+            torch.full_like(local_of(parameter), -0.0) if parameter.grad is None else local_of(parameter.grad)
+            for parameter in self._parameters
+        ]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return taken
 
     def _shard(self, model: nn.Module, options: FSDPOptions) -> None:
         kind = self.setting.device.type
@@ -304,19 +272,19 @@ class FSDP(Strategy):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 if self.transport.world_size > 1:
-                    ours: Any = _TreeReduceScatter(self.transport, lambda: self._rounds)
+                    ours: Any = TreeReduceScatter(self.transport, lambda: self._rounds)
                     module.set_custom_reduce_scatter(ours)
                 if hasattr(module, "set_reduce_scatter_unused_params"):
                     module.set_reduce_scatter_unused_params(True)
 
     def _checksum(self, tensors: Sequence[Tensor]) -> int:
         """Return what this rank's slices add to the checksum of the whole tensors."""
-        total = 0
+        found = []
         for tensor in tensors:
             rows = -(-tensor.shape[0] // self.transport.world_size) if tensor.dim() else 1
             start = self.transport.rank * rows * (tensor.numel() // max(1, tensor.shape[0])) if tensor.dim() else 0
-            total += slice_checksum(_local(tensor), start)
-        return total & _MASK
+            found.append(slice_checksum(local_of(tensor), start))
+        return add_checksums(found)
 
     def _put(self, total: list[Tensor]) -> None:
         for parameter, value in zip(self._parameters, total, strict=True):
@@ -324,14 +292,6 @@ class FSDP(Strategy):
                 parameter.grad = DTensor.from_local(
                     value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
                 )
-
-    def _slice(self, whole: Tensor, like: Tensor | None) -> Tensor:
-        if not isinstance(like, DTensor) or whole.shape != like.shape:
-            return whole
-        parts = whole.to(like.device).chunk(self.transport.world_size)
-        rank = self.transport.rank
-        part = parts[rank].clone() if rank < len(parts) else whole.new_empty((0, *whole.shape[1:]), device=like.device)
-        return DTensor.from_local(part, like.device_mesh, like.placements, shape=whole.shape, stride=whole.stride())
 
     def _merge_buffers(self, floats: Stack, changed: Any, leaves: int, *, is_kept: bool) -> list[Tensor]:
         self._buffers.start_replica()
@@ -363,22 +323,3 @@ def _units(model: nn.Module, wrap: tuple[str, ...] | None) -> Iterator[nn.Module
         known = sorted({type(module).__name__ for module in model.modules()})
         raise ConfigError(f"the model has no module of class {', '.join(sorted(missing))}; it has {', '.join(known)}.")
     yield from reversed(found)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _whole(tensor: Tensor, transport: Transport) -> Tensor:
-    """Return a tensor of which each rank has a slice of rows, in one piece; collective."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    local, world_size = tensor.to_local().detach(), transport.world_size
-    if world_size == 1:
-        return local
-    rows = -(-tensor.shape[0] // world_size)  # the last slices may be shorter, or empty
-    mine = local.new_zeros((rows, *tensor.shape[1:]))
-    mine[: len(local)] = local
-    everything = local.new_empty(world_size * mine.numel())
-    transport.all_gather(mine.view(-1), everything)
-    return everything.view(world_size * rows, *tensor.shape[1:])[: tensor.shape[0]]

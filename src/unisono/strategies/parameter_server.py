@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.collectives.reductions import combine_values
-from unisono.strategies.base import Setting
+from unisono.determinism import add_checksums
+from unisono.strategies.base import Setting, scale_gradients
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.optimizer_state import share_optimizer_state
 from unisono.strategies.options import PSOptions
@@ -76,7 +77,7 @@ class ParameterServer(Replicated):
         everyone = torch.empty(self.transport.world_size, dtype=torch.float64)
         self.transport.all_gather(squares, everyone)
         if grads:
-            torch._foreach_mul_(grads, min(1.0, clip_norm / (float(everyone.sum().sqrt()) + 1e-6)))
+            scale_gradients(grads, everyone.sum().sqrt().to(self.setting.device), clip_norm)
 
     def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
         """See `Strategy.update`: each server updates its parameters (elsewhere they have no gradient); all pull."""
@@ -108,7 +109,7 @@ class ParameterServer(Replicated):
 
     def merged_checksum(self, heads: list[tuple[int, ...]]) -> int:
         """See `Replicated.merged_checksum`: the sum of the servers'."""
-        return sum(head[2] for head in heads[: self._servers]) & 0xFFFFFFFFFFFFFFFF
+        return add_checksums(head[2] for head in heads[: self._servers])
 
     def told_gradient(self, head: tuple[int, ...]) -> int:
         """See `Replicated.told_gradient`; gradients differ between servers and workers."""

@@ -10,7 +10,6 @@ The loss function runs on the first stage up to the call of the model, and from 
 """
 
 import contextlib
-import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,10 +22,19 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
-from unisono.determinism import checksum
-from unisono.errors import ConfigError, StepError
+from unisono.determinism import add_checksums, checksum
+from unisono.errors import StepError
 from unisono.placement import cut
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
+from unisono.strategies.base import (
+    Gradients,
+    LossFunction,
+    Micro,
+    Setting,
+    Strategy,
+    check_trainable,
+    mean_loss,
+    scale_gradients,
+)
 from unisono.strategies.drift import Head, compare
 from unisono.strategies.front import Front
 from unisono.strategies.pipeline_options import PipelineOptions
@@ -36,8 +44,6 @@ from unisono.strategies.pipeline_reading import Reader
 from unisono.strategies.pipeline_report import PipelineReport
 from unisono.strategies.pipeline_schedule import bubble
 from unisono.strategies.whole import Tensors, gather, merge_notes, with_whole
-
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(slots=True)
@@ -72,11 +78,7 @@ class Pipeline(Strategy):
         self._mesh = Mesh(self.transport.rank, *options.mesh(self.transport.world_size))
         self._rows = options.rows(setting.replicas, self.transport.world_size)
         self._parts = cut_model(model, options)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ConfigError(
-                f"expected a model with trainable parameters, got {type(model).__name__} with "
-                f"{len(list(model.parameters()))} parameters, none with requires_grad."
-            )
+        check_trainable(model)
         messages = self.transport.messages() if self.transport.world_size > 1 else None
         self._stages = claim(self._parts, self._mesh, messages)
         own = {id(parameter) for stage in self._stages.values() for parameter in stage.parameters.values()}
@@ -118,7 +120,7 @@ class Pipeline(Strategy):
         began = time.perf_counter()
         self._player.play(work)
         span_s = time.perf_counter() - began
-        gradient = sum(stage.reduce(self._rows) for stage in self._stages.values()) & _MASK
+        gradient = add_checksums(stage.reduce(self._rows) for stage in self._stages.values())
         report = PipelineReport(self._parts, replicas)
         for stage in self._stages.values():
             report.note(stage, work.losses)
@@ -133,9 +135,9 @@ class Pipeline(Strategy):
         whole = [heads[self._mesh.rank_of(process, 0)] for process in range(self._mesh.width)]
         return Gradients(
             losses=tuple(report.losses[:leaves].tolist()),
-            loss=math.fsum(n / num_samples * loss for n, loss in zip(sizes, report.losses, strict=True) if n),
-            checksum=sum(told[2] for told in whole) & _MASK,
-            weights=sum(told[1] for told in whole) & _MASK,
+            loss=mean_loss(sizes, report.losses, num_samples),
+            checksum=add_checksums(told[2] for told in whole),
+            weights=add_checksums(told[1] for told in whole),
             bad_replicas=bad,
             is_stop_asked=any(told[5] for told in heads),
         )
@@ -166,8 +168,8 @@ class Pipeline(Strategy):
             if name in places and known[places[name]] != -1.0
         ]
         if own:
-            total = torch.linalg.vector_norm(torch.stack(present).to(self.setting.device))
-            torch._foreach_mul_(list(own.values()), torch.clamp(clip_norm / (total + 1e-6), max=1.0))
+            norm = torch.linalg.vector_norm(torch.stack(present).to(self.setting.device))
+            scale_gradients([*own.values()], norm, clip_norm)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """See `Strategy.reading`: a call of the model goes through the stages of all ranks, which all must call it."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
-from unisono.collectives.tree import Node, are_siblings
+from unisono.collectives.tree import Node, push
 from unisono.strategies.flat import FlatBuffer, Layout, take_gradients
 from unisono.strategies.pipeline_wire import Parcel, parcel_of
 from unisono.strategies.replica_buffers import ReplicaBuffers
@@ -152,7 +152,7 @@ class Stage:
         for view, value in zip(leaf.views[len(self.trainable) :], flight.floats, strict=True):
             view.copy_(value)
         self.finite[replica] = leaf.is_finite()
-        self._push(replica, leaf)
+        push(self._sums, replica, leaf, self._leaves, self._add)
         return Parcel(tensors=tuple(flight.gradients.get(number) for number in range(flight.num_inputs)))
 
     def reduce(self, placement: list[range]) -> int:
@@ -199,13 +199,9 @@ class Stage:
         self.trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         return Layout([*self.trainable.values()], self.buffers.floats(), self._row.world_size)
 
-    def _push(self, replica: int, leaf: FlatBuffer) -> None:
-        self._sums.append(((replica, replica + 1), leaf))
-        while len(self._sums) > 1 and are_siblings(self._sums[-2][0], self._sums[-1][0], self._leaves):
-            right_node, right = self._sums.pop()
-            left_node, left = self._sums.pop()
-            self._sums.append(((left_node[0], right_node[1]), left.add_(right)))
-            self._pool.append(right)
+    def _add(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
+        self._pool.append(right)
+        return left.add_(right)
 
 
 def _keeper(gradients: dict[int, Tensor], number: int) -> Callable[[Tensor], None]:

@@ -6,7 +6,6 @@ all ranks is the gradient of the mean over the whole batch, however unevenly it 
 """
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.determinism import checksum
-from unisono.errors import ConfigError, RankDivergence, StepError
+from unisono.errors import RankDivergence, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy
+from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy, check_trainable, mean_loss
 from unisono.strategies.drift import Head, compare
 from unisono.strategies.front import Front
 from unisono.strategies.rank_buffers import RankBuffers
@@ -46,7 +45,7 @@ class Replicated(Strategy):
         self._buffers = RankBuffers(model, setting.transport)
         self.buffer_root = 0  # whose batch statistics are the run's
         self._parameters = dict(model.named_parameters())
-        self.check_trainable()
+        check_trainable(model)
 
     @classmethod
     def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
@@ -85,7 +84,7 @@ class Replicated(Strategy):
         if not bad and self.refuses_non_finite() and not all(told[3] for told in heads):
             bad = [replica for replica in range(replicas) if sizes[replica]]  # the sum says not whose it is
         return Gradients(
-            loss=math.fsum(n / num_samples * loss for n, loss in zip(sizes, report.losses, strict=True) if n),
+            loss=mean_loss(sizes, report.losses, num_samples),
             checksum=self.merged_checksum(heads),
             weights=heads[0][1],
             bad_replicas=tuple(bad),
@@ -185,14 +184,6 @@ class Replicated(Strategy):
     def trainable(self) -> list[nn.Parameter]:
         """Return the trainable parameters, in the model's order."""
         return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
-
-    def check_trainable(self) -> None:
-        """Refuse a model without trainable parameters."""
-        if not self.trainable():
-            raise ConfigError(
-                f"expected a model with trainable parameters, got {type(self.model).__name__} with "
-                f"{len(self._parameters)} parameters, none with requires_grad."
-            )
 
     def weights_checksum(self) -> int:
         """Return the checksum of the weights on this rank."""
