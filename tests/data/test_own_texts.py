@@ -1,6 +1,7 @@
 """Own texts become token stores: split, cached by content, nothing half-cached."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,6 +105,6 @@ def test_numbers_are_ordered_by_value():
 
 def test_holding_out_counts_within_classes():
     """Sorted or mixed labels give the same shares."""
-    mixed = hold_out(np.tile(np.arange(3), 20), 5)
+    mixed = hold_out(np.tile(np.arange(3), 20), 5, "texts", Path("own.csv"))
     assert mixed.sum() == 12
-    assert hold_out(np.repeat(np.arange(3), 20), 5).sum() == 12
+    assert hold_out(np.repeat(np.arange(3), 20), 5, "texts", Path("own.csv")).sum() == 12

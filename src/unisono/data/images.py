@@ -145,12 +145,7 @@ def _save(
             f"training, found {images[1].shape[1:]}. Hint: pass --image-size to resize them all."
         )
     if len(parts) == 1:
-        is_test = hold_out(targets[0], test_every)
-        if not is_test.any():
-            raise DataError(
-                f"{sources[0]}: expected at least {test_every} images of some class, so that one can be held out for "
-                f"evaluation, found {len(targets[0])} images. Hint: pass --test-data."
-            )
+        is_test = hold_out(targets[0], test_every, "images", sources[0])
         images, targets = [images[0][~is_test], images[0][is_test]], [targets[0][~is_test], targets[0][is_test]]
     # Whole numbers: exact sums, whatever the order.
     flat = images[0].reshape(-1, images[0].shape[3])

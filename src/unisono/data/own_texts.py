@@ -159,11 +159,20 @@ def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str
     return sorted(found, key=lambda label: (0, int(label), "") if label.isdecimal() else (1, 0, label))
 
 
-def hold_out(labels: npt.NDArray[np.int64], every: int) -> npt.NDArray[np.bool_]:
-    """Mark every `every`-th sample of each class, counted within the class: a pure function of the labels."""
+def hold_out(labels: npt.NDArray[np.int64], every: int, noun: str, source: Path) -> npt.NDArray[np.bool_]:
+    """Mark every `every`-th sample of each class, counted within the class: a pure function of the labels.
+
+    Raises:
+        DataError: No class has so many; names `source` and, as `noun`, what a sample is.
+    """
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
         is_test[np.flatnonzero(labels == label)[every - 1 :: every]] = True
+    if not is_test.any():
+        raise DataError(
+            f"{source}: expected at least {every} {noun} of some class, so that one can be held out for "
+            f"evaluation, found {len(labels)} {noun}. Hint: pass --test-data."
+        )
     return is_test
 
 
@@ -178,12 +187,7 @@ def _save(
     texts = [[row.text for row in part] for part in parts]
     targets = [np.array([numbers[label] for label in part], dtype=np.int64) for part in labels]
     if len(parts) == 1:
-        is_test = hold_out(targets[0], test_every)
-        if not is_test.any():
-            raise DataError(
-                f"{source}: expected at least {test_every} texts of some class, so that one can be held out for "
-                f"evaluation, found {len(texts[0])} texts. Hint: pass --test-data."
-            )
+        is_test = hold_out(targets[0], test_every, "texts", source)
         texts = [[text for text, held in zip(texts[0], is_test, strict=True) if held is flag] for flag in
                  (np.False_, np.True_)]  # fmt: skip
         targets = [targets[0][~is_test], targets[0][is_test]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -107,8 +107,7 @@ class LabelMetric(CountTable):
         ignore_index: int | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        if average not in ("macro", "micro", "weighted", "none"):
-            raise ConfigError(f"expected average 'macro', 'micro', 'weighted' or 'none', got {average!r}.")
+        check_average(average)
         self._names = _names(num_classes, names, least=1 if threshold is not None else 2)
         self._labels = list(range(num_classes) if labels is None else labels)
         if not self._labels or not set(self._labels) <= set(range(num_classes)):
@@ -178,6 +177,16 @@ class F1(LabelMetric):
 
     def _ratio(self, hits: int, alarms: int, misses: int) -> Fraction:
         return ratio(2 * hits, 2 * hits + alarms + misses)
+
+
+def check_average(average: str) -> None:
+    """Refuse a way to average over classes that there is not.
+
+    Raises:
+        ConfigError: Names those there are.
+    """
+    if average not in get_args(Average):
+        raise ConfigError(f"expected average {', '.join(map(repr, get_args(Average)))}; got {average!r}.")
 
 
 def ratio(part: int, whole: int) -> Fraction:

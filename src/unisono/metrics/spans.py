@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Value
-from unisono.metrics.labels import Average, CountTable, ratio
+from unisono.metrics.labels import Average, CountTable, check_average, ratio
 
 Span = tuple[str, int, int]
 """Type, first token, one past the last token."""
@@ -61,8 +61,7 @@ class SpanF1(CountTable):
         wrong = [tag for tag in tags if tag != "O" and (tag[:2] not in ("B-", "I-", "E-", "S-") or len(tag) < 3)]
         if wrong or len(set(tags)) != len(tags):
             raise ConfigError(f"expected different tags O, B-x, I-x, E-x or S-x, got {wrong or list(tags)}.")
-        if average not in ("macro", "micro", "weighted", "none"):
-            raise ConfigError(f"expected average 'macro', 'micro', 'weighted' or 'none', got {average!r}.")
+        check_average(average)
         self._tags, self._average, self._ignore_index = list(tags), average, ignore_index
         self._kinds = sorted({tag[2:] for tag in tags if tag != "O"})
         if not self._kinds:

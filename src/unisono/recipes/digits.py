@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import unisono
 from unisono.data.digits import load_digits
 from unisono.recipes.catalog import Options
-from unisono.recipes.play import thinned
+from unisono.recipes.play import fit, thinned
 
 
 class DigitsCNN(nn.Module):
@@ -37,10 +37,4 @@ def train(options: Options) -> dict[str, Any]:
         model = DigitsCNN()
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
         trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
-        return trainer.fit(
-            train_set,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            test_set=test_set,
-            num_workers=options.num_workers,
-        )
+        return fit(trainer, options, train_set, test_set)

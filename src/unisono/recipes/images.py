@@ -9,7 +9,7 @@ import unisono
 from unisono.data.augment import Augment
 from unisono.data.pictures import Pictures
 from unisono.recipes.catalog import Options
-from unisono.recipes.play import thinned
+from unisono.recipes.play import fit, thinned
 from unisono.recipes.sources import own_images
 from unisono.recipes.speed import channels_last, one_cycle, tune
 
@@ -59,13 +59,7 @@ def train(options: Options) -> dict[str, Any]:
         trainer = unisono.Trainer(
             run, model, optimizer, loss=nn.CrossEntropyLoss(), scheduler=one_cycle(optimizer, lr=lr, steps=steps)
         )
-        result = trainer.fit(
-            train_set,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            test_set=test_set,
-            num_workers=options.num_workers,
-        )
+        result = fit(trainer, options, train_set, test_set)
         if data.skipped:
             run.record({"skipped_images": data.skipped})
             result = run.result()

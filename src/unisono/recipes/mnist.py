@@ -16,7 +16,7 @@ from unisono.data.mnist import MEAN, STD
 from unisono.data.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.kernels import drop, patch_conv
-from unisono.recipes.play import thinned
+from unisono.recipes.play import fit, thinned
 from unisono.recipes.sources import mnist_data
 from unisono.recipes.speed import channels_last, one_cycle, tune
 
@@ -75,10 +75,4 @@ def train(options: Options) -> dict[str, Any]:
             steps = options.epochs * -(-len(train_set) // options.batch_size)
             scheduler = one_cycle(optimizer, lr=lr, steps=steps, warm_up=WARM_UP[options.preset_name])
         trainer = unisono.Trainer(run, model, optimizer, loss=F.nll_loss, scheduler=scheduler)
-        return trainer.fit(
-            train_set,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            test_set=test_set,
-            num_workers=options.num_workers,
-        )
+        return fit(trainer, options, train_set, test_set)

@@ -1,17 +1,31 @@
 """What a worker runs for ``unisono train``: one recipe with its options."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from unisono.recipes.catalog import Options
 
+if TYPE_CHECKING:
+    import unisono
+
 
 def play(options: Options) -> None:
     """Train and evaluate a recipe in the world of this process; results go to the run directory."""
     importlib.import_module(f"unisono.recipes.{options.recipe}").train(options)
+
+
+def fit(trainer: "unisono.Trainer", options: Options, train_set: Any, test_set: Any) -> dict[str, Any]:
+    """Train and evaluate as the options say; returns what ``result.json`` holds."""
+    return trainer.fit(
+        train_set,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        test_set=test_set,
+        num_workers=options.num_workers,
+    )
 
 
 def spread(num_samples: int, limit: int | None) -> npt.NDArray[np.int64]:

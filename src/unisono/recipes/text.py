@@ -3,9 +3,7 @@
 from typing import Any
 
 import unisono
-from unisono.data.texts import Texts
 from unisono.recipes.catalog import Options
-from unisono.recipes.play import spread
 from unisono.recipes.sources import own_texts
 from unisono.recipes.text_training import PRESETS, fit_texts
 
@@ -15,20 +13,7 @@ def train(options: Options) -> dict[str, Any]:
     settings = PRESETS["best"]
     with unisono.Run(**options.run_settings(clip_norm=settings.clip_norm)) as run:
         data = own_texts(options)
-        pool = settings.length_pool if options.length_pool is None else options.length_pool
-        train_set, test_set = (
-            Texts(
-                store,
-                spread(len(store), options.limit),
-                max_length=options.max_length,
-                length_pool=pool,
-                content=data.key,
-            )
-            for store in (data.train, data.test)
-        )
-        result = fit_texts(
-            run, options, settings, train_set, test_set, len(data.vocabulary), num_classes=len(data.classes)
-        )
+        result = fit_texts(run, options, settings, data, num_classes=len(data.classes))
         if data.skipped:
             run.record({"skipped_rows": data.skipped})
             result = run.result()

@@ -7,9 +7,12 @@ import torch
 from torch import nn
 
 import unisono
+from unisono.data.imdb import ImdbData
+from unisono.data.own_texts import TextData
 from unisono.data.texts import Texts
 from unisono.recipes.catalog import Options
 from unisono.recipes.gated_cnn import BagOfWords, GatedCNN
+from unisono.recipes.play import fit, spread
 from unisono.recipes.speed import one_cycle, tune
 
 
@@ -60,14 +63,22 @@ def fit_texts(
     run: unisono.Run,
     options: Options,
     settings: Settings,
-    train_set: Texts,
-    test_set: Texts,
-    vocabulary_size: int,
+    data: ImdbData | TextData,
     *,
     num_classes: int,
 ) -> dict[str, Any]:
     """Train and evaluate; returns what ``result.json`` holds, with what a maximal length has cut."""
-    model = tune(build(options.model, vocabulary_size, num_classes, settings), options)
+    train_set, test_set = (
+        Texts(
+            store,
+            spread(len(store), options.limit),
+            max_length=options.max_length,
+            length_pool=settings.length_pool if options.length_pool is None else options.length_pool,
+            content=data.key,
+        )
+        for store in (data.train, data.test)
+    )
+    model = tune(build(options.model, len(data.vocabulary), num_classes, settings), options)
     lr = settings.lr if options.lr is None else options.lr
     embedding = list(model.get_submodule("embedding").parameters())
     others = [parameter for name, parameter in model.named_parameters() if not name.startswith("embedding.")]
@@ -84,13 +95,7 @@ def fit_texts(
         loss=nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
         scheduler=one_cycle(optimizer, lr=lr, steps=steps) if settings.cycle else None,
     )
-    result = trainer.fit(
-        train_set,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        test_set=test_set.for_evaluation(),
-        num_workers=options.num_workers,
-    )
+    result = fit(trainer, options, train_set, test_set.for_evaluation())
     if options.max_length is not None:
         cut = train_set.truncated()
         run.record({"train_texts_cut": cut["texts"], "train_tokens_cut": cut["tokens"]})

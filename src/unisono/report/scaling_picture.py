@@ -49,7 +49,7 @@ def draw_scaling(rows: Sequence[Row], path: str | Path, *, title: str, weak: boo
     axes.plot(xs, ideal, color=FAINT, linestyle=(0, (5, 2)), linewidth=1.5)
     axes.set_ylim(0, max(row.high_s for row in rows) * 1.15)
     axes.yaxis.set_major_formatter(lambda seconds, _: spell_seconds(seconds) if seconds >= 0 else "")
-    _dress(axes, rows, "time of a step (dashed: ideal)")
+    _dress_line(axes, rows, "time of a step (dashed: ideal)")
     axes = figure.add_axes((0.395, 0.19, 0.25, 0.56))
     low, high = ([row.speedup * row.step_s / getattr(row, name) for row in rows] for name in ("high_s", "low_s"))
     speed = [row.speedup for row in rows]
@@ -62,7 +62,7 @@ def draw_scaling(rows: Sequence[Row], path: str | Path, *, title: str, weak: boo
             color=ALARM if row.is_oversubscribed else INK, **_TEXT,
         )  # fmt: skip
     axes.set_ylim(0, max(*xs, *high) * 1.08)
-    _dress(axes, rows, "speed-up, efficiency (dashed: ideal)")
+    _dress_line(axes, rows, "speed-up, efficiency (dashed: ideal)")
     _draw_phases(figure.add_axes((0.72, 0.19, 0.265, 0.56)), rows)
     if any(row.is_oversubscribed for row in rows):
         text = "red: more workers than cores, which take turns"
@@ -70,15 +70,20 @@ def draw_scaling(rows: Sequence[Row], path: str | Path, *, title: str, weak: boo
     save(figure, path)
 
 
-def _dress(axes: "Axes", rows: Sequence[Row], title: str) -> None:
+def _dress_line(axes: "Axes", rows: Sequence[Row], title: str) -> None:
     xs = [row.workers for row in rows]
+    _dress(axes, rows, xs, title)
+    axes.set_xlim(min(xs) - 0.4, max(xs) + 0.6)
+    axes.grid(visible=True, color=RULE, alpha=0.5, linewidth=0.8)
+
+
+def _dress(axes: "Axes", rows: Sequence[Row], places: Sequence[int], title: str) -> None:
+    """Write the title and the workers, the oversubscribed ones in red."""
     axes.set_title(title, loc="left", size=12, color=INK, **_TEXT)
-    axes.set_xticks(xs)
+    axes.set_xticks([*places], [str(row.workers) for row in rows])
     for label, row in zip(axes.get_xticklabels(), rows, strict=True):
         label.set_color(ALARM if row.is_oversubscribed else INK)
     axes.set_xlabel("workers", size=11, **_TEXT)
-    axes.set_xlim(min(xs) - 0.4, max(xs) + 0.6)
-    axes.grid(visible=True, color=RULE, alpha=0.5, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=10)
 
@@ -89,13 +94,7 @@ def _draw_phases(axes: "Axes", rows: Sequence[Row]) -> None:
         values = [row.phases_s[phase] for row in rows]
         axes.bar(places, values, 0.7, bottom=below, color=COLOURS[number], label=phase)
         below = [a + b for a, b in zip(below, values, strict=True)]
-    axes.set_xticks([*places], [str(row.workers) for row in rows])
-    for label, row in zip(axes.get_xticklabels(), rows, strict=True):
-        label.set_color(ALARM if row.is_oversubscribed else INK)
-    axes.set_xlabel("workers", size=11, **_TEXT)
-    axes.set_title("where a step goes (median rank)", loc="left", size=12, color=INK, **_TEXT)
+    _dress(axes, rows, places, "where a step goes (median rank)")
     axes.yaxis.set_major_formatter(lambda seconds, _: spell_seconds(seconds) if seconds >= 0 else "")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=10)
     axes.set_ylim(0, max([*below, 1e-9]) * 1.32)
     axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=9.5, columnspacing=1, handlelength=1)

@@ -174,11 +174,7 @@ def parameter_server(workers: int, num_bytes: float, machine: Machine, servers: 
     Raises:
         ConfigError: Fewer than 1 server.
     """
-    _check_servers(servers)
-    part, local = num_bytes / servers, min(workers, machine.node_size)
-    spans = _spans(workers, machine)
-    link = machine.between if spans else machine.inside
-    own = _burst(link, servers, part, machine.share(local) if spans else 1.0)
+    link, part, own = _to_servers(workers, num_bytes, machine, servers)
     theirs = _burst(link, workers, part, 1.0)
     slowest = max(own, theirs, key=lambda cost: cost.seconds)
     once = Cost(latency_s=slowest.latency_s, transfer_s=slowest.transfer_s)
@@ -195,18 +191,19 @@ def asynchronous_cycle_s(workers: int, compute_s: float, num_bytes: float, machi
     Raises:
         ConfigError: Fewer than 1 server.
     """
-    _check_servers(servers)
-    part, local = num_bytes / servers, min(workers, machine.node_size)
-    spans = _spans(workers, machine)
-    link = machine.between if spans else machine.inside
-    own = _burst(link, servers, part, machine.share(local) if spans else 1.0)
+    link, part, own = _to_servers(workers, num_bytes, machine, servers)
     alone_s = compute_s + 2 * own.seconds + part * machine.add_s_per_byte
     return max(alone_s, workers * (link.overhead_s + part * max(link.s_per_byte, machine.add_s_per_byte)))
 
 
-def _check_servers(servers: int) -> None:
+def _to_servers(workers: int, num_bytes: float, machine: Machine, servers: int) -> tuple[Link, float, Cost]:
+    """Return the links to the servers, the bytes that each of them holds, and a worker's cost of one way."""
     if servers < 1:
         raise ConfigError(f"expected at least 1 parameter server, got {servers}.")
+    part, spans = num_bytes / servers, _spans(workers, machine)
+    link = machine.between if spans else machine.inside
+    share = machine.share(min(workers, machine.node_size)) if spans else 1.0
+    return link, part, _burst(link, servers, part, share)
 
 
 def _spans(ranks: int, machine: Machine) -> bool:

@@ -16,7 +16,7 @@ from unisono.errors import ConfigError
 from unisono.placement import place_evenly
 from unisono.scaling.costs import ALGORITHMS, Cost, asynchronous_cycle_s, owner_computes, parameter_server
 from unisono.scaling.failures import Losses, Reliability, expected_losses
-from unisono.scaling.machine import Machine
+from unisono.scaling.machine import Machine, check_counts, check_numbers
 
 MOST_RANKS = 1 << 16
 SYNCHRONOUS = (*(name for name in ALGORITHMS if name != "naive-ring"), "ps")
@@ -69,14 +69,9 @@ class Job:
     weak: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("gradient_bytes", "sample_s", "micro_s", "update_s", "step_s", "jitter", "launch_s",
-                     "launch_rank_s", "messages"):  # fmt: skip
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"expected {name} >= 0 and finite, got {getattr(self, name)}.")
-        for name in ("batch_size", "replicas", "servers", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"expected {name} >= 1, got {value}.")
+        check_numbers(self, "gradient_bytes", "sample_s", "micro_s", "update_s", "step_s", "jitter", "launch_s",
+                      "launch_rank_s", "messages")  # fmt: skip
+        check_counts(self, "batch_size", "replicas", "servers", "steps")
         if not self.sample_s + self.micro_s > 0:
             raise ConfigError("expected a compute time above 0 for a sample or a micro-batch.")
         if not 0 <= self.overlap <= 1:

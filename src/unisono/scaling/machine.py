@@ -15,6 +15,29 @@ from typing import Any, final
 from unisono.errors import ConfigError
 
 
+def check_numbers(part: object, *names: str) -> None:
+    """Refuse attributes that are not numbers of 0 or more.
+
+    Raises:
+        ConfigError: Names the first that is negative or not finite.
+    """
+    for name in names:
+        if not 0 <= getattr(part, name) < math.inf:
+            raise ConfigError(f"expected {name} >= 0 and finite, got {getattr(part, name)}.")
+
+
+def check_counts(part: object, *names: str) -> None:
+    """Refuse attributes that are neither None nor 1 or more.
+
+    Raises:
+        ConfigError: Names the first.
+    """
+    for name in names:
+        value = getattr(part, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"expected {name} >= 1, got {value}.")
+
+
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
@@ -34,7 +57,7 @@ class Link:
     overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "latency_s", "s_per_byte", "overhead_s")
+        check_numbers(self, "latency_s", "s_per_byte", "overhead_s")
 
     def message_s(self, num_bytes: float, share: float = 1.0) -> float:
         """Return the port's time for a message of `num_bytes`; the port is shared by `share` ranks."""
@@ -72,11 +95,8 @@ class Machine:
     turn_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "add_s_per_byte", "turn_s", "turn_factor")
-        for name in ("node_size", "nics", "cores"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"expected {name} >= 1, got {value}.")
+        check_numbers(self, "add_s_per_byte", "turn_s", "turn_factor")
+        check_counts(self, "node_size", "nics", "cores")
         if not 1 <= self.crowding < math.inf:
             raise ConfigError(f"expected crowding >= 1, got {self.crowding}.")
 
@@ -194,9 +214,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def _check_numbers(part: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(part, name) < math.inf:
-            raise ConfigError(f"expected {name} >= 0 and finite, got {getattr(part, name)}.")

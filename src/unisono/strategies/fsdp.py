@@ -128,7 +128,7 @@ class FSDP(Strategy):
     def clip_each(self, model: nn.Module, clip_value: float) -> None:
         """See `Strategy.clip_each`; each rank its slices."""
         for grad in (parameter.grad for parameter in self._parameters if parameter.grad is not None):
-            _local(grad).clamp_(-clip_value, clip_value)
+            local_of(grad).clamp_(-clip_value, clip_value)
 
     def settle(self) -> None:
         """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""

@@ -5,11 +5,11 @@ from typing import final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from unisono.collectives.transport import Transport
 from unisono.strategies.pipeline_parts import Mesh, Part
 from unisono.strategies.pipeline_stage import Stage
+from unisono.strategies.report import tell_all
 
 
 @final
@@ -59,23 +59,15 @@ class PipelineReport:
             rows: The replicas of each pipeline.
             head: 64-bit numbers of this rank.
         """
-        numbers = np.array(head, dtype=np.uint64)
-        fields = [numbers, self.losses, self.finite, self._present, self._changed]
-        mine = torch.from_numpy(np.concatenate([field.view(np.uint8) for field in fields]))
-        everyone = torch.empty(transport.world_size * len(mine), dtype=torch.uint8)
-        transport.all_gather(mine, everyone)
-        heads: list[tuple[int, ...]] = []
-        for rank, row in enumerate(everyone.view(transport.world_size, -1).numpy()):
-            cuts = np.cumsum([field.nbytes for field in fields[:-1]])
-            told, losses, finite, present, changed = np.split(row, cuts)
-            heads.append(tuple(np.frombuffer(told.tobytes(), dtype=np.uint64).tolist()))
+        told = tell_all(transport, head, [self.losses, self.finite, self._present, self._changed])
+        for rank, (_, (losses, finite, present, changed)) in enumerate(told):
             if rank // mesh.pipelines == mesh.width - 1:
                 own = slice(rows[rank % mesh.pipelines].start, rows[rank % mesh.pipelines].stop)
-                self.losses[own] = np.frombuffer(losses.tobytes())[own]
-            self.finite &= finite.astype(bool)
-            self._present |= present.astype(bool)
-            self._changed |= changed.astype(bool)
-        return heads
+                self.losses[own] = losses[own]
+            self.finite &= finite
+            self._present |= present
+            self._changed |= changed
+        return [numbers for numbers, _ in told]
 
     @staticmethod
     def _of(values: npt.NDArray[np.bool_], starts: list[int], stage: Stage) -> npt.NDArray[np.bool_]:

@@ -1,12 +1,38 @@
 """What ranks tell each other about a step besides gradients, for strategies whose ranks hold equal weights."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from unisono.collectives.transport import Transport
+
+
+def tell_all(
+    transport: Transport, head: Sequence[int], fields: Sequence[npt.NDArray[Any]]
+) -> list[tuple[tuple[int, ...], list[npt.NDArray[Any]]]]:
+    """Return every rank's head and fields, in rank order; collective.
+
+    Args:
+        transport: Joins the ranks.
+        head: 64-bit numbers of this rank.
+        fields: Of this rank, of one dimension; of the same dtypes and lengths on all ranks.
+    """
+    parts = [np.array(head, dtype=np.uint64), *fields]
+    sent = torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
+    everyone = torch.empty(transport.world_size * len(sent), dtype=torch.uint8)
+    transport.all_gather(sent, everyone)
+    cuts = np.cumsum([part.nbytes for part in parts[:-1]])
+    told = []
+    for row in everyone.view(transport.world_size, -1).numpy():
+        numbers, *others = [
+            np.frombuffer(raw.tobytes(), dtype=part.dtype)  # a copy: aligned
+            for raw, part in zip(np.split(row, cuts), parts, strict=True)
+        ]
+        told.append((tuple(numbers.tolist()), others))
+    return told
 
 
 @final
@@ -41,20 +67,11 @@ class StepReport:
         Returns:
             Every rank's head, in rank order.
         """
-        mine = np.array(head, dtype=np.uint64)
         if transport.world_size == 1:
-            return [tuple(int(number) for number in mine)]
-        fields = [mine, self.losses, self.finite]
-        sent = torch.from_numpy(np.concatenate([field.view(np.uint8) for field in fields]))
-        everyone = torch.empty(transport.world_size * len(sent), dtype=torch.uint8)
-        transport.all_gather(sent, everyone)
-        rows = everyone.view(transport.world_size, -1).numpy()
-        heads = []
-        for rank, row in enumerate(rows):
-            told, losses, finite = np.split(row, np.cumsum([field.nbytes for field in fields[:-1]]))
-            heads.append(tuple(np.frombuffer(told.tobytes(), dtype=np.uint64).tolist()))
-            if rank in speakers:
-                own = slice(placement[rank].start, placement[rank].stop)
-                self.losses[own] = np.frombuffer(losses.tobytes())[own]
-                self.finite[own] = finite[own].astype(bool)
-        return heads
+            return [tuple(head)]
+        told = tell_all(transport, head, [self.losses, self.finite])
+        for rank in speakers:
+            own = slice(placement[rank].start, placement[rank].stop)
+            _, (losses, finite) = told[rank]
+            self.losses[own], self.finite[own] = losses[own], finite[own]
+        return [numbers for numbers, _ in told]

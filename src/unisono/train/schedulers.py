@@ -5,6 +5,7 @@ after every optimizer step, whatever the number of ranks.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, final
 
 from torch.optim import Optimizer
@@ -35,17 +36,10 @@ def warmup_cosine(
     Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983; warm-up: Goyal et al., arXiv 1706.02677.
     """
     _check(total_steps, warmup_steps, final_factor)
-
-    def factor(done: int) -> float:
-        step = done + 1
-        if step <= warmup_steps:
-            return step / warmup_steps
-        if step >= total_steps:
-            return final_factor if total_steps > warmup_steps else 1.0
-        share = (step - max(warmup_steps, 1)) / (total_steps - max(warmup_steps, 1))
-        return final_factor + (1 - final_factor) * (1 + math.cos(math.pi * share)) / 2
-
-    return LambdaLR(optimizer, factor)
+    return _warmed(
+        optimizer, total_steps, warmup_steps, final_factor,
+        lambda share: final_factor + (1 - final_factor) * (1 + math.cos(math.pi * share)) / 2,
+    )  # fmt: skip
 
 
 def warmup_linear(
@@ -57,15 +51,23 @@ def warmup_linear(
         ConfigError: A number is out of range.
     """
     _check(total_steps, warmup_steps, final_factor)
+    return _warmed(
+        optimizer, total_steps, warmup_steps, final_factor, lambda share: 1 - (1 - final_factor) * share
+    )  # fmt: skip
+
+
+def _warmed(
+    optimizer: Optimizer, total_steps: int, warmup_steps: int, final_factor: float, way_down: Callable[[float], float]
+) -> LambdaLR:
+    """Return a schedule up in a line, then down as `way_down` says from the share of the way."""
 
     def factor(done: int) -> float:
         step = done + 1
         if step <= warmup_steps:
             return step / warmup_steps
         if step >= total_steps:
-            return final_factor if total_steps > warmup_steps else 1.0
-        share = (step - max(warmup_steps, 1)) / (total_steps - max(warmup_steps, 1))
-        return 1 - (1 - final_factor) * share
+            return final_factor
+        return way_down((step - max(warmup_steps, 1)) / (total_steps - max(warmup_steps, 1)))
 
     return LambdaLR(optimizer, factor)
 
