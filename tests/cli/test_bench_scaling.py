@@ -10,10 +10,9 @@ from PIL import Image
 
 from cli.test_train import environment
 from scaling.made import study, trial
-from unisono.cli.bench_scaling import FILES, parse_workers, table
+from unisono.cli.bench_scaling import FILES, table
 from unisono.cli.bench_tune import fillings
 from unisono.cli.main import unisono
-from unisono.errors import ConfigError
 from unisono.scaling.study import load
 
 
@@ -27,14 +26,6 @@ def started(*arguments, cwd=None):
         [sys.executable, "-m", "unisono", "bench", *arguments],
         env=environment(), capture_output=True, text=True, timeout=600, check=False, cwd=cwd,
     )  # fmt: skip
-
-
-def test_workers_are_a_list_of_numbers():
-    """Ascending, each once."""
-    assert parse_workers("4, 1,2,1") == [1, 2, 4]
-    for wrong in ("", "1,", "0", "-1", "two", "1.5", "9999", "\u0663"):
-        with pytest.raises(ConfigError, match="--workers as numbers"):
-            parse_workers(wrong)
 
 
 @pytest.mark.parametrize(

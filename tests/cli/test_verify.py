@@ -90,7 +90,7 @@ def test_a_script_that_fails_is_no_difference(tmp_path):
     [
         ("digits -w 1,two", "numbers such as 1,2,4, got '1,two'"),
         ("digits -w 1,,2", "numbers such as"),
-        ("digits -w 0,1", "workers >= 1, got 0"),
+        ("digits -w 0,1", "each from 1 to 1024, got '0,1'"),
         ("digits -w 1,9", "9"),
         ("digits -w 1,2 --batch-size 0", "--batch-size >= 1"),
         ("digits -w 1,2 surplus", "takes no arguments, got surplus"),

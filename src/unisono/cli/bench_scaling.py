@@ -6,7 +6,6 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,17 @@ import click
 
 from unisono.cli.outcome import FAILED, perform
 from unisono.cli.strategy import strategy_options
+from unisono.cli.trials import (
+    Start,
+    is_script,
+    parse_workers,
+    read_fresh_result,
+    recipe_options,
+    refuse_arguments,
+    refuse_recipe_options,
+    script_starter,
+)
+from unisono.strategies.catalog import CATALOG
 
 if TYPE_CHECKING:
     from unisono.scaling.study import Study, Trial
@@ -36,11 +46,7 @@ FILES = ("scaling.json", "scaling.png", "report.html")
 @click.option("--warmup", type=click.IntRange(min=0), default=10, show_default=True, metavar="K",
               help="First steps of each run that do not count.")  # fmt: skip
 @click.option("--replicas", type=int, metavar="V", help="Logical workers; at least the most workers.")
-@click.option("--epochs", type=int, metavar="E", help="Recipes: passes over the data, where they end before the steps.")
-@click.option("--batch-size", type=int, metavar="B", help="Recipes: samples per optimizer step.")
-@click.option("--model", metavar="NAME", help="Recipes: one of its models.")
-@click.option("--limit", type=int, metavar="K", help="Recipes: use at most K samples.")
-@click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
+@recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
 @click.option("--threads", type=int, default=1, show_default=True, metavar="T", help="Threads per worker.")
 @click.option("--num-workers", type=int, metavar="N", help="Recipes: loader processes of each worker.")
 @strategy_options
@@ -86,7 +92,7 @@ def _scaling(setting: Setting, out: str | None, as_json: bool) -> int:
     from unisono.scaling.kept import check_place
     from unisono.scaling.study import KIND, save, summarise
 
-    counts = parse_workers(setting.workers)
+    counts = sorted(set(parse_workers(setting.workers)))
     if setting.steps - setting.warmup < 2:
         raise ConfigError(f"expected --steps of --warmup + 2 at least, got {setting.steps} and {setting.warmup}.")
     place = Path(out or f"scaling-{Path(setting.target).stem}")
@@ -124,21 +130,7 @@ def _scaling(setting: Setting, out: str | None, as_json: bool) -> int:
     return 0
 
 
-def parse_workers(text: str) -> list[int]:
-    """Return numbers of workers from ``1,2,4``, ascending, each once.
-
-    Raises:
-        ConfigError: Not a list of whole numbers of 1 or more.
-    """
-    from unisono.errors import ConfigError
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 1024 for part in parts):
-        raise ConfigError(f"expected --workers as numbers such as 1,2,4, each from 1 to 1024, got {text!r}.")
-    return sorted({int(part) for part in parts})
-
-
-def measure(setting: Setting, counts: list[int], start: Callable[[int, Path], None]) -> "Study":
+def measure(setting: Setting, counts: list[int], start: Start) -> "Study":
     """Run all trials and return the study.
 
     Raises:
@@ -171,55 +163,41 @@ def measure(setting: Setting, counts: list[int], start: Callable[[int, Path], No
     strategy = score["strategy"]["name"]
     device = "cpu" if environment.get("device") in (None, "cpu") else "cuda"
     return Study(
-        target=setting.target, weak=setting.weak, strategy=strategy, is_exact=strategy in ("exact", "fsdp"),
+        target=setting.target, weak=setting.weak, strategy=strategy, is_exact=CATALOG[strategy].is_exact,
         warmup=setting.warmup, cores=cores, threads=score["threads"], device=device, environment=environment,
         command=shlex.join(["unisono", *sys.argv[1:]]), date=datetime.now(UTC).isoformat(timespec="seconds"),
         trials=trials,
     )  # fmt: skip
 
 
-def try_once(start: Callable[[int, Path], None], count: int, repeat: int, warmup: int, out: Path) -> "Trial":
+def try_once(start: Start, count: int, repeat: int, warmup: int, out: Path) -> "Trial":
     """Run one trial in a new directory and return what its step phases say.
 
     Raises:
         WorkerFailed: A worker failed.
         ConfigError: The run was not what was asked for.
     """
-    from unisono.errors import ConfigError
     from unisono.observe.phases import read_phases
     from unisono.scaling.study import trial_of
 
     load, launched_ns, began = os.getloadavg()[0], time.time_ns(), time.monotonic()
     start(count, out)
     total_s = time.monotonic() - began
-    if not (out / "result.json").exists():
-        raise ConfigError(
-            "the script ended without a result. "
-            "Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
-        )
-    result, score = (json.loads((out / name).read_text()) for name in ("result.json", "score.json"))
-    if result["world_size"] != count or result["resumed_from_step"]:
-        raise ConfigError(
-            f"expected a fresh run of {count} workers, got {result['world_size']} workers, resumed from step "
-            f"{result['resumed_from_step']}. Hint: leave the world to the launcher."
-        )
+    result, score = read_fresh_result(out, count), json.loads((out / "score.json").read_text())
     return trial_of(
         read_phases(out), workers=count, repeat=repeat, warmup=warmup, launched_ns=launched_ns, total_s=total_s,
         batch_size=score["batch_size"], fingerprint=result["fingerprint"], load=load,
     )  # fmt: skip
 
 
-def _starter(setting: Setting, counts: list[int]) -> Callable[[int, Path], None]:
+def _starter(setting: Setting, counts: list[int]) -> Start:
     """Return what runs one trial, with everything checked that can be before the first."""
     from unisono.cli.train import Job, plan, play
-    from unisono.cli.verify import is_script
-    from unisono.errors import ConfigError
 
     limit = {"UNISONO_LAST_STEP": str(setting.steps)}
     if is_script(setting.target):
         return _script_starter(setting, counts, limit)
-    if setting.args:
-        raise ConfigError(f"recipe {setting.target!r} takes no arguments, got {' '.join(setting.args)}.")
+    refuse_arguments(setting.target, setting.args)
     jobs: dict[int, Job] = {}
     for count in counts:
         chosen = dict(setting.given)
@@ -235,26 +213,18 @@ def _starter(setting: Setting, counts: list[int]) -> Callable[[int, Path], None]
     return start
 
 
-def _script_starter(setting: Setting, counts: list[int], env: dict[str, str]) -> Callable[[int, Path], None]:
+def _script_starter(setting: Setting, counts: list[int], env: dict[str, str]) -> Start:
     from unisono.errors import ConfigError
-    from unisono.launchers.local import run_local
-    from unisono.launchers.spec import LaunchSpec, ScriptTarget, check_target
 
-    for name, value in setting.given.items():
-        if value is not None and name not in ("replicas", "threads") and (name, value) != ("strategy", "exact"):
-            raise ConfigError(f"--{name.replace('_', '-')} is for recipes; {setting.target} sets it itself.")
+    is_default = setting.given["strategy"] == "exact"
+    refuse_recipe_options(setting.target, setting.given, "replicas", "threads", *["strategy"] * is_default)
     asked = setting.given["replicas"]
     if asked is not None and not setting.weak and asked < max(counts):
         raise ConfigError(f"expected --workers of at most --replicas {asked}, got {max(counts)}.")
-    script = ScriptTarget(path=setting.target, args=setting.args)
-    check_target(script)
-
-    def start(count: int, out: Path) -> None:
-        replicas = (asked or 1) * count if setting.weak else asked or max(counts)
-        own = {"UNISONO_RUN_DIR": str(out), "UNISONO_REPLICAS": str(replicas), **env}
-        run_local(LaunchSpec(target=script, workers=count, threads=setting.given["threads"], env=own, output="quiet"))
-
-    return start
+    return script_starter(
+        setting.target, setting.args, threads=setting.given["threads"], env=env,
+        replicas_of=lambda count: (asked or 1) * count if setting.weak else asked or max(counts),
+    )  # fmt: skip
 
 
 def _check_batches(setting: Setting, trials: "list[Trial]") -> None:

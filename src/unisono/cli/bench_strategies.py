@@ -10,6 +10,7 @@ import click
 
 from unisono.cli.outcome import perform
 from unisono.cli.strategy import take_strategy
+from unisono.cli.trials import recipe_options
 from unisono.strategies.catalog import CATALOG
 
 DEFAULT = ",".join(CATALOG)
@@ -22,11 +23,7 @@ DEFAULT = ",".join(CATALOG)
     help="Processes that compute; servers come on top. dp, balanced_dp: one process of N devices; pipeline: N stages.",
 )  # fmt: skip
 @click.option("--strategies", default=DEFAULT, metavar="NAME,...", help="Which ones.  [default: all]")
-@click.option("--epochs", type=int, metavar="E", help="Passes over the data: the same samples for all.")
-@click.option("--batch-size", type=int, metavar="B", help="Samples per optimizer step, over all workers.")
-@click.option("--limit", type=int, metavar="K", help="Use at most K samples.")
-@click.option("--model", metavar="NAME", help="One of the recipe's models.")
-@click.option("--data", type=click.Path(), metavar="PATH", help="Where the data is.")
+@recipe_options("epochs", "batch_size", "limit", "model", "data")
 @click.option("--png", type=click.Path(), metavar="FILE", help="Draw a picture too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def strategies(

@@ -12,6 +12,7 @@ import click
 
 from unisono.cli.outcome import perform
 from unisono.cli.strategy import strategy_options
+from unisono.cli.trials import recipe_options
 
 if TYPE_CHECKING:
     from unisono.scaling.choice import Candidate
@@ -28,10 +29,8 @@ _BUCKET_OPTIONS = {"ddp": "bucket_cap_mb", "allreduce": "bucket_mb"}
 @click.option("--warmup", type=click.IntRange(min=0), default=8, show_default=True, metavar="K",
               help="First steps of each run that do not count.")  # fmt: skip
 @click.option("--loaders", default="0,1,2", show_default=True, metavar="N,N,...", help="Loader processes to try.")
-@click.option("--batch-size", type=int, metavar="B", help="Samples per optimizer step.")
 @click.option("--replicas", type=int, metavar="V", help="Logical workers.")
-@click.option("--model", metavar="NAME", help="One of the recipe's models.")
-@click.option("--data", type=click.Path(), metavar="PATH", help="Where the data is.")
+@recipe_options("batch_size", "model", "data")
 @strategy_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def tune(recipe: str, repeat: int, steps: int, warmup: int, loaders: str, as_json: bool, **given: Any) -> None:

@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.outcome import FAILED, perform
+from unisono.cli.trials import (
+    flag_of,
+    is_script,
+    read_result,
+    recipe_options,
+    refuse_arguments,
+    refuse_recipe_options,
+    script_environment,
+)
 
 if TYPE_CHECKING:
     from unisono.chaos.player import Blow
 
 KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
-_RECIPE_OPTIONS = ("epochs", "batch_size", "model", "limit", "data", "checkpoint_every")
 
 
 @click.command(short_help="Kill a run's processes, and prove that its bits stay the same.")
@@ -36,11 +44,7 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "model", "limit", "data", "checkpoint
     help="Kind of fault; may be given several times.  [default: all]",
 )
 @click.option("--replicas", type=int, metavar="V", help="Logical workers.  [default: the recipe's; for a script, N]")
-@click.option("--epochs", type=int, metavar="E", help="Recipes: passes over the data.")
-@click.option("--batch-size", type=int, metavar="B", help="Recipes: samples per optimizer step.")
-@click.option("--model", metavar="NAME", help="Recipes: one of its models.")
-@click.option("--limit", type=int, metavar="K", help="Recipes: use at most K samples.")
-@click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
+@recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
 @click.option(
     "--checkpoint-every", type=int, metavar="STEPS", help="Recipes.  [default: a quarter of the steps between faults]"
 )
@@ -101,7 +105,7 @@ def _chaos(
         reference = _undisturbed(target, args, workers, given, scratch / "reference")
         steps = reference["steps"]
         faults = plan_faults(seed, kills, steps=steps, workers=workers, kinds=kinds)
-        if given["checkpoint_every"] is None and not _is_script(target):
+        if given["checkpoint_every"] is None and not is_script(target):
             given = {**given, "checkpoint_every": max(1, steps // (4 * kills))}
         click.echo(f"{steps} steps, {kills} faults, seed {seed}:", err=True)
         began = time.monotonic()
@@ -124,7 +128,7 @@ def _undisturbed(target: str, args: tuple[str, ...], workers: int, given: dict[s
     )  # fmt: skip
     if done.returncode:
         raise ConfigError(f"the undisturbed run failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    return _result(out)
+    return read_result(out)
 
 
 def _disturbed(
@@ -172,7 +176,7 @@ def _judge(
 
     from unisono.observe.compare import first_difference
 
-    result = _result(scratch / "disturbed") if code == 0 else {"fingerprint": None, "steps": 0}
+    result = read_result(scratch / "disturbed") if code == 0 else {"fingerprint": None, "steps": 0}
     parted = first_difference(scratch / "reference" / "ledger.jsonl", scratch / "disturbed" / "ledger.jsonl")
     landed = sum(blow.has_landed for blow in blows)
     equal = result["fingerprint"] == reference["fingerprint"] and parted is None and code == 0
@@ -198,42 +202,16 @@ def _judge(
     return 0 if equal and landed == len(blows) else FAILED
 
 
-def _is_script(target: str) -> bool:
-    return target.endswith(".py") or "/" in target
-
-
 def _command(target: str, args: tuple[str, ...], workers: int, given: dict[str, Any], out: Path) -> list[str]:
-    from unisono.errors import ConfigError
-
     start = [sys.executable, "-m", "unisono"]
-    settings = {name: given[name] for name in _RECIPE_OPTIONS if given[name] is not None}
-    if _is_script(target):
-        if settings:
-            raise ConfigError(f"--{next(iter(settings)).replace('_', '-')} is for recipes; {target} sets it itself.")
+    if is_script(target):
+        refuse_recipe_options(target, given, "replicas")
         return [*start, "run", "-n", str(workers), "--max-restarts", "3", target, *args]
-    if args:
-        raise ConfigError(f"recipe {target!r} takes no arguments, got {' '.join(args)}. See unisono chaos --help.")
-    if given["replicas"] is not None:
-        settings["replicas"] = given["replicas"]
-    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    refuse_arguments(target, args)
+    options = [part for name, value in given.items() if value is not None for part in (flag_of(name), str(value))]
     return [*start, "train", target, "-n", str(workers), "--out", str(out), *options]
 
 
 def _environment(target: str, given: dict[str, Any], workers: int, out: Path) -> dict[str, str]:
-    if not _is_script(target):
-        return dict(os.environ)
-    replicas = str(given["replicas"] or workers)
-    return {**os.environ, "UNISONO_RUN_DIR": str(out), "UNISONO_REPLICAS": replicas}
-
-
-def _result(out: Path) -> dict[str, Any]:
-    from unisono.errors import ConfigError
-
-    try:
-        result: dict[str, Any] = json.loads((out / "result.json").read_text())
-    except FileNotFoundError:
-        raise ConfigError(
-            "the script ended without a result. "
-            "Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
-        ) from None
-    return result
+    own = script_environment(out, given["replicas"] or workers) if is_script(target) else {}
+    return {**os.environ, **own}

@@ -4,7 +4,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,16 @@ from typing import Any
 import click
 
 from unisono.cli.outcome import FAILED, perform
+from unisono.cli.trials import (
+    Start,
+    is_script,
+    parse_workers,
+    read_fresh_result,
+    recipe_options,
+    refuse_arguments,
+    refuse_recipe_options,
+    script_starter,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +49,7 @@ class Trial:
     metavar="V",
     help="Logical workers.  [default: the recipe's; for a script that leaves them open, the most workers]",
 )
-@click.option("--epochs", type=int, metavar="E", help="Recipes: passes over the data.")
-@click.option("--batch-size", type=int, metavar="B", help="Recipes: samples per optimizer step.")
-@click.option("--seed", type=int, metavar="S", help="Recipes: seed of everything random.")
-@click.option("--model", metavar="NAME", help="Recipes: one of its models.")
-@click.option("--limit", type=int, metavar="K", help="Recipes: use at most K samples.")
-@click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
+@recipe_options("epochs", "batch_size", "seed", "model", "limit", "data", scripts_too=True)
 @click.option("--threads", type=int, metavar="T", help="Threads per process.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
@@ -65,10 +69,7 @@ def verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, **gi
 def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, given: dict[str, Any]) -> int:
     from unisono.errors import ConfigError
 
-    try:
-        counts = [int(part) for part in workers.split(",")]
-    except ValueError:
-        raise ConfigError(f"expected --workers as numbers such as 1,2,4, got {workers!r}.") from None
+    counts = parse_workers(workers)
     if len(counts) < 2:
         raise ConfigError(f"expected at least two runs to compare, got --workers {workers}. Hint: --workers 1,2.")
     with tempfile.TemporaryDirectory(prefix="unisono-verify-") as scratch:
@@ -80,19 +81,10 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
         return _judge(trials, as_json)
 
 
-def is_script(target: str) -> bool:
-    """Whether a target is a file, not the name of a recipe."""
-    return target.endswith(".py") or "/" in target
-
-
-def _recipe(
-    target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any]
-) -> Callable[[int, Path], None]:
+def _recipe(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any]) -> Start:
     from unisono.cli.train import plan, play
-    from unisono.errors import ConfigError
 
-    if args:
-        raise ConfigError(f"recipe {target!r} takes no arguments, got {' '.join(args)}. See unisono verify --help.")
+    refuse_arguments(target, args)
     job = plan(target, str(max(counts)), given)
 
     def start(count: int, out: Path) -> None:
@@ -103,44 +95,19 @@ def _recipe(
     return start
 
 
-def _script(
-    target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any]
-) -> Callable[[int, Path], None]:
-    from unisono.errors import ConfigError
-    from unisono.launchers.local import run_local
-    from unisono.launchers.spec import LaunchSpec, ScriptTarget, check_target
-
-    for name, value in given.items():
-        if value is not None and name not in ("replicas", "threads"):
-            raise ConfigError(f"--{name.replace('_', '-')} is for recipes; {target} sets it itself.")
-    script = ScriptTarget(path=target, args=args)
-    check_target(script)
+def _script(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any]) -> Start:
+    refuse_recipe_options(target, given, "replicas", "threads")
     replicas = given["replicas"] or max(counts)
-
-    def start(count: int, out: Path) -> None:
-        env = {"UNISONO_RUN_DIR": str(out), "UNISONO_REPLICAS": str(replicas)}
-        run_local(LaunchSpec(target=script, workers=count, threads=given["threads"], env=env, output="quiet"))
-
-    return start
+    return script_starter(target, args, threads=given["threads"], replicas_of=lambda _: replicas)
 
 
-def _try(start: Callable[[int, Path], None], count: int, out: Path, given: dict[str, Any]) -> Trial:
+def _try(start: Start, count: int, out: Path, given: dict[str, Any]) -> Trial:
     from unisono.errors import ConfigError
 
     began = time.monotonic()
     start(count, out)
     seconds = time.monotonic() - began
-    if not (out / "result.json").exists():
-        raise ConfigError(
-            "the script ended without a result. "
-            "Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
-        )
-    result = json.loads((out / "result.json").read_text())
-    if result["world_size"] != count or result["resumed_from_step"] or not result["steps"]:
-        raise ConfigError(
-            f"expected a fresh run of {count} workers, got {result['world_size']} workers and {result['steps']} steps, "
-            f"resumed from step {result['resumed_from_step']}. Hint: leave the world to the launcher."
-        )
+    result = read_fresh_result(out, count)
     score = json.loads((out / "score.json").read_text())
     for name in ("replicas", "threads"):
         if given[name] not in (None, score[name]):

@@ -27,7 +27,7 @@ def whole_of(tensor: Tensor, transport: Transport) -> Tensor:
 
 
 def sliced_like(whole: Tensor, like: Tensor | None, transport: Transport) -> Tensor:
-    """Return this rank's slice of a whole tensor, cut as `like` is; all of it where `like` is plain, or another shape."""
+    """Return this rank's slice of a whole tensor, cut as `like` is; a tensor that fits no slices stays whole."""
     if not isinstance(like, DTensor) or whole.shape != like.shape:
         return whole
     parts = whole.to(like.device).chunk(transport.world_size)

@@ -1,0 +1,165 @@
+"""What verbs share that play one job several times, each time in a directory of its own: verify, chaos, the benches."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+Start = Callable[[int, Path], None]
+"""Plays the job on so many workers, in a new run directory."""
+
+_OPTIONS: dict[str, tuple[Any, str, str]] = {
+    "epochs": (int, "E", "passes over the data."),
+    "batch_size": (int, "B", "samples per optimizer step, over all workers."),
+    "seed": (int, "S", "seed of everything random."),
+    "model": (str, "NAME", "one of its models."),
+    "limit": (int, "K", "use at most K samples."),
+    "data": (click.Path(), "PATH", "where the data is."),
+}
+
+
+def recipe_options(*names: str, scripts_too: bool = False) -> Callable[[Any], Any]:
+    """Return a decorator that adds options of recipes to a command.
+
+    Args:
+        names: Which ones, in the order of ``--help``.
+        scripts_too: The command takes scripts too, so the help says that these are for recipes.
+    """
+
+    def add(command: Any) -> Any:
+        for name in reversed(names):
+            kind, metavar, text = _OPTIONS[name]
+            help_text = f"Recipes: {text}" if scripts_too else text[0].upper() + text[1:]
+            command = click.option(flag_of(name), name, type=kind, metavar=metavar, help=help_text)(command)
+        return command
+
+    return add
+
+
+def flag_of(name: str) -> str:
+    """Return the option of a parameter: ``--batch-size`` of ``batch_size``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def is_script(target: str) -> bool:
+    """Whether a target is a file, not the name of a recipe."""
+    return target.endswith(".py") or "/" in target
+
+
+def parse_workers(text: str) -> list[int]:
+    """Return numbers of workers from ``1,2,4``, in the given order.
+
+    Raises:
+        ConfigError: Not a list of whole numbers from 1 to 1024.
+    """
+    from unisono.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 1024 for part in parts):
+        raise ConfigError(f"expected --workers as numbers such as 1,2,4, each from 1 to 1024, got {text!r}.")
+    return [int(part) for part in parts]
+
+
+def refuse_arguments(recipe: str, args: tuple[str, ...]) -> None:
+    """Refuse arguments for a recipe.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    from unisono.errors import ConfigError
+
+    if args:
+        raise ConfigError(f"recipe {recipe!r} takes no arguments, got {' '.join(args)}. Hint: they are for scripts.")
+
+
+def refuse_recipe_options(script: str, given: Mapping[str, Any], *allowed: str) -> None:
+    """Refuse options that only recipes have.
+
+    Args:
+        script: The target.
+        given: What was given; None where nothing was.
+        allowed: Names of options that scripts have too.
+
+    Raises:
+        ConfigError: Names the first.
+    """
+    from unisono.errors import ConfigError
+
+    for name, value in given.items():
+        if value is not None and name not in allowed:
+            raise ConfigError(f"{flag_of(name)} is for recipes; {script} sets it itself.")
+
+
+def script_starter(
+    script: str,
+    args: tuple[str, ...],
+    *,
+    threads: int | None,
+    replicas_of: Callable[[int], int],
+    env: Mapping[str, str] | None = None,
+) -> Start:
+    """Return what plays a script through the launcher.
+
+    Args:
+        script: The file.
+        args: Its arguments.
+        threads: Of each worker.
+        replicas_of: From the workers to the replicas, where the script leaves them open.
+        env: More variables of the workers.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    from unisono.launchers.local import run_local
+    from unisono.launchers.spec import LaunchSpec, ScriptTarget, check_target
+
+    target = ScriptTarget(path=script, args=args)
+    check_target(target)
+
+    def start(count: int, out: Path) -> None:
+        own = {**script_environment(out, replicas_of(count)), **(env or {})}
+        run_local(LaunchSpec(target=target, workers=count, threads=threads, env=own, output="quiet"))
+
+    return start
+
+
+def script_environment(out: Path, replicas: int) -> dict[str, str]:
+    """Return the variables by which a script's run goes to `out`, with so many replicas where it leaves them open."""
+    return {"UNISONO_RUN_DIR": str(out), "UNISONO_REPLICAS": str(replicas)}
+
+
+def read_result(out: Path) -> dict[str, Any]:
+    """Return ``result.json`` of a run that has ended.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from unisono.errors import ConfigError
+
+    try:
+        result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            "the script ended without a result. "
+            "Hint: train through unisono.Run or unisono.Trainer, to the end of run.steps()."
+        ) from None
+    return result
+
+
+def read_fresh_result(out: Path, workers: int) -> dict[str, Any]:
+    """Return ``result.json`` of a run that began anew on so many workers.
+
+    Raises:
+        ConfigError: There is none, or of another world, or of a run without steps or one that was resumed.
+    """
+    from unisono.errors import ConfigError
+
+    result = read_result(out)
+    if result["world_size"] != workers or result["resumed_from_step"] or not result["steps"]:
+        raise ConfigError(
+            f"expected a fresh run of {workers} workers, got {result['world_size']} workers and {result['steps']} "
+            f"steps, resumed from step {result['resumed_from_step']}. Hint: leave the world to the launcher."
+        )
+    return result

@@ -1,0 +1,83 @@
+"""What verify, chaos and the benches share: lists of workers, options of recipes, results of fresh runs."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from unisono.cli.trials import (
+    is_script,
+    parse_workers,
+    read_fresh_result,
+    read_result,
+    recipe_options,
+    refuse_arguments,
+    refuse_recipe_options,
+    script_environment,
+    script_starter,
+)
+from unisono.errors import ConfigError
+
+
+def test_workers_are_a_list_of_numbers():
+    """In the given order, each as often as it was given."""
+    assert parse_workers("4, 1,2,1") == [4, 1, 2, 1]
+    assert parse_workers("1024") == [1024]
+    for wrong in ("", "1,", "0", "-1", "two", "1.5", "1025", "\u0663"):
+        with pytest.raises(ConfigError, match="--workers as numbers"):
+            parse_workers(wrong)
+
+
+def test_scripts_are_files():
+    """By their ending or their directory."""
+    assert [is_script(name) for name in ("train.py", "bin/train", "digits", "py")] == [True, True, False, False]
+
+
+def test_options_of_recipes():
+    """In the given order; the help says for whom they are; what was not given is None."""
+    seen = {}
+
+    @click.command()
+    @recipe_options("limit", "batch_size", scripts_too=True)
+    @recipe_options("data")
+    def command(**given):
+        seen.update(given)
+
+    shown = CliRunner().invoke(command, ["--help"]).output
+    assert "--limit K       Recipes: use at most K samples." in shown
+    assert "--data PATH     Where the data is." in shown
+    assert shown.index("--limit") < shown.index("--batch-size") < shown.index("--data")
+    assert CliRunner().invoke(command, ["--batch-size", "3"]).exit_code == 0
+    assert seen == {"limit": None, "batch_size": 3, "data": None}
+
+
+def test_what_belongs_to_the_other_kind_is_refused():
+    """Options of recipes for a script, arguments for a recipe."""
+    refuse_recipe_options("job.py", {"replicas": 2, "batch_size": None}, "replicas")
+    with pytest.raises(ConfigError, match=r"--batch-size is for recipes; job\.py sets it itself"):
+        refuse_recipe_options("job.py", {"replicas": 2, "batch_size": 0}, "replicas")
+    refuse_arguments("digits", ())
+    with pytest.raises(ConfigError, match="recipe 'digits' takes no arguments, got a b"):
+        refuse_arguments("digits", ("a", "b"))
+
+
+def test_a_script_is_looked_for_at_once(tmp_path):
+    """Not when it is first started."""
+    with pytest.raises(ConfigError, match="nowhere"):
+        script_starter(str(tmp_path / "nowhere.py"), (), threads=1, replicas_of=lambda count: count)
+    assert script_environment(tmp_path, 3) == {"UNISONO_RUN_DIR": str(tmp_path), "UNISONO_REPLICAS": "3"}
+
+
+@pytest.mark.parametrize("wrong", [{"world_size": 3}, {"resumed_from_step": 4}, {"steps": 0}])
+def test_only_fresh_runs_count(tmp_path, wrong):
+    """Another world, a resumed run or one without steps compares something else than was asked."""
+    with pytest.raises(ConfigError, match=r"without a result\. Hint"):
+        read_result(tmp_path)
+    fresh = {"world_size": 2, "resumed_from_step": 0, "steps": 5}
+    (tmp_path / "result.json").write_text(json.dumps(fresh))
+    assert read_fresh_result(tmp_path, 2) == fresh
+    (tmp_path / "result.json").write_text(json.dumps({**fresh, **wrong}))
+    assert read_result(tmp_path) == {**fresh, **wrong}
+    with pytest.raises(ConfigError, match="expected a fresh run of 2 workers"):
+        read_fresh_result(tmp_path, 2)
