@@ -176,7 +176,7 @@ def test_the_names_are_those_that_can_be_measured():
     assert COLLECTIVES == contestants.COLLECTIVES
     assert parse_names("barrier, all_reduce,barrier") == ["barrier", "all_reduce"]
     assert parse_names(None) == []
-    with pytest.raises(ConfigError, match=r"got 'all_redcue'\. Did you mean 'all_reduce'"):
+    with pytest.raises(ConfigError, match=r"got 'all_redcue'\. Hint: did you mean 'all_reduce'"):
         parse_names("all_redcue")
 
 
@@ -255,7 +255,7 @@ def test_explained_as_a_picture(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--explain", "rnig"], "Did you mean 'ring'?"),
+        (["--explain", "rnig"], "did you mean 'ring'?"),
         (["--explain", "ring", "--ranks", "2"], "--explain measures nothing"),
         (["--explain", "ring", "--sizes", "4KB"], "--explain measures nothing"),
         (["--explain", "ring", "-n", "9", "--png", "x.png"], "at most 8 ranks in a picture"),
@@ -267,7 +267,7 @@ def test_explained_as_a_picture(tmp_path):
         (["--png", "no/such/directory/x.png"], "Hint: make its directory"),
         (["--png", "timings.jpg"], "expected --png FILE.png"),
         (["--size", "4KB"], "--sizes"),
-        (["--collectives", "all_redcue"], "Did you mean 'all_reduce'?"),
+        (["--collectives", "all_redcue"], "did you mean 'all_reduce'?"),
     ],
 )
 def test_wrong_usage_is_code_2_and_starts_nothing(arguments, message, tmp_path, monkeypatch):

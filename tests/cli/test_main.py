@@ -1,6 +1,7 @@
 """The command line answers at once, and a slip of the keyboard is answered with what was meant."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from unisono import __version__
+from unisono.cli import completion
 from unisono.cli.main import VERBS, unisono
 
 # One process for all: each is answered in it, and afterwards torch must not have been loaded.
@@ -15,7 +18,7 @@ ASK = """
 import contextlib, io, json, sys
 from unisono.cli.main import main, VERBS
 answers = []
-for arguments in [["--help"], ["-h"], ["--version"], *([verb, "--help"] for verb in VERBS)]:
+for arguments in [[], ["--help"], ["-h"], ["--version"], *([verb, "--help"] for verb in VERBS)]:
     sys.argv = ["unisono", *arguments]
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -23,22 +26,28 @@ for arguments in [["--help"], ["-h"], ["--version"], *([verb, "--help"] for verb
             main()
         except SystemExit as end:
             answers.append([arguments, end.code, out.getvalue()])
+from click.shell_completion import BashComplete
+from unisono.cli.main import unisono
+complete = BashComplete(unisono, {}, "unisono", "_UNISONO_COMPLETE").get_completions
+completed = [[item.value for item in complete(*typed)] for typed in [
+    ([], "c"), (["train"], "di"), (["verify"], "x"), (["train", "digits"], "--batch"), (["bench"], ""), ([], "-"),
+]]
 heavy = [name for name in ("torch", "numpy", "rich", "sklearn") if name in sys.modules]
-print(json.dumps([answers, heavy]))
+print(json.dumps([answers, heavy, completed]))
 """
 
 
 @pytest.fixture(scope="module")
 def asked():
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
-    answers, heavy = json.loads(done.stdout)
-    return {tuple(arguments): (code, text) for arguments, code, text in answers}, heavy
+    answers, heavy, completed = json.loads(done.stdout)
+    return {tuple(arguments): (code, text) for arguments, code, text in answers}, heavy, completed
 
 
 def test_every_help_ends_with_zero(asked):
     """The whole and each verb explain themselves, in no more than 100 columns."""
-    answers, _ = asked
-    assert len(answers) == 3 + len(VERBS)
+    answers, *_ = asked
+    assert len(answers) == 4 + len(VERBS)
     for arguments, (code, text) in answers.items():
         assert code in (0, None), arguments
         assert text.strip()
@@ -46,8 +55,51 @@ def test_every_help_ends_with_zero(asked):
     assert all(verb in answers["--help",][1] and summary in answers["--help",][1] for verb, summary in VERBS.items())
 
 
+def test_the_start_page_names_the_first_steps(asked):
+    """``unisono`` alone: commands that exist, in a terminal's width, and where the rest is."""
+    code, text = asked[0][()]
+    assert code == 0
+    assert text.startswith(f"unisono {__version__}: ")
+    assert max(map(len, text.splitlines())) <= 100
+    named = set(re.findall(r"^  unisono ([a-z]+)", text, re.MULTILINE))
+    assert named == {"doctor", "train", "verify", "run"} <= set(VERBS)
+    assert "unisono --help" in text
+
+
+def test_the_shell_completes(asked):
+    """Verbs, recipes, options and verbs of a verb; where no recipe begins so, a file (click's empty word)."""
+    verbs, recipes, files, options, benches, flags = asked[2]
+    assert verbs == ["chaos", "checkpoint", "completion"]
+    assert recipes == ["digits"]
+    assert files == ["x"]
+    assert "--batch-size" in options
+    assert set(benches) == {"collectives", "scaling", "strategies", "tune"}
+    assert {"--help", "--version"} <= set(flags)
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_each_shell_gets_its_script(shell):
+    """The script names the command and the variable by which click is asked; another shell is wrong usage."""
+    done = CliRunner().invoke(unisono, ["completion", shell])
+    assert done.exit_code == 0, done.output
+    assert f"_UNISONO_COMPLETE={shell}_complete" in done.output
+    assert CliRunner().invoke(unisono, ["completion", "tcsh"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("train.py", "unisono run train.py"), ("digits", "unisono train digits"), ("chaos-", "'chaos'")],
+)
+def test_a_script_or_recipe_is_no_verb_but_understood(typed, meant):
+    """What is typed without its verb is answered with the verb, code 2."""
+    result = CliRunner().invoke(unisono, [typed])
+    assert result.exit_code == 2
+    assert f"No such verb '{typed}'. Hint: " in result.output
+    assert meant in result.output
+
+
 def test_help_loads_nothing_heavy(asked):
-    """Neither torch nor NumPy nor a data library is imported to answer a question."""
+    """Neither torch nor NumPy nor a data library is imported to answer a question, or to complete it."""
     assert asked[1] == []
 
 
@@ -73,7 +125,7 @@ def test_a_mistyped_verb_names_the_nearest(typed, meant):
     """Wrong usage is code 2, with what was meant."""
     result = CliRunner().invoke(unisono, [typed])
     assert result.exit_code == 2
-    assert f"Did you mean '{meant}'?" in result.output
+    assert f"did you mean '{meant}'?" in result.output
 
 
 def test_a_verb_like_no_other_is_refused_without_a_guess():
@@ -81,7 +133,7 @@ def test_a_verb_like_no_other_is_refused_without_a_guess():
     result = CliRunner().invoke(unisono, ["zzzz"])
     assert result.exit_code == 2
     assert "zzzz" in result.output
-    assert "Did you mean" not in result.output
+    assert "did you mean" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_a_round_reads_what_was_there_before_it():
 
 def test_wrong_names_and_numbers():
     """An unknown schedule names the nearest; no ranks and missing buffers are refused."""
-    with pytest.raises(ConfigError, match=r"naive-ring.*Did you mean 'owner-computes'"):
+    with pytest.raises(ConfigError, match=r"naive-ring.*did you mean 'owner-computes'"):
         plan("owner-compute", 2)
     for name in SCHEDULES:
         for n in (0, -1):

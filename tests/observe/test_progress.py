@@ -151,7 +151,7 @@ with ProgressLine(total, per_epoch, first_step=total - 40, data_share=lambda: 0.
 """
 
 
-def on_terminal(columns: int, *arguments: str) -> str:
+def on_terminal(columns: int, *arguments: str, **more: str) -> str:
     """Run the script on a terminal of its own and return everything that reached the screen."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
@@ -161,7 +161,7 @@ def on_terminal(columns: int, *arguments: str) -> str:
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env=env | {"TERM": "xterm"},
+        env=env | {"TERM": "xterm"} | more,
     )
     os.close(slave)
     screen = b""
@@ -206,3 +206,12 @@ def test_the_bar_is_drawn_in_place():
     assert len([line for line in visible_lines(screen) if line.startswith("epoch 1/5  test_loss")]) == 4
     assert [line for line in visible_lines(screen) if line.startswith("evaluation") and "1/4" in line]
     assert not visible_lines(screen)[-1].startswith("evaluation")  # gone when it is done
+
+
+def test_colours_only_where_they_are_wanted():
+    """``NO_COLOR`` takes the colours away and leaves the bar; a terminal that can do nothing gets plain lines."""
+    coloured = r"\x1b\[[0-9;]*3[0-9]"
+    arguments = ("200", "100", "0.5", "32")
+    assert re.search(coloured, on_terminal(100, *arguments))
+    plain = on_terminal(100, *arguments, NO_COLOR="1")
+    assert not re.search(coloured, plain) and "200/200" in plain

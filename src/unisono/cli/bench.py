@@ -139,15 +139,12 @@ def parse_names(text: str | None) -> list[str]:
     Raises:
         ConfigError: A name that is not known.
     """
-    import difflib
-
-    from unisono.errors import ConfigError
+    from unisono.errors import ConfigError, nearest
 
     found = dict.fromkeys(part.strip() for part in text.split(",")) if text is not None else {}
     for name in found:
         if name not in COLLECTIVES:
-            near = difflib.get_close_matches(name, COLLECTIVES, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = nearest(name, COLLECTIVES)
             raise ConfigError(f"expected --collectives of {', '.join(COLLECTIVES)}; got {name!r}.{hint}")
     return list(found)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.completion import complete_target
 from unisono.cli.outcome import FAILED, perform
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import (
@@ -33,7 +34,7 @@ FILES = ("scaling.json", "scaling.png", "report.html")
 
 
 @click.command(short_help="Time a recipe or script on several numbers of workers.")
-@click.argument("target", metavar="RECIPE|SCRIPT")
+@click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers.")
 @click.option(

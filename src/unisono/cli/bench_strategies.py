@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import perform
 from unisono.cli.strategy import take_strategy
 from unisono.cli.trials import recipe_options
@@ -17,7 +18,7 @@ DEFAULT = ",".join(CATALOG)
 
 
 @click.command(short_help="Train a recipe with every strategy and compare.")
-@click.argument("recipe", metavar="RECIPE")
+@click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), default=2, show_default=True, metavar="N",
     help="Processes that compute; servers come on top. dp, balanced_dp: one process of N devices; pipeline: N stages.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import perform
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import recipe_options
@@ -22,7 +23,7 @@ _BUCKET_OPTIONS = {"ddp": "bucket_cap_mb", "allreduce": "bucket_mb"}
 
 
 @click.command(short_help="Propose workers, threads, loader processes and bucket size.")
-@click.argument("recipe", metavar="RECIPE")
+@click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 @click.option("-r", "--repeat", type=click.IntRange(min=1), default=2, show_default=True, metavar="R",
               help="Runs of each setting.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=4), default=40, show_default=True, metavar="K", help="Of each run.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.completion import complete_target
 from unisono.cli.outcome import FAILED, perform
 from unisono.cli.trials import (
     flag_of,
@@ -29,7 +30,7 @@ KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
 
 
 @click.command(short_help="Kill a run's processes, and prove that its bits stay the same.")
-@click.argument("target", metavar="RECIPE|SCRIPT")
+@click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Processes."

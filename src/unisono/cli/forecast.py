@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import perform
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ KIND, VERSION = "unisono forecast", 1
 
 
 @click.command(short_help="Forecast steps, efficiency and the best algorithm on 1 to 65,536 ranks.")
-@click.argument("recipe", metavar="[RECIPE]", required=False)
+@click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
 @click.option("--ranks", metavar="N,N|A..B",
               help="Numbers of ranks; A..B: powers of two.  [default: 1..1024; of a RECIPE here, 1..8]")  # fmt: skip
 @click.option("--parameters", type=float, metavar="P", help="Of the model; 4 bytes each unless --parameter-bytes.")

@@ -1,10 +1,15 @@
 """``unisono``: finds the verb and loads only its file, so that ``--help`` answers at once."""
 
-import difflib
 import importlib
-from typing import NoReturn, final
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, final
 
 import click
+
+from unisono import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 VERBS = {
     "run": "Start a script on several processes of this machine.",
@@ -17,7 +22,21 @@ VERBS = {
     "forecast": "Forecast training on more ranks than there are.",
     "doctor": "Find what would spoil a run: this machine, a script.",
     "report": "Put runs, scaling and forecasts on one page.",
+    "completion": "Let the shell complete verbs, options and recipes.",
 }
+
+START = f"""\
+unisono {__version__}: distributed PyTorch training whose result does not depend on who computes it.
+
+Begin here:
+  unisono doctor                        is this machine fit to train on?
+  unisono train digits                  a ready-made recipe, in seconds
+  unisono verify digits --workers 1,2   one process or two: the same bits
+  unisono run -n 2 train.py             your own script, also one written for torchrun
+
+All verbs: unisono --help. What a verb can do: unisono VERB --help.
+Tab completes verbs, options and recipes: unisono completion --help.
+"""
 
 
 @final
@@ -40,20 +59,42 @@ class LazyGroup(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete the verbs without loading them."""
+        from click.shell_completion import CompletionItem
+
+        if not incomplete or incomplete[0].isalnum():
+            return [CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)]
+        return super().shell_complete(ctx, incomplete)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or name the nearest."""
-        near = difflib.get_close_matches(args[0], VERBS, n=1)
-        if args[0] not in VERBS and near:
-            ctx.fail(f"No such verb {args[0]!r}. Did you mean {near[0]!r}?")
+        """Find the verb, or say what was meant."""
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            ctx.fail(f"No such verb {args[0]!r}.{_meant(args[0])} Verbs: {', '.join(VERBS)}.")
         return super().resolve_command(ctx, args)
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="unisono")
-def unisono() -> None:
+def _meant(word: str) -> str:
+    """Return a hint for a word that is no verb: a script, a recipe, a verb spelled otherwise."""
+    from unisono.errors import nearest
+    from unisono.recipes.catalog import RECIPES
+
+    if word.endswith(".py") or Path(word).is_file():
+        return f" Hint: unisono run {word}."
+    if word in RECIPES:
+        return f" Hint: unisono train {word}."
+    return nearest(word, VERBS)
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+@click.pass_context
+def unisono(context: click.Context) -> None:
     """Distributed PyTorch training whose result does not depend on who computes it."""
+    if context.invoked_subcommand is None:
+        click.echo(START, nl=False)
 
 
 def main() -> NoReturn:

@@ -5,7 +5,6 @@ In: a file (or a run directory, whose ``run.toml`` is taken). Its keys are the o
 resolved, so that it gives the same fingerprint again. Must not import torch.
 """
 
-import difflib
 import json
 import re
 import tomllib
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from unisono.errors import nearest
 
 if TYPE_CHECKING:
     from unisono.recipes.catalog import Options
@@ -58,10 +59,8 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
         parameter = known.get(name)
         where = f"--config {path}, line {_line_of(key, text)}"
         if parameter is None:
-            near = difflib.get_close_matches(name, [str(other) for other in known], n=1)
-            hint = f" Hint: did you mean {near[0]!r}?" if near else ""
             allowed = ", ".join(sorted(str(other) for other in known))
-            raise click.UsageError(f"{where}: unknown key {key!r}.{hint} Allowed keys: {allowed}.")
+            raise click.UsageError(f"{where}: unknown key {key!r}.{nearest(name, known)} Allowed keys: {allowed}.")
         found[name] = _checked(parameter, entry, f"{where}: {key}")
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import INTERRUPTED, perform
 from unisono.cli.run import watch_settings
 from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
@@ -31,7 +32,7 @@ class Job:
 
 
 @click.command(short_help="Train a ready-made recipe.", epilog=catalog_text())
-@click.argument("recipe", metavar="RECIPE")
+@click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 @click.option(
     "--config",
     type=click.Path(),

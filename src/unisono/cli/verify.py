@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from unisono.cli.completion import complete_target
 from unisono.cli.outcome import FAILED, perform
 from unisono.cli.trials import (
     Start,
@@ -40,7 +41,7 @@ class Trial:
 
 
 @click.command(short_help="Prove that the number of workers does not change a bit.")
-@click.argument("target", metavar="RECIPE|SCRIPT")
+@click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers to try.")
 @click.option(

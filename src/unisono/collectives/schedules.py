@@ -10,13 +10,12 @@ prices. Three rules fix every bit:
 - floating-point addition commutes: of two values the order does not matter; of three it does.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, final
 
 from unisono.collectives.tree import combine
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, nearest
 from unisono.placement import cut
 
 T = TypeVar("T")
@@ -214,9 +213,7 @@ def plan(name: str, world_size: int) -> Schedule:
         ConfigError: No such schedule, or fewer than 1 rank.
     """
     if name not in SCHEDULES:
-        near = difflib.get_close_matches(name, SCHEDULES, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"expected a schedule: {', '.join(SCHEDULES)}; got {name!r}.{hint}")
+        raise ConfigError(f"expected a schedule: {', '.join(SCHEDULES)}; got {name!r}.{nearest(name, SCHEDULES)}")
     return SCHEDULES[name](world_size)
 
 

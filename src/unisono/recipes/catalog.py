@@ -1,12 +1,11 @@
 """The list of recipes and the options they share; imports no torch, so the launcher can check everything first."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, nearest
 from unisono.seeding import check_seed
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import ExactOptions, StrategyOptions
@@ -215,9 +214,7 @@ def find(name: str) -> Recipe:
         ConfigError: There is none; names the nearest.
     """
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-        hint = f" Hint: did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"expected one of the recipes {', '.join(RECIPES)}, got {name!r}.{hint}")
+        raise ConfigError(f"expected one of the recipes {', '.join(RECIPES)}, got {name!r}.{nearest(name, RECIPES)}")
     return RECIPES[name]
 
 

@@ -1,11 +1,10 @@
 """The list of strategies: found by name, with options as typed or as values (no torch here)."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, nearest
 from unisono.strategies.options import (
     AllReduceOptions,
     AsyncPSOptions,
@@ -45,9 +44,7 @@ def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
         [range(0, 1), range(1, 3), range(3, 5)]
     """
     if name not in CATALOG:
-        near = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0.4)
-        hint = f" Hint: did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{hint}")
+        raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{nearest(name, CATALOG)}")
     kind = CATALOG[name]
     known = {item.name: item for item in fields(kind)}
     for key in given or {}:
