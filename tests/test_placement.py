@@ -33,7 +33,7 @@ def test_cut_makes_the_first_parts_one_longer(total, parts):
 
 def test_even_placement_golden():
     """A pinned example: which rank hosts which replicas."""
-    assert place_evenly(8, 3) == [range(0, 3), range(3, 6), range(6, 8)]
+    assert place_evenly(8, 3) == [range(3), range(3, 6), range(6, 8)]
 
 
 @given(positive, st.data())
@@ -88,7 +88,7 @@ def test_equal_shares_are_even_placement(replicas, data):
 
 def test_one_giant_leaves_the_others_their_one():
     """A share that would take everything still leaves each other rank a replica."""
-    assert place_by_shares(4, [1000, 1, 1]) == [range(0, 2), range(2, 3), range(3, 4)]
+    assert place_by_shares(4, [1000, 1, 1]) == [range(2), range(2, 3), range(3, 4)]
 
 
 def test_more_ranks_than_replicas_are_refused_with_a_way_out():

@@ -2,7 +2,7 @@
 
 import math
 import re
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -14,7 +14,7 @@ SPELL = "{:g}".format
 
 def parsed(chart: str):
     """The chart and its legend as one tree; malformed text fails here."""
-    return ElementTree.fromstring(f"<x>{chart}</x>")
+    return ET.fromstring(f"<x>{chart}</x>")
 
 
 def drawn(*series, **more):

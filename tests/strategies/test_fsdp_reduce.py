@@ -24,7 +24,7 @@ def test_sums_in_place_are_those_of_the_tree(leaves):
 
 def test_rounds_name_who_counts():
     """Ranks with fewer replicas take part in rounds that do not count; replicas without samples are nobody's."""
-    rounds = Rounds([range(0, 2), range(2, 3), range(3, 5)], 4)
+    rounds = Rounds([range(2), range(2, 3), range(3, 5)], 4)
     assert rounds.count == 2
     assert [rounds.replica_of(rank) for rank in range(3)] == [0, 2, 3]
     rounds.now = 1

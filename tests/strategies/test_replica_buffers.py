@@ -78,7 +78,7 @@ def test_counters_over_ranks():
 
     def program(transport):
         model = Holder()
-        hosted = [range(0, 2), range(2, 3), range(3, 3)][transport.rank]
+        hosted = [range(2), range(2, 3), range(3, 3)][transport.rank]
 
         def act(model, replica):
             model.count.sub_(3 - replica)

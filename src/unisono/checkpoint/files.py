@@ -120,7 +120,7 @@ def check_sum(path: Path, expected: FileSum, *, from_disk: bool = False) -> None
     Raises:
         CheckpointError: It differs.
         OSError: It cannot be read.
-    """
+    """  # noqa: DOC501 - a function makes the error
     with opened(path) as (descriptor, size):
         if size == expected.bytes:
             if from_disk:
@@ -141,7 +141,7 @@ def read_checked(path: Path, expected: FileSum) -> bytes:
     Raises:
         CheckpointError: It differs.
         OSError: It cannot be read.
-    """
+    """  # noqa: DOC501 - a function makes the error
     with opened(path) as (descriptor, size):
         if size != expected.bytes:  # before any memory is taken for it
             raise damaged(path, expected, size, "not computed")

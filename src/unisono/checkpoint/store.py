@@ -76,7 +76,7 @@ def begin(directory: Path, step: int, needed_bytes: int) -> Draft:
 
     Raises:
         CheckpointError: It cannot be made, or the disk has no room for `needed_bytes`.
-    """
+    """  # noqa: DOC501 - a function makes the error
     name = f"step-{step:08d}.{uuid.uuid4().hex[:8]}"
     draft = Draft(step, directory / f".{name}.tmp", directory / name)
     with draft.explained(directory):

@@ -98,10 +98,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['peak_memory_bytes'] / 2**20:>8,.0f} {row['bytes_per_step'] / 1024:>9,.0f} "
             f"{'' if accuracy is None else f'{accuracy:.4f}':>9}  {row['fingerprint'][:8]}"
         )
-    for row in rows:
-        if "idle_share" in row:
-            lines.append(
-                f"{row['strategy']}: {row['idle_share']:.0%} of its processes' time idle in steps, "
-                f"{row['idle_share_by_formula']:.0%} by the formula"
-            )
+    lines += [
+        f"{row['strategy']}: {row['idle_share']:.0%} of its processes' time idle in steps, "
+        f"{row['idle_share_by_formula']:.0%} by the formula"
+        for row in rows
+        if "idle_share" in row
+    ]
     return lines

@@ -140,6 +140,7 @@ def run_ranks(program: Callable[[LoopbackTransport], T], world_size: int) -> lis
         world_size: Number of ranks, at least 1.
 
     Raises:
+        ConfigError: No ranks.
         Exception: The first exception that a rank raised, other than `PeerLost` caused by it.
     """
     if world_size < 1:

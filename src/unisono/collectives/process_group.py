@@ -132,6 +132,9 @@ def store_of(world: World, timeout: timedelta) -> Store:
 
     The last process to drop a FileStore removes its file, and the server of a TCPStore ends with rank 0's: a process
     that closed and came back at once would meet at what another one, still closing, is about to take away.
+
+    Raises:
+        WorldError: The rendezvous is none that is known.
     """
     if world.rendezvous == "env://":
         store: Store = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))[0]

@@ -51,7 +51,7 @@ class SharedBoard:
         self._rounds = (world_size - 1).bit_length()
         head = _head_bytes(world_size)
         everything = torch.frombuffer(block.memory, dtype=torch.uint8)
-        # (parity, rank, slot or result, bytes)
+        # By parity, rank, slot or result, byte.
         areas = everything[head:].view(2, world_size, 2, slot_bytes)
         self._slots = [[areas[parity, rank, 0] for rank in range(world_size)] for parity in range(2)]
         self._results = [[areas[parity, rank, 1] for rank in range(world_size)] for parity in range(2)]

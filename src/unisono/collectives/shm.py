@@ -109,7 +109,7 @@ def meet(board: SharedBoard, note: str) -> None:
     Raises:
         PeerLost: A rank has died or has not come in time.
         RankDivergence: Ranks are doing different things; raised on all of them.
-    """
+    """  # noqa: DOC501 - a function makes the error
     notes = board.barrier(note.encode()[:NOTE_BYTES])
     if any(other != notes[0] for other in notes):
         told = [other.decode(errors="replace") for other in notes]

@@ -87,7 +87,7 @@ class Transport(ABC):
         Raises:
             RankDivergence: The ranks have said different things; raised on all of them.
             PeerLost: A rank went away or did not answer in time.
-        """
+        """  # noqa: DOC501 - a function makes the error
         text = self.told(what).encode()[:_TEXT_BYTES]
         mine = torch.frombuffer(bytearray(_HEADER.pack(number, len(text), text)), dtype=torch.uint8)
         everyone = torch.empty(self.world_size * len(mine), dtype=torch.uint8)

@@ -139,6 +139,9 @@ def _check_end(tar: tarfile.TarFile, path: Path) -> None:
 
     A tar ends with two zero blocks; tarfile has read the first, so at least one block of zeros and nothing
     else may follow. Reading to the end also makes gzip verify its checksum.
+
+    Raises:
+        DataError: Names the byte.
     """
     rest_bytes = 0
     stream = tar.fileobj

@@ -97,6 +97,7 @@ def load_images(
         tell: Told how far the decoding is.
 
     Raises:
+        ConfigError: `test_every` is below 2.
         DataError: Something is missing, broken or of another size (names the file), or fewer than two classes.
     """
     if test_every < 2:

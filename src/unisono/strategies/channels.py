@@ -149,16 +149,14 @@ class WorkerLine:
         try:
             self._line.send_bytes(message)
             self.bytes_sent += len(message)
-            if not self._line.poll(self._timeout_s):
-                raise PeerLost(f"{self._who} the parameter server (rank 0) has not answered for {self._timeout_s:g} s.")
-            return self._line.recv_bytes()
+            if self._line.poll(self._timeout_s):
+                return self._line.recv_bytes()
         except (EOFError, ConnectionError) as error:
-            if isinstance(error, PeerLost):
-                raise
             raise PeerLost(
                 f"{self._who} the parameter server (rank 0) has died. Look for its failure in its log; "
                 "the run can be resumed from its last checkpoint."
             ) from error
+        raise PeerLost(f"{self._who} the parameter server (rank 0) has not answered for {self._timeout_s:g} s.")
 
     def close(self) -> None:
         """Hang up."""

@@ -10,7 +10,7 @@ samples, and the others equal shares of the rest (see `split.balanced_sizes`).
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
 import torch
@@ -83,6 +83,18 @@ class DataParallel(Precise):
             return replicate(self.model, [self._devices[index] for index in used])
         return [_shadow(self.model) if number else self.model for number in range(len(used))]
 
+    def _play_in_turn(self, play: Callable[[int], None], used: list[int]) -> None:
+        """Play one device after the other, each with a random stream of its own, and notice whether any draws."""
+        before, drew = torch.default_generator.get_state(), False
+        for number, index in enumerate(used):
+            if index:
+                drew |= not torch.equal(torch.default_generator.get_state(), before)
+                set_generators(mix(self.setting.seed, "device", self._step, self._calls, index))
+                before = torch.default_generator.get_state()
+            play(number)
+        drew |= not torch.equal(torch.default_generator.get_state(), before)
+        self._draws = bool(self._draws) or drew
+
     def _run(self, replicas: Sequence[nn.Module], used: list[int], inputs: Sequence[Any]) -> list[Any]:
         results: list[Any] = [None] * len(replicas)
         is_grad_enabled = torch.is_grad_enabled()
@@ -102,20 +114,8 @@ class DataParallel(Precise):
             except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
                 results[number] = error
 
-        in_turn = self._draws is not False and self.setting.device.type == "cpu"
-        before = torch.default_generator.get_state() if in_turn else None
-        drew = False
-        if in_turn:
-            for number, index in enumerate(used):
-                if index and before is not None:
-                    key = mix(self.setting.seed, "device", self._step, self._calls, index)
-                    drew |= not torch.equal(torch.default_generator.get_state(), before)
-                    set_generators(key)
-                    before = torch.default_generator.get_state()
-                play(number)
-            if before is not None:
-                drew |= not torch.equal(torch.default_generator.get_state(), before)
-            self._draws = bool(self._draws) or drew
+        if self._draws is not False and self.setting.device.type == "cpu":
+            self._play_in_turn(play, used)
         else:
             threads = [threading.Thread(target=play, args=(number,)) for number in range(len(replicas))]
             for thread in threads:

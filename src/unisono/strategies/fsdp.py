@@ -210,6 +210,9 @@ class FSDP(Strategy):
 
         Returns:
             The buffers' partials, and bool (buffers,): which ones a replica of this rank has changed.
+
+        Raises:
+            StepError: A rank has no sample at all.
         """
         for parameter in self._parameters:
             parameter.grad = None

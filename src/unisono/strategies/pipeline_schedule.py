@@ -54,6 +54,9 @@ def plan(schedule: str, ranks: int, chunks: int, micros: int) -> Plan:
         chunks: Stages of each process.
         micros: Micro-batches, any number; with 0 there are no moves.
 
+    Raises:
+        ConfigError: No such schedule, or numbers that it does not fit.
+
     Example:
         >>> [f"{move.direction[0]}{move.micro}" for move in plan("1f1b", 2, 1, 3)[0]]
         ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']

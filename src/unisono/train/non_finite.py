@@ -54,7 +54,7 @@ class NonFinite:
 
         Raises:
             NonFiniteError: They are not, and the policy is to stop, or too many steps in a row were skipped.
-        """
+        """  # noqa: DOC501 - a function makes the error
         if not bad_replicas:
             self.in_a_row = 0
             return True
