@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install train test test-slow faults test-all check format clean
+.PHONY: help install train test test-slow faults test-all check format wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -43,6 +43,12 @@ check: $(STAMP)  ## style, types, and the law of imports
 format: $(STAMP)  ## write the code in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel-check: $(STAMP)  ## build sdist and wheel, install the wheel alone, train with it
+	.ci/wheel
+
+fresh:  ## the README's commands in a new clone with an empty HOME: time and disk
+	.ci/fresh
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
