@@ -20,9 +20,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from unisono.collectives.autotune import settle_plan
-from unisono.collectives.operations import Collectives, as_bytes, describe, flat_of, store_into
+from unisono.collectives.operations import Collectives, describe, flat_of, store_into
 from unisono.collectives.rendezvous import share_memory
-from unisono.collectives.shm import SLOT_BYTES, ShmTransport
+from unisono.collectives.shm import SLOT_BYTES, ShmTransport, as_bytes
 from unisono.collectives.work import Job, Lane, ShmWork, is_in_backward
 from unisono.errors import ConfigError
 from unisono.world import default_cache

@@ -13,6 +13,7 @@ SUM, divided once by the number of ranks.
 Every meeting carries a note of operation, shape, dtype and root: ranks that disagree get `RankDivergence`, all of them.
 """
 
+import functools
 import itertools
 import zlib
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from torch import Tensor
 from unisono.collectives.board_reduce import reduce_on_board
 from unisono.collectives.reductions import REDUCTIONS, combine_values, is_defined
 from unisono.collectives.shared_memory import SharedBoard
-from unisono.collectives.shm import meet
+from unisono.collectives.shm import as_bytes, exchange_parts, meet
 from unisono.errors import ConfigError, RankDivergence
 
 _ALIGNMENT = 64
@@ -145,24 +146,13 @@ class Collectives:
         # Each slot begins with the rank's sizes: all must know how many meetings the longest part of any pair takes.
         head = -(-16 * self.world_size // _ALIGNMENT) * _ALIGNMENT
         sizes = torch.tensor([len(each) for each in (*sources, *targets)])
-        room, start, longest = self._room(head), 0, 1
-        while start < longest:
-            own = self._own_slot()
-            self.board.slot(self.rank, self.board.num_barriers % 2, torch.int64)[: len(sizes)].copy_(sizes)
-            for rank, source in enumerate(sources):
-                piece = source[start : start + room]
-                own[head + rank * room :][: len(piece)].copy_(piece)
-            parity = self._meet(note)
-            slots = [self.board.slot(rank, parity) for rank in range(self.world_size)]
-            if not start:
-                heads = [self.board.slot(rank, parity, torch.int64) for rank in range(self.world_size)]
-                told = [head[: len(sizes)].tolist() for head in heads]
-                self._check_sizes([row[: self.world_size] for row in told], [row[self.world_size :] for row in told])
-                longest = max(map(max, told))
-            for slot, target in zip(slots, targets, strict=True):
-                part = target[start : start + room]
-                part.copy_(slot[head + self.rank * room :][: len(part)])
-            start += room
+
+        def longest_of(told: list[list[int]]) -> int:
+            self._check_sizes([row[: self.world_size] for row in told], [row[self.world_size :] for row in told])
+            return max(map(max, told))
+
+        meet_all = functools.partial(self._meet, note)
+        exchange_parts(self.board, sources, targets, sizes, head, self._room(head), meet_all, longest_of)
         for flat, out in zip(flats, outs, strict=True):
             store_into(flat, out)
 
@@ -274,11 +264,6 @@ def describe(tensors: Sequence[Tensor]) -> str:
     same = len(set(words)) == 1
     text = words[0] + (f" x {len(words)}" if len(words) > 1 else "") if same else ", ".join(words)
     return text if len(text) <= _NOTE_CHARS else f"{text[:80]}... #{zlib.crc32(text.encode()):08x}"
-
-
-def as_bytes(flat: Tensor) -> Tensor:
-    """Return a contiguous one-dimensional tensor as uint8, over the same memory."""
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def flat_of(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ the same clear error instead of a hang.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -42,7 +42,7 @@ class ShmTransport(Transport):
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
         """See `Transport.all_gather`."""
         self.bytes_sent += send.nbytes * (self.world_size - 1)
-        source, targets = _bytes_of(send), [_bytes_of(part) for part in recv.split(len(send))]
+        source, targets = as_bytes(send), [as_bytes(part) for part in recv.split(len(send))]
         note = f"all_gather of {len(send)} x {send.dtype}"
         room = min(self.board.slot_bytes, max(_ALIGNMENT, self.board.plan.piece_bytes))
         for start in range(0, max(1, len(source)), room):
@@ -57,30 +57,19 @@ class ShmTransport(Transport):
         """See `Transport.all_to_all`."""
         item = send.element_size()
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * item
-        sources = [_bytes_of(part) for part in send.split(send_splits)]
-        targets = [_bytes_of(part) for part in recv.split(recv_splits)]
+        sources = [as_bytes(part) for part in send.split(send_splits)]
+        targets = [as_bytes(part) for part in recv.split(recv_splits)]
         # Each slot begins with the sizes of its parts, so that all ranks know how many rounds the longest one takes.
         head = -(-8 * self.world_size // _ALIGNMENT) * _ALIGNMENT
         room = (self.board.slot_bytes - head) // self.world_size // _ALIGNMENT * _ALIGNMENT
         sizes = torch.tensor([len(part) for part in sources])
-        longest, start = 1, 0
-        while start < longest:
-            parity = self.board.num_barriers % 2
-            own = self.board.slot(self.rank, parity)
-            own[: 8 * self.world_size].view(torch.int64).copy_(sizes)
-            for rank, source in enumerate(sources):
-                piece = source[start : start + room]
-                own[head + rank * room :][: len(piece)].copy_(piece)
-            self._meet(f"all_to_all of {send.dtype}")
-            slots = [self.board.slot(rank, parity) for rank in range(self.world_size)]
-            if not start:
-                table = [slot[: 8 * self.world_size].view(torch.int64).tolist() for slot in slots]
-                longest = max(max(row) for row in table)
-                self._check_sizes([row[self.rank] for row in table], [len(part) for part in targets])
-            for slot, target in zip(slots, targets, strict=True):
-                part = target[start : start + room]
-                part.copy_(slot[head + self.rank * room :][: len(part)])
-            start += room
+
+        def longest_of(table: list[list[int]]) -> int:
+            self._check_sizes([row[self.rank] for row in table], [len(part) for part in targets])
+            return max(map(max, table))
+
+        note = f"all_to_all of {send.dtype}"
+        exchange_parts(self.board, sources, targets, sizes, head, room, lambda: self._meet(note), longest_of)
 
     def _check_sizes(self, sent: list[int], expected: list[int]) -> None:
         if sent != expected:
@@ -101,6 +90,51 @@ class ShmTransport(Transport):
 
     def _meet(self, note: str) -> None:
         meet(self.board, self.told(note))
+
+
+def as_bytes(flat: Tensor) -> Tensor:
+    """Return a contiguous one-dimensional tensor as uint8, over the same memory."""
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def exchange_parts(
+    board: SharedBoard,
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    sizes: Tensor,
+    head: int,
+    room: int,
+    meet_all: Callable[[], object],
+    longest_of: Callable[[list[list[int]]], int],
+) -> None:
+    """Hand every rank its part, and take its part for this one; pieces of all parts lie in a rank's slot at once.
+
+    Args:
+        board: Of these ranks.
+        sources: uint8 (n,): what each rank gets from this one.
+        targets: uint8 (n,): where what each rank has for this one goes.
+        sizes: int64 (k,), equally long on all ranks: what this rank says of its parts' sizes.
+        head: Bytes of a slot that are for `sizes`.
+        room: Bytes of a slot that are for each part.
+        meet_all: Waits for all ranks.
+        longest_of: From what all ranks have said, in rank order: the bytes of the longest part of any pair.
+    """
+    start, longest = 0, 1
+    while start < longest:
+        parity = board.num_barriers % 2
+        own = board.slot(board.rank, parity)
+        own[: sizes.nbytes].view(torch.int64).copy_(sizes)
+        for rank, source in enumerate(sources):
+            piece = source[start : start + room]
+            own[head + rank * room :][: len(piece)].copy_(piece)
+        meet_all()
+        slots = [board.slot(rank, parity) for rank in range(board.world_size)]
+        if not start:
+            longest = longest_of([slot[: sizes.nbytes].view(torch.int64).tolist() for slot in slots])
+        for slot, target in zip(slots, targets, strict=True):
+            part = target[start : start + room]
+            part.copy_(slot[head + board.rank * room :][: len(part)])
+        start += room
 
 
 def meet(board: SharedBoard, note: str) -> None:
@@ -160,7 +194,3 @@ def share_board(below: Transport, hosts: Sequence[range], *, timeout_s: float, s
     board.first_rank, board.num_ranks = ranks.start, below.world_size
     board.watch([pids[rank] for rank in ranks])
     return board
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)

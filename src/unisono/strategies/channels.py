@@ -17,7 +17,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from unisono.collectives.operations import as_bytes, flat_of
+from unisono.collectives.operations import flat_of
+from unisono.collectives.shm import as_bytes
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
 

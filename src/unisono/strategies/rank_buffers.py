@@ -5,7 +5,8 @@ from typing import final
 import torch
 from torch import nn
 
-from unisono.collectives.operations import as_bytes, flat_of
+from unisono.collectives.operations import flat_of
+from unisono.collectives.shm import as_bytes
 from unisono.collectives.transport import Transport
 
 
