@@ -1,8 +1,6 @@
 """``unisono bench``: measure scaling, collectives and strategies on this machine, or explain a collective."""
 
-import importlib.util
 import json
-import os
 import re
 import sys
 import tempfile
@@ -15,6 +13,7 @@ from unisono.cli.bench_scaling import scaling
 from unisono.cli.bench_strategies import strategies
 from unisono.cli.bench_tune import tune
 from unisono.cli.outcome import perform
+from unisono.cli.trials import check_picture
 
 if TYPE_CHECKING:
     from unisono.collectives.schedules import Schedule
@@ -78,7 +77,7 @@ def collectives(
     def act() -> None:
         from unisono.errors import ConfigError
 
-        _check_picture(png)
+        check_picture(png)
         if explain is not None:
             if ranks or sizes or only or repeat:
                 raise ConfigError(
@@ -291,18 +290,3 @@ def words(schedule: "Schedule") -> list[str]:
     sent_by = [f"{count / schedule.num_chunks:.3g} S" for count in bytes_sent(schedule, schedule.num_chunks)]
     lines += textwrap.wrap(f"each rank sends, of a buffer of S bytes: {', '.join(sent_by)}", 80)
     return lines
-
-
-def _check_picture(png: str | None) -> None:
-    """Refuse a picture that cannot be written before anything is measured for it."""
-    from unisono.errors import ConfigError
-
-    if png is None:
-        return
-    path = Path(png)
-    if path.suffix.lower() != ".png":
-        raise ConfigError(f"expected --png FILE.png, got {png!r}.")
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"expected --png to name a file that can be written, got {png!r}. Hint: make its directory.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--png needs matplotlib. Hint: pip install matplotlib.")

@@ -11,7 +11,7 @@ import click
 from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import perform
 from unisono.cli.strategy import take_strategy
-from unisono.cli.trials import recipe_options
+from unisono.cli.trials import check_picture, recipe_options
 from unisono.strategies.catalog import CATALOG
 
 DEFAULT = ",".join(CATALOG)
@@ -41,9 +41,7 @@ def strategies(
     """
 
     def act() -> None:
-        from unisono.cli.bench import _check_picture
-
-        _check_picture(png)
+        check_picture(png)
         rows = [_row(recipe, workers, name.strip(), given) for name in strategies.split(",")]
         if png is not None:
             from unisono.report.strategy_picture import draw_strategies

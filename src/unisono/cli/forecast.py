@@ -11,6 +11,7 @@ import click
 
 from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import perform
+from unisono.cli.trials import check_picture
 
 if TYPE_CHECKING:
     from unisono.scaling.failures import Reliability
@@ -81,9 +82,8 @@ def forecast(
     """
 
     def act() -> None:
-        from unisono.cli.bench import _check_picture
 
-        _check_picture(png)
+        check_picture(png)
         is_here = recipe is not None and given["node_size"] is None
         counts = parse_counts(("1..8" if is_here else "1..1024") if ranks is None else ranks)
         if out is not None:

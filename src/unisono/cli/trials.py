@@ -1,6 +1,8 @@
 """What verbs share that play one job several times, each time in a directory of its own: verify, chaos, the benches."""
 
+import importlib.util
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,22 @@ def read_fresh_result(out: Path, workers: int) -> dict[str, Any]:
             f"steps, resumed from step {result['resumed_from_step']}. Hint: leave the world to the launcher."
         )
     return result
+
+
+def check_picture(png: str | None) -> None:
+    """Refuse a picture that cannot be written before anything is measured for it.
+
+    Raises:
+        ConfigError: It is no PNG, or its directory or matplotlib is missing.
+    """
+    from unisono.errors import ConfigError
+
+    if png is None:
+        return
+    path = Path(png)
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"expected --png FILE.png, got {png!r}.")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"expected --png to name a file that can be written, got {png!r}. Hint: make its directory.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--png needs matplotlib. Hint: pip install matplotlib.")
