@@ -82,7 +82,6 @@ def forecast(
     """
 
     def act() -> None:
-
         check_picture(png)
         is_here = recipe is not None and given["node_size"] is None
         counts = parse_counts(("1..8" if is_here else "1..1024") if ranks is None else ranks)
