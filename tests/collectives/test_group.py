@@ -23,9 +23,9 @@ def test_only_the_owner_ends_the_group():
 
 def test_errors_of_the_group_name_rank_operation_and_culprit():
     """The last line of torch's error stays; other errors are not ours to translate."""
-    with pytest.raises(PeerLost, match=r"\[rank 1/4\] recv failed: that rank has died.*\(connection reset\)") as caught:
-        with lost_peers_named(1, 4, "recv", "that rank"):
-            raise RuntimeError("long\nconnection reset\n")
+    words = r"\[rank 1/4\] recv failed: that rank has died.*\(connection reset\)"
+    with pytest.raises(PeerLost, match=words) as caught, lost_peers_named(1, 4, "recv", "that rank"):
+        raise RuntimeError("long\nconnection reset\n")
     assert isinstance(caught.value.__cause__, RuntimeError)
     with pytest.raises(KeyError), lost_peers_named(1, 4, "recv"):
         raise KeyError("mine")
