@@ -1,10 +1,12 @@
 """Compare what two runs have left: field by field, step by step (reads files, imports no torch)."""
 
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from unisono.errors import ConfigError
 from unisono.observe.ledger import read_lines
 
 
@@ -21,6 +23,20 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
         elif left != right:
             lines.append(f"{prefix}{key}: {left!r} -> {right!r}")
     return lines
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return one of the JSON files of a run directory, empty where there is none.
+
+    Raises:
+        ConfigError: It is not the JSON that a run writes.
+    """
+    try:
+        return dict(json.loads(file.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error
 
 
 def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:

@@ -4,7 +4,6 @@ Within a step, causes come before effects: the weights it started from, its samp
 the gradient, the learning rate.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ConfigError
-from unisono.observe.compare import diff
+from unisono.observe.compare import diff, read_object
 from unisono.observe.ledger import hash_samples, read_lines
 from unisono.placement import cut
 from unisono.seeding import mix
@@ -205,12 +204,6 @@ def _untimed(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> _Run:
     if not (path / "score.json").exists():
         raise ConfigError(f"expected a run directory with score.json, got {path}. Hint: --out DIR (out=) keeps one.")
-    files = {}
-    for name in ("score", "environment", "result"):
-        file = path / f"{name}.json"
-        try:
-            files[name] = json.loads(file.read_text()) if file.exists() else {}
-        except ValueError as error:
-            raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error
+    files = {name: read_object(path / f"{name}.json") for name in ("score", "environment", "result")}
     detail = {line["step"]: line for line in read_lines(path / "detail.jsonl")}
     return _Run(ledger=read_lines(path / "ledger.jsonl"), detail=detail, **files)

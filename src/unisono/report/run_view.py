@@ -1,6 +1,5 @@
 """A run directory as plain values for the page: its files read once, damage named."""
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.observe.compare import read_object
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.scaling.study import STEP_PHASES
@@ -124,7 +124,7 @@ def read_run(path: Path) -> RunView:
     Raises:
         ConfigError: A file is not what a run writes.
     """
-    files = {name: _read(path / f"{name}.json") for name in ("score", "environment", "result")}
+    files = {name: read_object(path / f"{name}.json") for name in ("score", "environment", "result")}
     try:
         phases = read_phases(path)
         view = RunView(
@@ -146,12 +146,3 @@ def _launches(phases: list[StepPhases]) -> Iterator[Launch]:
             last_step=max(record.step for record in mine), began_s=min(record.began_ns for record in mine) / 1e9,
             ended_s=max(record.began_ns + sum(record.ns.values()) for record in mine) / 1e9,
         )  # fmt: skip
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        return dict(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error
