@@ -35,6 +35,13 @@ def imports(source: str) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+def function_lengths(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Return every function's name and number of lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
 def test_the_source_is_found():
     """The rules below are applied to something."""
     assert len(FILES) > 40
@@ -61,12 +68,14 @@ def test_reading_the_environment_would_be_noticed(source):
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_files_stay_short_and_say_what_they_are(path):
-    """No file has more than 400 lines, and each begins with a docstring that is a sentence."""
+    """No file has more than 400 lines, no function more than 75, and each file begins with a docstring: a sentence."""
     text = path.read_text()
     assert len(text.splitlines()) <= 400
-    docstring = ast.get_docstring(ast.parse(text)) or ""
+    tree = ast.parse(text)
+    docstring = ast.get_docstring(tree) or ""
     assert len(docstring) > 20
     assert docstring.rstrip()[-1] in ".:)?`"
+    assert [name for name, length in function_lengths(tree) if length > 75] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
