@@ -51,10 +51,8 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}, {rounds} rounds, ms")
     print(f"{'':<24} {'wall':>7} {'least':>7} {'CPU':>7}")
     for name, found in seen.items():
-        wall, cpu = zip(*found, strict=True)
-        print(
-            f"{name:<24} {statistics.median(wall) * 1e3:7.0f} {min(wall) * 1e3:7.0f} {statistics.median(cpu) * 1e3:7.0f}"
-        )
+        wall, cpu = ([1e3 * seconds for seconds in column] for column in zip(*found, strict=True))
+        print(f"{name:<24} {statistics.median(wall):7.0f} {min(wall):7.0f} {statistics.median(cpu):7.0f}")
     over = [
         (b[1] - a[1]) * 1e3 for a, b in zip(seen["import torch"], seen["import torch, unisono"], strict=True)
     ]  # fmt: skip

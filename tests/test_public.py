@@ -63,22 +63,25 @@ COST = """
 import json, sys, time
 
 def loaded():
-    return set(sys.modules) - before, {name.partition(".")[0] for name in set(sys.modules) - before}
+    return {name for name in set(sys.modules) - before if name.partition(".")[0] not in sys.stdlib_module_names}
+
+def packages():
+    return sorted({name.partition(".")[0] for name in loaded()})
 
 before, began = set(sys.modules), time.process_time()
 import unisono
 print(f"import unisono: {time.process_time() - began:.3f} s of CPU", file=sys.stderr)
-first = sorted(loaded()[0])
+first = sorted(loaded())
 light = ["World", "launch", "ConfigError", "DataPartitioner", "ExactSampler"]
 used = [getattr(unisono, name).__name__ for name in light]
 dir(unisono)
-second = sorted(loaded()[1])
+second = packages()
 import torch, torch.utils.data
 before, began = set(sys.modules), time.process_time()
 for name in unisono.__all__:
     getattr(unisono, name)
 print(f"all names over torch: {time.process_time() - began:.3f} s of CPU", file=sys.stderr)
-print(json.dumps([first, used, second, sorted(loaded()[1])]))
+print(json.dumps([first, used, second, packages()]))
 """
 HEAVY = {
     "matplotlib",
