@@ -72,7 +72,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb, or say what was meant."""
         if args[0] not in VERBS and not args[0].startswith("-"):
-            ctx.fail(f"No such verb {args[0]!r}.{_meant(args[0])} Verbs: {', '.join(VERBS)}.")
+            hint = _meant(args[0]) or f" Verbs: {', '.join(VERBS)}."
+            ctx.fail(f"No such verb {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 
