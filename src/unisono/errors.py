@@ -22,10 +22,8 @@ Each leaf also inherits the builtin it specialises, so ``except ValueError`` kee
     RunStopped (SystemExit)                 not an error: the run was asked to stop, and has saved its state
 
 A message says what was expected, what was found, where it came from, and the fix. This module imports
-nothing before it is needed.
+nothing.
 """
-
-from collections.abc import Iterable
 
 
 class UnisonoError(Exception):
@@ -126,11 +124,3 @@ class RunStopped(SystemExit):
     def __init__(self, step: int) -> None:
         super().__init__(self.exit_code)
         self.step = step
-
-
-def nearest(name: str, known: Iterable[object]) -> str:
-    """Return `` Hint: did you mean ...?`` for a name that is none of `known`; nothing where none is near."""
-    import difflib
-
-    near = difflib.get_close_matches(name, [str(other) for other in known], n=1, cutoff=0.5)
-    return f" Hint: did you mean {near[0]!r}?" if near else ""

@@ -5,7 +5,12 @@ import pytest
 from unisono.chaos.schedule import KINDS, plan_faults
 from unisono.errors import ConfigError
 
-GOLDEN = [(38, "resize", 1, 1), (58, "kill-all", 0, 1), (64, "kill-worker", 0, 1), (77, "kill-worker", 0, 1)]
+GOLDEN = [
+    (38, "resize", 1, 1, 0.925),
+    (58, "kill-all", 0, 1, 0.29),
+    (64, "kill-worker", 0, 1, 0.886),
+    (77, "kill-worker", 0, 1, 0.697),
+]
 
 
 def test_one_number_repeats_the_schedule():
@@ -18,7 +23,14 @@ def test_one_number_repeats_the_schedule():
 def test_golden_schedule():
     """The draws do not change with Python or numpy: a seed that someone has written down still works."""
     plan = plan_faults(1, 4, steps=100, workers=2)
-    assert [(fault.step, fault.kind, fault.rank, fault.workers) for fault in plan] == GOLDEN
+    found = [(fault.step, fault.kind, fault.rank, fault.workers, round(fault.hold_s, 6)) for fault in plan]
+    assert found == GOLDEN
+    assert [fault.number for fault in plan] == [1, 2, 3, 4]
+
+
+def test_a_run_can_be_full_of_faults():
+    """As many faults as there is room for come at every step that has room after it."""
+    assert [fault.step for fault in plan_faults(5, 8, steps=10, workers=1)] == list(range(1, 9))
 
 
 def test_every_plan_can_be_played():
@@ -46,9 +58,14 @@ def test_only_wanted_kinds():
 
 def test_what_cannot_be_planned():
     """Unknown kinds, too many faults, nothing to draw from: said with the fix."""
-    with pytest.raises(ConfigError, match="kill-all"):
-        plan_faults(0, 1, steps=9, workers=1, kinds=("flood",))
-    with pytest.raises(ConfigError, match="at most 8 faults for a run of 10 steps"):
+    known = ", ".join(KINDS)
+    for kinds, got in ((("flood", "stop", "fire"), "flood, fire"), ((), "none")):
+        with pytest.raises(ConfigError) as caught:
+            plan_faults(0, 1, steps=9, workers=1, kinds=kinds)
+        assert str(caught.value) == f"expected kinds of faults out of {known}, got {got}."
+    with pytest.raises(
+        ConfigError, match=r"at most 8 faults for a run of 10 steps, got 9\. Hint: fewer --kills, or more"
+    ):
         plan_faults(0, 9, steps=10, workers=1)
-    with pytest.raises(ConfigError, match="at least 2 workers"):
+    with pytest.raises(ConfigError, match=r"^resize needs at least 2 workers, got 1\. Hint: -n 2, or other kinds of"):
         plan_faults(0, 1, steps=10, workers=1, kinds=("resize",))

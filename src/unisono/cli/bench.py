@@ -138,7 +138,8 @@ def parse_names(text: str | None) -> list[str]:
     Raises:
         ConfigError: A name that is not known.
     """
-    from unisono.errors import ConfigError, nearest
+    from unisono.errors import ConfigError
+    from unisono.hints import nearest
 
     found = dict.fromkeys(part.strip() for part in text.split(",")) if text is not None else {}
     for name in found:

@@ -79,7 +79,7 @@ class LazyGroup(click.Group):
 
 def _meant(word: str) -> str:
     """Return a hint for a word that is no verb: a script, a recipe, a verb spelled otherwise."""
-    from unisono.errors import nearest
+    from unisono.hints import nearest
     from unisono.recipes.catalog import RECIPES
 
     if word.endswith(".py") or Path(word).is_file():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.errors import nearest
+from unisono.hints import nearest
 
 if TYPE_CHECKING:
     from unisono.recipes.catalog import Options

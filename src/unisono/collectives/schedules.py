@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, final
 
 from unisono.collectives.tree import combine
-from unisono.errors import ConfigError, nearest
+from unisono.errors import ConfigError
+from unisono.hints import nearest
 from unisono.placement import cut
 
 T = TypeVar("T")

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import ConfigError, nearest
+from unisono.errors import ConfigError
+from unisono.hints import nearest
 from unisono.seeding import check_seed
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import ExactOptions, StrategyOptions

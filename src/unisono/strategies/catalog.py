@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from unisono.errors import ConfigError, nearest
+from unisono.errors import ConfigError
+from unisono.hints import nearest
 from unisono.strategies.options import (
     AllReduceOptions,
     AsyncPSOptions,
