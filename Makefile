@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install train test test-slow faults test-all check format wheel-check fresh clean
+.PHONY: help install train test test-slow faults test-all check format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)  ## train the digits recipe on all cores
 	$(BIN)/unisono train digits
 
-test: $(STAMP)  ## the default tests: minutes
-	$(BIN)/python -m pytest -m 'not slow'
+test: $(STAMP)  ## the default tests: minutes; JOBS=2 runs two at a time
+	$(BIN)/python -m pytest -m 'not slow' $(if $(JOBS),-n $(JOBS) --dist worksteal)
 
 test-slow: $(STAMP)  ## the slow tests alone
 	$(BIN)/python -m pytest -m slow
@@ -44,6 +44,11 @@ format: $(STAMP)  ## write the code in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+mutation: $(STAMP)  ## change the pure files one thing at a time: do their tests notice?
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[recipes,dev,mutation]'
+	$(BIN)/python -m mutmut run
+	$(BIN)/python -m mutmut results
+
 wheel-check: $(STAMP)  ## build sdist and wheel, install the wheel alone, train with it
 	.ci/wheel
 
@@ -51,4 +56,4 @@ fresh:  ## the README's commands in a new clone with an empty HOME: time and dis
 	.ci/fresh
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants

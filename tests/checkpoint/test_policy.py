@@ -28,6 +28,7 @@ NEW = Candidate(step=50, is_valid=True, metric=0.5)
         (CheckpointPolicy(keep=1, best="a"), [(40, False, 0.9), (30, True, 0.6)], [False, True]),
         (CheckpointPolicy(keep=1, best="a"), [(40, True, None)], [False]),
         (CheckpointPolicy(keep=2, best="a"), [(40, True, 0.9), (30, True, 0.8)], [True, False]),
+        (CheckpointPolicy(keep=1, best="a"), [(40, True, 0.6), (30, True, 0.9), (20, True, 0.7)], [False, True, False]),
         (CheckpointPolicy(), [], []),
     ],
 )

@@ -127,6 +127,7 @@ def test_a_far_step_of_a_huge_data_set_costs_nothing():
     assert batch.min() >= 0
     assert 10**9 < batch.max() < 10**12
     assert sampler.epoch_of(10**9) == 0
+    assert [ExactSampler(1000, 256).epoch_of(step) for step in (1, 2, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
     assert ExactSampler(1000, 256).epoch_of(10**9) == (10**9 - 1) // 4
 
 
