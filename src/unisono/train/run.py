@@ -242,6 +242,7 @@ class Run:
             max_steps: Stop after this many steps, counted from the run's start.
 
         Raises:
+            ConfigError: `epochs` or `max_steps` is out of range, or `loader` is not from `loader`.
             ScoreMismatch: The run directory was started with another score.
             EnvironmentDrift: Software, CPU capability or threads differ from the first launch.
             CheckpointError: There are checkpoints but none can be trusted.

@@ -57,7 +57,7 @@ class Stepper:
 
         Raises:
             StepError: A batch was not passed to `step`.
-        """
+        """  # noqa: DOC501 - what closes the generator goes on
         course, parts, setting = self._course, self.parts, self._setting
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
