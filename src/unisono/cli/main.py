@@ -7,7 +7,7 @@ from typing import NoReturn, final
 import click
 
 VERBS = {
-    "run": "Start a script on several processes of this machine.",
+    "run": "Start a script on several processes, of one machine or more.",
     "train": "Train a ready-made recipe.",
     "verify": "Prove that the number of workers does not change a bit.",
     "diff": "Show where two runs part, and what differed first.",
