@@ -37,6 +37,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
     "exit3": lambda: os._exit(3),
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "wait": lambda: time.sleep(0.05),
+    "slow": lambda: time.sleep(0.5),
     "noise": lambda: None,
     "clock": lambda: jump(random.Random(0)),
     "loader": lambda: [os.kill(int(pid), signal.SIGKILL) for pid in children()],

@@ -195,6 +195,8 @@ class Meeting:
     def _serve(self) -> TCPStore | None:
         """Return the store where the endpoint lies on this machine and nobody keeps it yet."""
         plan = self._plan
+        if plan.node_rank:  # numbered by hand: the first one keeps it
+            return None
         try:
             store, _ = _listen(plan.host, plan.port)
         except OSError as error:
