@@ -16,7 +16,7 @@ NETWORK = "10.213.7"
 
 
 def why_not() -> str:
-    """Return why there can be no namespaces here, after an attempt to install what is missing; empty where there can."""
+    """Return why there can be no namespaces here, after an attempt to install what is missing; else empty."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -77,7 +77,7 @@ class Network:
         return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", rename, "sh"]
 
     def link(self, index: int, state: str) -> None:
-        """Set a host's link ``up`` or ``down``, at the switch: the host itself does not notice."""
+        """Set a host's link ``up`` or ``down``, at the switch."""
         ip("link", "set", f"p{index}", state, within=self._switch)
 
     def lose_way(self, index: int, other: int) -> None:

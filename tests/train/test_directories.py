@@ -42,16 +42,17 @@ def test_a_shared_directory_of_two_hosts(tmp_path, monkeypatch):
     hosts = threading.local()
     monkeypatch.setattr(directories, "name_of_this_host", lambda: hosts.name)
 
+    find, shown = directories._find_tokens, threading.Event()
+
+    def find_late(path, tokens, rank, patience_s):
+        threading.Timer(0.2, shown.set).start()
+        assert shown.wait(10)
+        return find(path, tokens, rank, patience_s)
+
+    monkeypatch.setattr(directories, "_find_tokens", find_late)
+
     def look(transport):
         hosts.name = f"host {transport.rank // 2}"
-        if transport.rank == 2:
-            real, late = directories._find_tokens, threading.Event()
-            threading.Timer(0.2, late.set).start()
-            monkeypatch.setattr(
-                directories,
-                "_find_tokens",
-                lambda *args: late.wait(10) and real(*args) if args[2] == 2 else real(*args),
-            )
         return find_directories(transport, tmp_path)
 
     found = run_ranks(look, 4)
@@ -71,7 +72,7 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     classes = []
 
     def look(transport):
-        with pytest.raises((OSError, LeaderFailed), match="Not a directory|rank 1 stopped the run") as caught:
+        with pytest.raises((OSError, LeaderFailed), match=r"Not a directory|rank 1 stopped the run") as caught:
             find_directories(transport, tmp_path / ("file/run" if transport.rank else "run"))
         classes.append(caught.type)
 

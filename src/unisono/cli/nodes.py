@@ -16,7 +16,7 @@ _OPTIONS = (
     click.option("--rdzv-endpoint", metavar="HOST[:PORT]", help="Where the hosts meet: an address of one of them."),
     click.option("--rdzv-id", default="none", metavar="NAME", help="Tells jobs with one endpoint apart."),
     click.option("--rdzv-timeout", type=float, metavar="S", help="Longest wait for the other hosts.  [default: 600]"),
-    click.option("--master-addr", metavar="HOST", help="The endpoint in the words of older launchers; with port:"),
+    click.option("--master-addr", metavar="HOST", help="The endpoint, in the words of older launchers."),
     click.option("--master-port", type=int, metavar="PORT", help="Of --master-addr.  [default: 29400]"),
     click.option("--interface", metavar="NAME", help="Network interface.  [default: the one towards the endpoint]"),
     click.option("--trust-network", is_flag=True, help="Open ports that other machines reach; see the docs first."),

@@ -44,9 +44,10 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The workers were stopped because those of all hosts are to start again."""
+    """The workers were stopped because those of all hosts are to start again; at once, unless `is_gentle`."""
 
     why: str
+    is_gentle: bool
 
 
 Outcome = Failed | Stopped | Ended | OutputBroken | Signalled | None
@@ -65,7 +66,8 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
             crew.start(port)
             outcome = _supervise(crew, events, memory_kills)
             # Before a restart the survivors' work is lost anyway; else they may end in their own way.
-            if not isinstance(outcome, Failed | Ended) or spec.max_restarts == 0:
+            is_lost = isinstance(outcome, Failed) and spec.max_restarts > 0
+            if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
                 _stop(crew, events, outcome)
         except LaunchError as error:
             outcome = Failed(error, Ending(rank=crew.num_started, what="could not be started"))
@@ -105,9 +107,9 @@ def _stopped(crew: Crew) -> Stopped | None:
 def _stop_between_steps(crew: Crew, events: Events, asked: Signalled | Called) -> Outcome:
     """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
     if isinstance(asked, Called) and not asked.is_gentle:
-        return Ended(asked.why)
+        return Ended(asked.why, is_gentle=False)
     if any(reading.state != STEPPING for reading in crew.readings().values()):
-        return Ended(asked.why) if isinstance(asked, Called) else asked
+        return Ended(asked.why, is_gentle=True) if isinstance(asked, Called) else asked
     crew.ask_stop()
     deadline = time.monotonic() + crew.spec.stop_grace_s
     while crew.running and (event := next_event(events, deadline)):
@@ -115,10 +117,12 @@ def _stop_between_steps(crew: Crew, events: Events, asked: Signalled | Called) -
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.
         if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
             return Signalled(event.signum, is_final=True)
+        if isinstance(event, Called) and not event.is_gentle:
+            return Ended(event.why, is_gentle=False)
     are_well = all(end.code == 0 or crew.has_stopped(end) for end in crew.exits.values())
     if not crew.running and are_well:
         return _stopped(crew)
-    return Ended(asked.why) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
+    return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
 
 
 def _find_failure(crew: Crew, events: Events, memory_kills: int) -> Outcome:

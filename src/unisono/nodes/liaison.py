@@ -121,7 +121,7 @@ class Liaison:
         for node, number in enumerate(attempt.numbers):
             if node not in attempt.endings and (told := attempt.board.look(f"ending/{node}")) is not None:
                 attempt.endings[node] = NodeEnding.unpacked(told)
-            if node != attempt.node_rank:
+            if node != attempt.node_rank and node not in attempt.endings:
                 self._listen(attempt, node, number, now)
         is_over = any(ending.kind == "done" for ending in attempt.endings.values())
         if attempt.num_waiting and not is_over and now - self._looked_s > _LOOK_FOR_NEWCOMERS_S:

@@ -18,7 +18,12 @@ from datetime import timedelta
 from typing import Any, final
 
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
@@ -37,6 +42,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 _LAST_CALL = timedelta(seconds=3)  # for more hosts than the fewest; who comes later joins between two steps
 _CLOSE = timedelta(seconds=5)
 _POLL_S = 0.1
+_WAIT_S = 0.25
 _REMIND_S = 15.0
 _LINGER_S = 3.0
 _BEATS = 5  # that may be missed in a row
@@ -129,12 +135,13 @@ class Meeting:
 
         threading.Thread(target=join, name="unisono-join", daemon=True).start()
         holders: dict[int, Any] = {}
+        is_told = False
         while True:
             with contextlib.suppress(queue.Empty):
-                found = answer.get(timeout=_POLL_S)
+                found = answer.get(timeout=_WAIT_S)
                 if isinstance(found, RendezvousTimeoutError):
                     raise check_counts(self._present(), self._plan.min_nodes, self._plan.join_s)
-                if isinstance(found, RendezvousClosedError):
+                if isinstance(found, RendezvousClosedError | RendezvousGracefulExitError):
                     self._raise_refusal()
                     raise NotNeeded
                 if isinstance(found, BaseException):
@@ -142,6 +149,10 @@ class Meeting:
                 return Board(found.store, "unisono"), found.rank, found.world_size
             self.check()
             self._check_taken(holders)
+            sitting = self.board.look("sitting") or []
+            if not is_told and sitting and all(number != self.card.number for number, _, _ in sitting):
+                tell(f"the run is going on {len(sitting)} hosts; this one waits until it is used.")
+                is_told = True
 
     def check(self) -> None:
         """Raise what keeps this host from going on.
@@ -165,7 +176,10 @@ class Meeting:
 
     def num_waiting(self) -> int:
         """Return how many hosts wait to take part."""
-        return int(self._handler.num_nodes_waiting())
+        try:
+            return int(self._handler.num_nodes_waiting())
+        except RendezvousError as error:
+            raise PeerLost(str(error)) from error
 
     def serve_workers(self) -> tuple[TCPStore, int]:
         """Return a fresh store for the workers of one attempt, and its port, on this host's address alone."""
@@ -284,9 +298,9 @@ class Meeting:
             raise self.refuse(problem)
         if self.card.arguments != first.arguments:
             tell(f"the program's arguments on {self.card.name} are not those on {first.name}.")
-        theirs, deadline = self.board.look(beat_key(first.number)), time.monotonic() + _ANSWER_S
-        while theirs is None or (now := self.board.look(beat_key(first.number))) == theirs:
-            theirs = theirs or self.board.look(beat_key(first.number))
+        key = beat_key(first.number)
+        before, deadline = self.board.look(key), time.monotonic() + _ANSWER_S
+        while (now := self.board.look(key)) is None or now == before:
             if time.monotonic() > deadline:
                 raise LaunchError(f"{first.name} has shown no sign of life for {_ANSWER_S:g} s, but keeps the store.")
             time.sleep(_POLL_S)

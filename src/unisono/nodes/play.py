@@ -187,8 +187,10 @@ class _Player:
             master_port=workers[1], interface=self._interface.name, attempt=told["attempt"], run_id=self._plan.run_id,
         )  # fmt: skip
         replicas = max(one["replicas"] for one in entries)
-        if not replicas:  # the most that there can be: hosts that come later must find work
-            replicas = max(firsts[-1], self._plan.max_nodes * max(card.workers for card in cards))
+        if not replicas:
+            replicas = firsts[-1]
+            if self._plan.is_elastic:  # the most that there can be: hosts that come later must find work
+                replicas = max(replicas, self._plan.max_nodes * max(card.workers for card in cards))
         return Round(board, cards, mine, seat, replicas, told["history"], store)
 
     def _exchange(self, meeting: Meeting, board: Board, key: str, mine: int, count: int, value: Any) -> Any:
