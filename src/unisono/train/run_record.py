@@ -8,10 +8,7 @@ are replaced atomically. The directory is private to its owner (0700): checkpoin
 """
 
 import contextlib
-import json
-import os
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +30,7 @@ from unisono.train.checkpoints import Checkpoints
 from unisono.train.directories import find_directories
 from unisono.train.handover import hand_over, send_bytes
 from unisono.train.leader import ranks_say
+from unisono.train.run_files import RunFiles
 from unisono.train.run_lock import RunLock
 
 
@@ -66,6 +64,7 @@ class RunRecord:
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self.fencing_token = 0
         self.path = path
+        self._files = RunFiles(path)
         self._checkpoints = (
             None if path is None else Checkpoints(path / "checkpoints", transport, policy or CheckpointPolicy())
         )
@@ -85,7 +84,7 @@ class RunRecord:
         """
 
         def read() -> list[int | None]:
-            found = self._read("score.json")
+            found = self._files.read("score.json")
             if found is not None and not all(type(found.get(name)) is int for name in names):
                 raise ConfigError(
                     f"{self.path}/score.json lacks {' or '.join(names)}: it is not what a run writes. "
@@ -104,7 +103,7 @@ class RunRecord:
         """
 
         def check() -> dict[str, Any] | None:
-            recorded = self._read("environment.json")
+            recorded = self._files.read("environment.json")
             lines = [] if recorded is None else drift(recorded, environment)
             if lines and not allow_drift:
                 raise EnvironmentDrift(
@@ -127,14 +126,14 @@ class RunRecord:
         """
 
         def check() -> str:
-            recorded = self._read("score.json")
+            recorded = self._files.read("score.json")
             if recorded is not None and (lines := diff(recorded, score)):
                 listed = "\n  ".join(lines)
                 raise ScoreMismatch(
                     f"{self.path} holds a run with another score:\n  {listed}\n"
                     "Hint: repeat its settings to resume it, or choose another --out for a new run."
                 )
-            return self._run_id()
+            return self._files.run_id()
 
         self._check_scores(score)
         if self.path is None or self._checkpoints is None:
@@ -153,7 +152,7 @@ class RunRecord:
                 parent_step=step if newest["name"] else None,
                 fencing_token=self.fencing_token,
                 score=score,
-                environment=self._read("environment.json") or {},
+                environment=self._files.read("environment.json") or {},
             )
         self._bring_ledgers()
         ranks_say(self._transport, self._keeps, lambda: self._open_ledgers(step))
@@ -172,10 +171,10 @@ class RunRecord:
         """Write what this directory lacks, and return its newest valid checkpoint."""
         assert self.path is not None
         for name, content in (("run.json", {"run": run}), ("score.json", score)):
-            if self._read(name) is None:
-                self._write(name, content)
+            if self._files.read(name) is None:
+                self._files.write(name, content)
         if self._environment is not None:
-            self._write("environment.json", self._environment)
+            self._files.write("environment.json", self._environment)
         hopeless: list[str] = []
         found, complaints = None, []
         try:
@@ -232,20 +231,6 @@ class RunRecord:
         self._ledger = Ledger(self.path / "ledger.jsonl", step)
         if self._keeps_detail:
             self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
-
-    def _run_id(self) -> str:
-        """Return the id of the run that lives here; checkpoints of another are not its own."""
-        assert self.path is not None
-        recorded = self._read("run.json")
-        if recorded is not None:
-            return str(recorded["run"])
-        newest, _ = store.newest_valid(self.path / "checkpoints")
-        run = uuid.uuid4().hex
-        if newest is not None:
-            run = store.verify(newest).facts.run
-            warnings.warn(f"{self.path / 'run.json'} was missing; written anew from {newest.name}.", stacklevel=2)
-        self._write("run.json", {"run": run})
-        return run
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only; the entry is made only where it is written, and when it is).
@@ -311,7 +296,8 @@ class RunRecord:
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replace ``result.json`` (keepers only)."""
-        self._write("result.json", result)
+        if self._keeps:
+            self._files.write("result.json", result)
 
     def tell(self, text: str) -> None:
         """Say something about the run directory to the person who started the run (leader only, standard error)."""
@@ -346,7 +332,7 @@ class RunRecord:
             if not self._is_leader:
                 self._open()
             steps = store.list_steps(self.path / "checkpoints")
-            found = self._read("run.json")
+            found = self._files.read("run.json")
             return [str(found["run"]) if found else "", steps[0][0] if steps else 0]
 
         told = ranks_say(self._transport, self._keeps, open_own)
@@ -360,36 +346,7 @@ class RunRecord:
         self._home = max(keepers, key=lambda keeper: (told[keeper][0] != "", told[keeper][1], -keeper))
 
     def _open(self) -> None:
-        if self.path is None:
-            return
-        probe = self.path / f".probe-{os.getpid()}"
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-            self._lock = RunLock(self.path)
+        self._lock = self._files.open()
+        if self._lock is not None and self._checkpoints is not None:
             self.fencing_token = self._lock.token
-            if self._checkpoints is not None:
-                self._checkpoints.guard = self._lock.check
-        except OSError as error:
-            raise ConfigError(
-                f"expected a directory that can be written, got {self.path} from --out (out=): {error.strerror}."
-            ) from error
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        if self.path is None or not (self.path / name).exists():
-            return None
-        try:
-            content: dict[str, Any] = dict(json.loads((self.path / name).read_text()))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{self.path / name} is not the JSON that a run writes: {error}. Hint: choose another --out."
-            ) from error
-        return content
-
-    def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        if self.path is None or not self._keeps:
-            return
-        data = (json.dumps(content, indent=2) + "\n").encode()
-        with explained(self.path / name, len(data)):
-            replace_synced(self.path / name, data)
+            self._checkpoints.guard = self._lock.check
