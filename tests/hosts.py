@@ -120,6 +120,10 @@ class Hosts:
             *within, sys.executable, "-c", RUN, "--nnodes", nodes, *numbered, "--rdzv-endpoint", self.endpoint,
             "-n", str(workers), *options, str(script), str(out or self.out), *arguments,
         ]  # fmt: skip
+        return self.launch(name, command)
+
+    def launch(self, name: str, command: Sequence[str]) -> Host:
+        """Start any command as a host."""
         host = Host(name, command, self.folder / name, self.env)
         self.started.append(host)
         return host

@@ -1,13 +1,15 @@
 """Two launchers on loopback are two hosts: the same bits as one process, whatever happens to one of them."""
 
+import json
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from hosts import differs, result_of
+from hosts import JOB, differs, free_port, result_of
 
 SLOWED = "wait!@0:0"  # every step of rank 0 takes 50 ms longer, so that what happens finds the run going
 SLOW = "slow!@0:0"  # half a second: time for a host to come
@@ -206,3 +208,35 @@ def test_programs_of_others_on_two_hosts(hosts):
     assert hosts.finish() == [0, 0], hosts.words()
     told = [(hosts.folder / f"told{rank}").read_text() for rank in range(3)]
     assert told == ["6.0 0 0 0 3 1", "6.0 1 0 1 3 2", "6.0 2 1 1 3 2"]
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_hosts(hosts, reference):
+    """Torch's own launchers run our scripts on two hosts unchanged, with the same bits."""
+    common = ["--nnodes", "2", "--nproc-per-node", "1"]
+    for name in "ab":
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", hosts.endpoint]
+        hosts.launch(name, [sys.executable, "-m", "torch.distributed.run", *common, *rendezvous, JOB, hosts.out])
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    port = str(free_port())
+    again = []
+    for rank, name in enumerate("cd"):
+        place = ["--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port]
+        command = [sys.executable, "-m", "torch.distributed.launch", *common, *place, JOB, hosts.folder / "again"]
+        again.append(hosts.launch(name, command))
+    assert hosts.finish(*again) == [0, 0], hosts.words()
+    assert differs(hosts.folder / "again", reference) == ""
+
+
+@pytest.mark.slow
+def test_a_recipe_on_two_hosts(hosts):
+    """`unisono train` on two hosts prints one fingerprint on both: that of one process."""
+    train = [sys.executable, "-m", "unisono", "train", "digits", "--epochs", "1", "--limit", "200", "--json"]
+    meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", hosts.endpoint.rpartition(":")[2]]
+    pair = [hosts.launch("ab"[rank], [*train, *meet, "--node-rank", str(rank), "-n", "1"]) for rank in (0, 1)]
+    alone = hosts.launch("c", [*train, "-n", "1"])
+    assert hosts.finish() == [0, 0, 0], hosts.words()
+    told = [json.loads(host.out_file.read_text()) for host in (*pair, alone)]
+    assert len({each["fingerprint"] for each in told}) == 1
+    assert [each["world_size"] for each in told] == [2, 2, 1]
