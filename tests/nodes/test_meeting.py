@@ -143,6 +143,9 @@ def test_the_place_of_somebody_else(meet, monkeypatch):
     del store
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(LaunchError, match="is no store of torch"):
         meet(port=server.getsockname()[1])
+    for thread in threading.enumerate():  # torch tries again until its own patience is over
+        if thread.name == "unisono-connect":
+            thread.join(60)
 
 
 def test_node_rank_0_on_the_wrong_machine(meet):

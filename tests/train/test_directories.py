@@ -44,10 +44,10 @@ def test_a_shared_directory_of_two_hosts(tmp_path, monkeypatch):
 
     find, shown = directories._find_tokens, threading.Event()
 
-    def find_late(path, tokens, rank, patience_s):
+    def find_late(path, tokens, patience_s):
         threading.Timer(0.2, shown.set).start()
         assert shown.wait(10)
-        return find(path, tokens, rank, patience_s)
+        return find(path, tokens, patience_s)
 
     monkeypatch.setattr(directories, "_find_tokens", find_late)
 

@@ -18,6 +18,7 @@ from unisono.nodes.verdicts import NodeEnding
 
 _TALK_S = 0.3
 _LOOK_FOR_NEWCOMERS_S = 1.0
+_JOIN_S = 1.0
 # Talks further apart than this: we were stopped, or the network was; nobody else's silence means anything.
 _OWN_GAP_S = 2.5
 
@@ -84,8 +85,10 @@ class Liaison:
         self._count = 0
         self._contact_s = self._talked_s = self._looked_s = time.monotonic()
         self._stopped = threading.Event()
-        for act in (self._talk_on, self._watch_contact):
-            threading.Thread(target=act, name="unisono-liaison", daemon=True).start()
+        acts = (self._talk_on, self._watch_contact)
+        self._threads = [threading.Thread(target=act, name="unisono-liaison", daemon=True) for act in acts]
+        for thread in self._threads:
+            thread.start()
 
     def enter(self, attempt: Attempt) -> None:
         """Watch over an attempt from now on."""
@@ -99,6 +102,8 @@ class Liaison:
     def close(self) -> None:
         """Fall silent; safe to call twice."""
         self._stopped.set()
+        for thread in self._threads:  # one that waits for a store out of reach ends with the process
+            thread.join(_JOIN_S)
 
     def _talk_on(self) -> None:
         while not self._stopped.wait(_TALK_S):

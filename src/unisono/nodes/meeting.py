@@ -229,16 +229,28 @@ class Meeting:
 
     def _connect(self) -> Store:
         plan = self._plan
+        answer: queue.SimpleQueue[Store | RuntimeError] = queue.SimpleQueue()
+        patience = timedelta(seconds=_ANSWER_S)
+
+        def connect() -> None:
+            try:
+                answer.put(TCPStore(plan.host, plan.port, is_master=False, timeout=patience, wait_for_workers=False))
+            except RuntimeError as error:
+                answer.put(error)
+
+        # In a thread: torch waits for ever where something takes the connection and says nothing.
+        threading.Thread(target=connect, name="unisono-connect", daemon=True).start()
         try:
-            timeout = _STORE_TIMEOUT if self._server is not None else timedelta(seconds=_ANSWER_S)
-            store = TCPStore(plan.host, plan.port, is_master=False, timeout=timeout, wait_for_workers=False)
-            store.set_timeout(_STORE_TIMEOUT)
-        except RuntimeError as error:
+            found = answer.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            found = RuntimeError(f"silent for {_ANSWER_S:g} s")
+        if isinstance(found, RuntimeError):
             raise LaunchError(
-                f"what answers at {plan.endpoint} is no store of torch ({str(error).strip().splitlines()[0]}). "
+                f"what answers at {plan.endpoint} is no store of torch ({str(found).strip().splitlines()[0]}). "
                 "Hint: another program has that port; choose another one on all hosts."
-            ) from error
-        return store
+            )
+        found.set_timeout(_STORE_TIMEOUT)
+        return found
 
     def _wait_for_keeper(self) -> None:
         """Return when something answers at the endpoint."""
@@ -277,7 +289,7 @@ class Meeting:
     def _join_torchs(self, silence_s: float) -> DynamicRendezvousHandler:
         plan, store = self._plan, self._connect()
         beat_s = max(1, round((silence_s or 3600) / _BEATS))
-        return DynamicRendezvousHandler.from_backend(
+        handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             f"unisono.{plan.run_id}",
             store,
             C10dRendezvousBackend(store, f"unisono.{plan.run_id}"),
@@ -288,6 +300,7 @@ class Meeting:
             keep_alive_interval=beat_s,
             keep_alive_max_attempt=_BEATS,
         )
+        return handler
 
     def _check_fit(self) -> None:
         """Compare this host with the one that came first."""

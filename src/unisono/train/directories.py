@@ -6,7 +6,7 @@ directory and looks for those of the others; a network file system may take a mo
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -71,7 +71,14 @@ def find_directories(transport: Transport, path: Path | None, patience_s: float 
     is_head = transport.rank in heads.values()
     name = f".seen-{uuid.uuid4().hex}"
     tokens: list[str | None] = ranks_say(transport, is_head, lambda: _leave_token(path / name))
-    seen = ranks_say(transport, is_head, lambda: _find_tokens(path, tokens, transport.rank, patience_s))
+    # On its own host a head has seen already that the others' directories are not its own.
+    here = places[transport.rank][0]
+    foreign = {
+        rank: token
+        for rank, token in enumerate(tokens[: transport.rank])
+        if token is not None and places[rank][0] != here
+    }
+    seen = ranks_say(transport, is_head, lambda: _find_tokens(path, foreign, patience_s))
     ranks_say(transport, is_head, (path / name).unlink)
     return Directories(join_heads([heads[place] for place in places], seen), num_hosts)
 
@@ -95,14 +102,11 @@ def _leave_token(file: Path) -> str:
     return file.name
 
 
-def _find_tokens(path: Path, tokens: Sequence[str | None], rank: int, patience_s: float) -> list[int]:
-    earlier = {other: token for other, token in enumerate(tokens[:rank]) if token is not None}
-    # One is enough to wait for: the heads before have found each other.
-    return _wait(lambda: [other for other, token in earlier.items() if (path / token).exists()], patience_s) or []
-
-
-def _wait(look: Callable[[], list[int]], patience_s: float) -> list[int]:
+def _find_tokens(path: Path, tokens: Mapping[int, str], patience_s: float) -> list[int]:
+    """Return the ranks whose tokens show in a directory; one is enough, since the earlier have found each other."""
     deadline = time.monotonic() + patience_s
-    while not (found := look()) and time.monotonic() < deadline:
+    while not (found := [rank for rank, token in tokens.items() if (path / token).exists()]) and tokens:
+        if time.monotonic() > deadline:
+            break
         time.sleep(_POLL_S)  # nothing tells us when the file system will show it
     return found

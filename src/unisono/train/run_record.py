@@ -176,7 +176,8 @@ class RunRecord:
         if self._environment is not None:
             self._files.write("environment.json", self._environment)
         hopeless: list[str] = []
-        found, complaints = None, []
+        found: Path | None = None
+        complaints: list[str] = []
         try:
             found, complaints = store.newest_valid(self.path / "checkpoints", run)
         except CheckpointError as error:
