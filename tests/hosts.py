@@ -21,6 +21,11 @@ RUN = (
 )
 
 
+def gate(step: int) -> str:
+    """Return the job's argument by which rank 0 waits before a step until `Hosts.open`."""
+    return f"gate!@{step}:0"
+
+
 def free_port(address: str = "127.0.0.1") -> int:
     """Return a port that nobody listens on now."""
     with socket.socket() as probe:
@@ -76,6 +81,14 @@ class Host:
             assert self.process.poll() is None or words in self.err, self.err
             time.sleep(0.02)
 
+    def wait_until_asked(self, timeout_s: float = 120) -> None:
+        """Wait until its launcher has asked its workers to stop between two steps."""
+        deadline = time.monotonic() + timeout_s
+        while not any(Beacon(path).is_stop_asked for path in (self.folder / "tmp").glob("unisono-*/beacon-*")):
+            assert time.monotonic() < deadline, self.err
+            assert self.process.poll() is None, self.err
+            time.sleep(0.02)
+
     def kill_everything(self) -> None:
         """Kill the launcher and its workers at one blow, as a lost machine would."""
         pids = [reading.pid for reading in self.readings() if reading.pid]
@@ -127,6 +140,11 @@ class Hosts:
         host = Host(name, command, self.folder / name, self.env)
         self.started.append(host)
         return host
+
+    def open(self, step: int) -> None:
+        """Open the gate of a step, for runs in directories of their own too."""
+        for folder in (self.folder, *(host.folder for host in self.started)):
+            (folder / f"gate-{step}").touch()
 
     def finish(self, *hosts: Host, timeout_s: float = 120) -> list[int]:
         """Wait for the end of hosts (all, where none is named) and return their codes."""

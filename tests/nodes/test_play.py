@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hosts import JOB, differs, free_port, result_of
+from hosts import JOB, differs, free_port, gate, result_of
 
-SLOWED = "wait!@0:0"  # every step of rank 0 takes 50 ms longer, so that what happens finds the run going
-SLOW = "slow!@0:0"  # half a second: time for a host to come
 RESTARTS = ("--max-restarts", "3")
-QUICK = ("--heartbeat", "4")
+QUICK = ("--heartbeat", "8")
 
 
 def listeners() -> set[str]:
@@ -31,11 +29,12 @@ def listeners() -> set[str]:
 def test_two_hosts_equal_one_process(hosts, reference):
     """Node ranks by hand, a directory for each host: the bits of one process in both, and no port beyond loopback."""
     before = listeners()
-    first = hosts.start("a", SLOWED, rank=0, out="own")
-    second = hosts.start("b", SLOWED, rank=1, out="own")
+    first = hosts.start("a", gate(6), rank=0, out="own")
+    second = hosts.start("b", rank=1, out="own")
     second.wait_for_step(6)
     mine = {address.partition(":")[0] for address in listeners() - before}
     assert mine <= {"0100007F", "0000000000000000FFFF00000100007F"}, mine  # 127.0.0.1
+    hosts.open(6)
     assert hosts.finish() == [0, 0], hosts.words()
     for host in (first, second):
         assert differs(host.folder / "own", reference) == ""
@@ -85,28 +84,36 @@ def test_a_worker_raises(hosts):
 def test_hosts_come_and_go(hosts, reference):
     """Elastic: one begins, a second comes and is lost with all its processes, a third comes and is asked to leave."""
     elastic = {"nodes": "1:2", "options": QUICK}
-    first = hosts.start("a", SLOW, **elastic)
-    first.wait_for_step(3)
-    second = hosts.start("b", SLOW, **elastic)
-    second.wait_for_step(2)
-    assert "a host has come" in first.err
+    gates = [gate(step) for step in (5, 12, 20)]
+    first = hosts.start("a", *gates, **elastic)
+    first.wait_for_step(5)
+    second = hosts.start("b", *gates, **elastic)
+    first.wait_until_asked()
+    hosts.open(5)
+    second.wait_for_step(12)
     second.kill_everything()
     first.wait_for_words("does not answer any more")
-    third = hosts.start("c", SLOW, **elastic)
-    third.wait_for_step(2)
+    third = hosts.start("c", *gates, **elastic)
+    third.wait_for_words("waits until it is used")
+    first.wait_until_asked()
+    hosts.open(12)
+    third.wait_for_step(20)
     third.process.send_signal(signal.SIGTERM)
+    third.wait_until_asked()
+    hosts.open(20)
     assert third.finish() == 75, third.err
     assert first.finish() == 0, hosts.words()
     assert differs(hosts.out, reference) == ""
     assert "was asked to stop and leaves" in first.err
+    assert result_of(hosts.out)["replicas"] == 4
 
 
 @pytest.mark.slow
 def test_the_keeper_of_the_store_is_lost(hosts, reference):
     """Who keeps the meeting place takes it along: the other says so and ends; the same commands go on."""
-    first = hosts.start("a", SLOWED, rank=0, options=QUICK)
-    second = hosts.start("b", SLOWED, rank=1, options=QUICK)
-    second.wait_for_step(6)
+    first = hosts.start("a", gate(10), rank=0, options=QUICK)
+    second = hosts.start("b", rank=1, options=QUICK)
+    second.wait_for_step(10)
     first.kill_everything()
     began = time.monotonic()
     assert second.finish(60) == 1, second.err
@@ -121,10 +128,12 @@ def test_the_keeper_of_the_store_is_lost(hosts, reference):
 @pytest.mark.slow
 def test_directories_of_their_own_after_a_loss(hosts, reference):
     """The first host's directory is lost: the run goes on from the other's, which sends state and ledger."""
-    first = hosts.start("a", SLOWED, rank=0, out="own")
-    second = hosts.start("b", SLOWED, rank=1, out="own")
-    second.wait_for_step(8)
+    first = hosts.start("a", gate(10), rank=0, out="own")
+    second = hosts.start("b", rank=1, out="own")
+    second.wait_for_step(10)
     first.process.send_signal(signal.SIGTERM)
+    first.wait_until_asked()
+    hosts.open(10)
     assert hosts.finish() == [75, 75], hosts.words()
     stopped = result_of(second.folder / "own")["steps"]
     assert stopped == result_of(first.folder / "own")["steps"]
@@ -144,11 +153,12 @@ def test_two_hosts_with_one_rank_and_one_that_is_taken(hosts):
     for host in twins:
         assert "two hosts say that they are node rank 1: node rank 1" in host.err
     hosts.endpoint = hosts.endpoint.replace("127.0.0.1", "127.0.0.2")
-    pair = [hosts.start(name, SLOW, rank=rank) for name, rank in (("d", 0), ("e", 1))]
+    pair = [hosts.start(name, gate(2), rank=rank) for name, rank in (("d", 0), ("e", 1))]
     pair[1].wait_for_step(2)
     late = hosts.start("f", rank=1)
     assert late.finish(60) == 2, late.err
     assert re.search(r"node rank 1 is taken by node rank 1 \(.*\), which is at work", late.err)
+    hosts.open(2)
     assert hosts.finish(*pair) == [0, 0], hosts.words()
 
 
