@@ -52,7 +52,7 @@ class Host:
         """What it has said."""
         return self.err_file.read_text()
 
-    def finish(self, timeout_s: float = 120) -> int:
+    def finish(self, timeout_s: float = 200) -> int:
         """Wait for its end and return its code."""
         return self.process.wait(timeout_s)
 
@@ -64,7 +64,7 @@ class Host:
                 found.append(Beacon(path).read())
         return found
 
-    def wait_for_step(self, step: int, timeout_s: float = 120) -> list[Reading]:
+    def wait_for_step(self, step: int, timeout_s: float = 200) -> list[Reading]:
         """Wait until all its workers have begun `step`."""
         deadline = time.monotonic() + timeout_s
         while not (found := self.readings()) or any(one.step < step or not one.is_joined for one in found):
@@ -73,7 +73,7 @@ class Host:
             time.sleep(0.01)
         return found
 
-    def wait_for_words(self, words: str, timeout_s: float = 90) -> None:
+    def wait_for_words(self, words: str, timeout_s: float = 200) -> None:
         """Wait until it has said something."""
         deadline = time.monotonic() + timeout_s
         while words not in self.err:
@@ -81,7 +81,7 @@ class Host:
             assert self.process.poll() is None or words in self.err, self.err
             time.sleep(0.02)
 
-    def wait_until_asked(self, timeout_s: float = 120) -> None:
+    def wait_until_asked(self, timeout_s: float = 200) -> None:
         """Wait until its launcher has asked its workers to stop between two steps."""
         deadline = time.monotonic() + timeout_s
         while not any(Beacon(path).is_stop_asked for path in (self.folder / "tmp").glob("unisono-*/beacon-*")):
@@ -146,7 +146,7 @@ class Hosts:
         for folder in (self.folder, *(host.folder for host in self.started)):
             (folder / f"gate-{step}").touch()
 
-    def finish(self, *hosts: Host, timeout_s: float = 120) -> list[int]:
+    def finish(self, *hosts: Host, timeout_s: float = 200) -> list[int]:
         """Wait for the end of hosts (all, where none is named) and return their codes."""
         return [host.finish(timeout_s) for host in hosts or self.started]
 
@@ -179,7 +179,7 @@ def play_alone(folder: Path) -> Path:
     out = folder / "run"
     done = subprocess.run(
         [sys.executable, str(JOB), str(out)], env={**env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out

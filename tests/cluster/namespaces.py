@@ -6,9 +6,11 @@ over the network, not through shared memory. Needs root and Debian's iproute2.
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +28,7 @@ def why_not() -> str:
         subprocess.run(["apt-get", "install", "-y", "-qq", "iproute2"], check=False, capture_output=True)
     if shutil.which("ip") is None:
         return "iproute2 could not be installed"
-    name = f"unisono-{uuid.uuid4().hex[:6]}"
+    name = f"unisono-{os.getpid()}-try"
     tried = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True, text=True)
     subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
     return f"network namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
@@ -39,6 +41,14 @@ def ip(*arguments: str, within: str | None = None) -> None:
     assert done.returncode == 0, (command, done.stderr)
 
 
+def remove_left_overs() -> None:
+    """Remove the namespaces of tests that were killed: their names tell the process, and it is gone."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    for name, pid in re.findall(r"^(unisono-(\d+)-\S+)", listed, re.MULTILINE):
+        if not Path("/proc", pid).exists():
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
 class Network:
     """So many namespaces in one network, with addresses 10.213.7.1, .2, ...
 
@@ -47,7 +57,7 @@ class Network:
     """
 
     def __init__(self, num_hosts: int) -> None:
-        self.tag = f"u{uuid.uuid4().hex[:5]}"
+        self.tag = f"unisono-{os.getpid()}-{uuid.uuid4().hex[:4]}"
         self.names = [f"{self.tag}-h{index + 1}" for index in range(num_hosts)]
         self.addresses = [f"{NETWORK}.{index + 1}" for index in range(num_hosts)]
         self._made: list[str] = []
@@ -107,6 +117,7 @@ def network(num_hosts: int):
     """Make a network, and remove it whatever happens."""
     if reason := why_not():
         pytest.skip(reason)
+    remove_left_overs()
     made = Network(num_hosts)
     try:
         yield made

@@ -43,6 +43,7 @@ def test_two_hosts_equal_one_process(hosts, reference):
     assert "node rank 0" in first.err and "keeps the meeting place" in first.err + second.err
 
 
+@pytest.mark.slow
 def test_other_code_on_one_host(hosts, tmp_path):
     """Both end with code 2 and name the host, the number and both hashes."""
     for name in ("a", "b"):
