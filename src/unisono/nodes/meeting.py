@@ -3,7 +3,7 @@
 The launcher on whose machine the endpoint lies keeps the store, bound to that one address; torch's own way would listen
 on all. Who comes is compared with who came first, so that a host with other code hears of it at once.
 
-Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
+Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html (state machine, keep-alive)
 """
 
 import contextlib
