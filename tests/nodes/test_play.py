@@ -1,7 +1,7 @@
 """Two launchers on loopback are two hosts: the same bits as one process, whatever happens to one of them."""
 
+import contextlib
 import json
-import os
 import re
 import signal
 import sys
@@ -19,8 +19,10 @@ QUICK = ("--heartbeat", "8")
 def listeners(*hosts) -> set[str]:
     """Return the addresses, in hex, on which launchers and their workers listen."""
     pids = [pid for host in hosts for pid in (host.process.pid, *(one.pid for one in host.readings()))]
-    owned = {os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    found = set()
+    owned, found = set(), set()
+    for link in (link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            owned.add(str(link.readlink()))
     for name in ("tcp", "tcp6"):
         for line in Path("/proc/net", name).read_text().splitlines()[1:]:
             local, state, inode = (line.split()[column] for column in (1, 3, 9))
