@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html (state mach
 
 import contextlib
 import errno
+import logging
 import queue
 import socket
 import threading
@@ -288,6 +289,7 @@ class Meeting:
 
     def _join_torchs(self, silence_s: float) -> DynamicRendezvousHandler:
         plan, store = self._plan, self._connect()
+        logging.getLogger(DynamicRendezvousHandler.__module__).setLevel(logging.CRITICAL)  # we say what is lost
         beat_s = max(1, round((silence_s or 3600) / _BEATS))
         handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             f"unisono.{plan.run_id}",
