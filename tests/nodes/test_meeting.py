@@ -117,6 +117,7 @@ def test_clocks_apart(meet, monkeypatch):
         first.check()
 
 
+@pytest.mark.slow
 def test_nobody_else_comes(meet):
     """In time, with the names of those who have."""
     alone = meet(join_s=2)
@@ -134,6 +135,7 @@ def test_nobody_keeps_the_place(meet):
         meet(signals, node_rank=1)
 
 
+@pytest.mark.slow
 def test_the_place_of_somebody_else(meet, monkeypatch):
     """A stranger's store, and something that is no store at all, are told from ours."""
     monkeypatch.setattr(module, "_ANSWER_S", 1.0)
