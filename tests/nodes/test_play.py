@@ -96,9 +96,10 @@ def test_hosts_come_and_go(hosts, reference):
     hosts.open(5)
     second.wait_for_step(12)
     second.kill_everything()
-    first.wait_for_words("does not answer any more")
+    first.wait_for_words("attempt 2: 1 hosts")
+    first.wait_for_step(12)
+    assert "does not answer any more" in first.err
     third = hosts.start("c", *gates, **elastic)
-    third.wait_for_words("waits until it is used")
     first.wait_until_asked()
     hosts.open(12)
     third.wait_for_step(20)
