@@ -238,7 +238,16 @@ def test_torchrun_on_two_hosts(hosts, reference):
     again = []
     for rank, name in enumerate("cd"):
         place = ["--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port]
-        command = [sys.executable, "-m", "torch.distributed.launch", *common, *place, JOB, hosts.folder / "again"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.launch",
+            "--use-env",
+            *common,
+            *place,
+            JOB,
+            hosts.folder / "again",
+        ]
         again.append(hosts.launch(name, command))
     assert hosts.finish(*again) == [0, 0], hosts.words()
     assert differs(hosts.folder / "again", reference) == ""
