@@ -184,7 +184,7 @@ def _torchrun(environ: Mapping[str, str]) -> World:
     rank = _integer(environ, "RANK")
     file = environ.get("UNISONO_RENDEZVOUS")
     if file:
-        launcher, rendezvous = "unisono", f"file://{file}"
+        launcher, rendezvous = "unisono", file if file == "env://" else f"file://{file}"
     elif world_size == 1 and "MASTER_ADDR" not in environ:
         launcher, rendezvous = "torchrun", ""
     else:

@@ -1,7 +1,7 @@
 """A training that is hurt from inside, at steps and phases that its command line names. A program, not a test.
 
 ``job.py OUT [FAULT@STEP:RANK]...`` trains a few dozen tiny steps. Each fault comes once per directory, unless its name
-ends with ``!``: then it comes every time.
+ends with ``!``: then it comes every time. ``gate`` waits until the test has made the file ``gate-STEP``.
 """
 
 import ctypes
@@ -90,8 +90,17 @@ class Attacks:
             here = name if name in PHASES else "between"
             if (here, rank) != (phase, self.rank) or (step and step != self.step):
                 continue
-            if is_always or self._is_first(f"{name}-{step}-{rank}"):
+            if name == "gate":
+                self._wait_at_gate()
+            elif is_always or self._is_first(f"{name}-{step}-{rank}"):
                 ACTIONS.get(name, lambda: os.kill(os.getpid(), signal.SIGKILL))()
+
+    def _wait_at_gate(self) -> None:
+        """Wait until the test opens this step's gate, so that what it does finds the run where it wants it."""
+        deadline = time.monotonic() + 150
+        while not (self.marks / f"gate-{self.step}").exists():
+            assert time.monotonic() < deadline, "nobody has opened the gate"
+            time.sleep(0.02)
 
     def _is_first(self, name: str) -> bool:
         try:

@@ -11,6 +11,7 @@ from unisono.launchers.spec import (
     LaunchSpec,
     ModuleTarget,
     ScriptTarget,
+    Seat,
     check_target,
     count_gpus,
     resolve_workers,
@@ -56,6 +57,37 @@ def test_torchrun_variables():
         "MASTER_PORT": "4321",
     }
     assert expected.items() <= env.items()
+
+
+def test_a_seat_among_several_hosts():
+    """Ranks count over all hosts; gloo and nccl get one interface, and every worker the launchers' store."""
+    seat = Seat(
+        node_rank=1, num_nodes=3, first_rank=2, world_size=7, master_addr="10.0.0.1", master_port=77, interface="ens3",
+        attempt=4, run_id="job",
+    )  # fmt: skip
+    env = environment({"TORCHELASTIC_RUN_ID": "outer", "GLOO_SOCKET_IFNAME": "lo"}, rank=4, workers=3, seat=seat)
+    expected = {
+        "RANK": "4",
+        "LOCAL_RANK": "2",
+        "GROUP_RANK": "1",
+        "WORLD_SIZE": "7",
+        "LOCAL_WORLD_SIZE": "3",
+        "GROUP_WORLD_SIZE": "3",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "77",
+        "GLOO_SOCKET_IFNAME": "ens3",
+        "NCCL_SOCKET_IFNAME": "=ens3",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": "4",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "UNISONO_BEACON": "/private/beacon-4",
+    }
+    assert expected.items() <= env.items()
+    spec = LaunchSpec(target=SCRIPT, workers=3, seat=seat)
+    assert (spec.ranks, spec.world_size) == (range(2, 5), 7)
+    world = World.from_env(env)
+    assert (world.launcher, world.rendezvous, world.node_rank, world.local_rank) == ("unisono", "env://", 1, 2)
+    assert not world.is_single_host
 
 
 def test_outer_agent_is_forgotten():

@@ -1,13 +1,21 @@
 """The run directory: written by the leader, told to all ranks, never half-written."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from unisono.checkpoint.format import State
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
-from unisono.errors import ConfigError, EnvironmentDrift, LeaderFailed, ScoreMismatch, UnisonoError
+from unisono.errors import (
+    ConfigError,
+    EnvironmentDrift,
+    LeaderFailed,
+    RankDivergence,
+    ScoreMismatch,
+    UnisonoError,
+)
 from unisono.observe.ledger import Entry
 from unisono.train.run_record import RunRecord
 
@@ -138,3 +146,67 @@ def test_private(tmp_path):
     (tmp_path / "old").mkdir(mode=0o750)
     alone(tmp_path / "old")
     assert (tmp_path / "old").stat().st_mode & 0o777 == 0o750
+
+
+def test_each_host_keeps_the_run(tmp_path):
+    """With directories of their own both keepers hold the whole run, and any one of them is enough to go on."""
+
+    def play(transport, first_step, at):
+        record = RunRecord(tmp_path / f"{transport.rank}" / "run", transport)
+        step, found = record.resume({"replicas": 4, "seed": 1})
+        assert step == first_step
+        assert found is None or found.tensors["model"]["w"].tolist() == [float(step)] * 3
+        for number in range(step + 1, at + 1):
+            record.append(lambda number=number: entry(number))
+        record.save(at, lambda: state(at))
+        record.settle()
+        record.write_result({"steps": at})
+        record.close()
+
+    def files(rank, name):
+        return (tmp_path / str(rank) / "run" / name).read_text()
+
+    run_ranks(lambda transport: play(transport, 0, 2), 2)
+    assert files(0, "ledger.jsonl") == files(1, "ledger.jsonl")
+    assert files(0, "run.json") == files(1, "run.json")
+    # One directory is lost, then the other falls behind: the furthest is taken, and its ledger.
+    shutil.rmtree(tmp_path / "0" / "run")
+    run_ranks(lambda transport: play(transport, 2, 4), 2)
+    assert files(0, "ledger.jsonl") == files(1, "ledger.jsonl")
+    assert len(files(0, "ledger.jsonl").splitlines()) == 4
+    for path in (tmp_path / "1" / "run" / "checkpoints").glob("step-00000004*"):
+        shutil.rmtree(path)
+    run_ranks(lambda transport: play(transport, 4, 5), 2)
+    assert json.loads(files(1, "result.json")) == {"steps": 5}
+    # Damage in all of one directory's checkpoints does not matter while another is good.
+    for path in (tmp_path / "0" / "run" / "checkpoints").glob("step-*/model.safetensors"):
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="passed over"):
+        run_ranks(lambda transport: play(transport, 5, 6), 2)
+
+
+def test_hosts_with_different_runs(tmp_path):
+    """Directories of two runs are not mixed: all ranks refuse."""
+    for name in ("0", "1"):
+        first = alone(tmp_path / name)
+        first.resume({"replicas": 4})
+        first.close()
+
+    def play(transport):
+        with pytest.raises(ConfigError, match="hold different runs"):
+            RunRecord(tmp_path / f"{transport.rank}", transport)
+
+    run_ranks(play, 2)
+
+
+def test_ranks_with_different_scores(tmp_path):
+    """A rank that would play another score is named, on all ranks, before anything is written."""
+
+    def play(transport):
+        record = RunRecord(tmp_path, transport)
+        with pytest.raises(RankDivergence, match=r"play different scores: seed: \d -> \d"):
+            record.resume({"replicas": 4, "seed": transport.rank})
+        record.close()
+
+    run_ranks(play, 2)
+    assert not (tmp_path / "score.json").exists()

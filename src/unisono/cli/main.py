@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 VERBS = {
-    "run": "Start a script on several processes of this machine.",
+    "run": "Start a script on several processes, of one machine or more.",
     "train": "Train a ready-made recipe.",
     "verify": "Prove that the number of workers does not change a bit.",
     "diff": "Show where two runs part, and what differed first.",

@@ -1,4 +1,4 @@
-"""``unisono run``: start a script or module on several processes of this host.
+"""``unisono run``: start a script or module on several processes, of this host or of several.
 
 In: the command line. Out: the exit code of the rank that failed first. Imports the launcher only when it
 runs.
@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
+from unisono.cli.nodes import nodes_options, plan_nodes, start
 from unisono.cli.outcome import perform
 
 
 @click.command(
     # Everything after SCRIPT belongs to the script.
     context_settings={"allow_interspersed_args": False},
-    short_help="Start a script on several processes of this machine.",
+    short_help="Start a script on several processes, of one machine or more.",
 )
 @click.option(
     "-n",
@@ -23,7 +24,7 @@ from unisono.cli.outcome import perform
     default="auto",
     show_default=True,
     metavar="N|auto",
-    help="Number of processes. auto: one per GPU, else one per core.",
+    help="Number of processes (on each host). auto: one per GPU, else one per core.",
 )
 @click.option(
     "--threads",
@@ -73,6 +74,7 @@ from unisono.cli.outcome import perform
     metavar="S",
     help="Seconds that a run has to finish its step and save when it is asked to stop.  [default: 30]",
 )
+@nodes_options
 @click.argument("script", metavar="SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def run(
@@ -85,10 +87,11 @@ def run(
     heartbeat: float | None,
     hang_report: float | None,
     stop_grace: float | None,
+    nodes: dict[str, Any],
     script: str,
     args: tuple[str, ...],
 ) -> None:
-    """Start SCRIPT on several processes of this machine.
+    """Start SCRIPT on several processes of this machine; on several machines with --nnodes.
 
     Scripts written for torchrun and for torch.distributed.launch run unchanged. When a process fails, the
     others are stopped and the failure that came first is shown.
@@ -104,7 +107,7 @@ def run(
         output = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
     target = (script, args, is_module)
     watching = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
-    sys.exit(perform("run", lambda: _run(target, workers, threads, output, backend, watching)))
+    sys.exit(perform("run", lambda: _run(target, workers, threads, output, backend, watching, nodes)))
 
 
 def watch_settings(
@@ -122,12 +125,13 @@ def _run(
     output: str,
     backend: str | None,
     watching: dict[str, Any],
+    nodes: dict[str, Any],
 ) -> None:
     # Not at the top: `unisono --help` must not pay for the launcher.
-    from unisono.launchers.local import run_local
     from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_workers
 
     name, args, is_module = target
     what = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
     count = resolve_workers(workers)
-    run_local(LaunchSpec(target=what, workers=count, threads=threads, output=output, backend=backend, **watching))
+    spec = LaunchSpec(target=what, workers=count, threads=threads, output=output, backend=backend, **watching)
+    start(spec, plan_nodes(nodes))

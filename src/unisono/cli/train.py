@@ -1,4 +1,4 @@
-"""``unisono train``: play a recipe on the workers of this machine."""
+"""``unisono train``: play a recipe on the workers of this machine, or of several."""
 
 import contextlib
 import json
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_recipe
+from unisono.cli.nodes import nodes_options, plan_nodes, start
 from unisono.cli.outcome import INTERRUPTED, perform
 from unisono.cli.run import watch_settings
 from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
 
 if TYPE_CHECKING:
+    from unisono.nodes.plan import NodesPlan
     from unisono.recipes.catalog import Options
 
 
@@ -25,10 +27,11 @@ MAX_RESTARTS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A recipe ready to start: its options, with the data checked."""
+    """A recipe ready to start: its options, with the data checked; workers on this host, and how it meets others."""
 
     options: "Options"
     workers: int
+    nodes: "NodesPlan | None" = None
 
 
 @click.command(short_help="Train a ready-made recipe.", epilog=catalog_text())
@@ -48,7 +51,7 @@ class Job:
     default="auto",
     metavar="N|auto",
     show_default=True,
-    help="Number of processes; at most the replicas. Does not change the result.",
+    help="Number of processes (on each host); at most the replicas. Does not change the result.",
 )
 @click.option(
     "--replicas",
@@ -117,8 +120,17 @@ class Job:
 @click.option("--allow-drift", is_flag=True, help="Resume although software or CPU differ; recorded with the run.")
 @click.option("--detail", is_flag=True, help="Record what each step is made of, for unisono diff.")
 @strategy_options
+@nodes_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
-def train(recipe: str, workers: str, as_json: bool, max_restarts: int, heartbeat: float | None, **given: Any) -> None:
+def train(
+    recipe: str,
+    workers: str,
+    as_json: bool,
+    max_restarts: int,
+    heartbeat: float | None,
+    nodes: dict[str, Any],
+    **given: Any,
+) -> None:
     """Train RECIPE: digits, mnist, imdb, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
@@ -131,13 +143,15 @@ def train(recipe: str, workers: str, as_json: bool, max_restarts: int, heartbeat
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
     watching = watch_settings(max_restarts, heartbeat)
-    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, watching)))
+    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, watching, nodes)))
 
 
-def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watching: dict[str, Any]) -> None:
+def _train(
+    recipe: str, workers: str, as_json: bool, given: dict[str, Any], watching: dict[str, Any], nodes: dict[str, Any]
+) -> None:
     from unisono.errors import RunStopped
 
-    job = plan(recipe, workers, given)
+    job = plan(recipe, workers, given, plan_nodes(nodes))
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
         out = Path(place) if kept else Path(place) / "run"
@@ -166,8 +180,14 @@ def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watc
             click.echo(f"kept in      {out}")
 
 
-def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
+def plan(recipe: str, workers: str, given: dict[str, Any], nodes: "NodesPlan | None" = None) -> Job:
     """Check recipe, settings, world and data, before anything starts.
+
+    Args:
+        recipe: Its name.
+        workers: On each host.
+        given: Options of the command line.
+        nodes: How the hosts meet; None: there is one.
 
     Raises:
         ConfigError: An unknown recipe or a setting out of range; more workers than replicas.
@@ -193,8 +213,9 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
         count = resolve_workers(workers)
         if workers == "auto":
             count = strategy.usual_workers(count)
-        strategy.check(count)
-        defaults["replicas"] = strategy.default_replicas(count)
+        world_size = count * (nodes.max_nodes if nodes else 1)
+        strategy.check(world_size)
+        defaults["replicas"] = strategy.default_replicas(world_size)
     if recorded is not None:  # fixed by the first launch
         defaults["replicas"] = recorded["replicas"]
     options = Options(**{"recipe": recipe, "model": found.models[0], **defaults, **chosen})
@@ -203,13 +224,15 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
             f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
             "Hint: repeat its settings to resume it, or choose another --out for a new run."
         )
+    hosts = nodes.max_nodes if nodes else 1
     if not strategy.sets_replicas:
-        count = resolve_workers(workers, None if strategy.is_one_replica_enough else options.replicas)
+        room = max(1, options.replicas // hosts) if workers == "auto" else options.replicas
+        count = resolve_workers(workers, None if strategy.is_one_replica_enough else room)
         if workers == "auto":
             count = strategy.usual_workers(count)
-    strategy.place(options.replicas, count)
+    strategy.place(options.replicas, count * hosts)
     found.check_data(options)
-    return Job(options=options, workers=count)
+    return Job(options=options, workers=count, nodes=nodes)
 
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
@@ -244,11 +267,11 @@ def play(job: Job, *, output: str, **watching: Any) -> dict[str, Any]:
         RunStopped: The run was asked to stop, and has saved.
     """
     from unisono.launchers.api import describe_function
-    from unisono.launchers.local import run_local
     from unisono.launchers.spec import LaunchSpec
     from unisono.recipes.play import play as play_recipe
 
     target = describe_function(play_recipe, (job.options,))
-    run_local(LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **watching))
+    spec = LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **watching)
+    start(spec, job.nodes, program=json.dumps(job.options.score, sort_keys=True))
     result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())
     return result

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
 from unisono.launchers.beacon import STEPPING
-from unisono.launchers.crew import Crew, Events, OutputBroken, Signalled, next_event
+from unisono.launchers.crew import Called, Crew, Events, OutputBroken, Signalled, next_event
 from unisono.launchers.failure import Failure, WorkerExit, describe, describe_kill
 from unisono.launchers.memory_kills import count_kills
 from unisono.launchers.restarts import Ending
@@ -42,7 +42,15 @@ class Stopped:
     step: int
 
 
-Outcome = Failed | Stopped | OutputBroken | Signalled | None
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The workers were stopped because those of all hosts are to start again; at once, unless `is_gentle`."""
+
+    why: str
+    is_gentle: bool
+
+
+Outcome = Failed | Stopped | Ended | OutputBroken | Signalled | None
 
 
 def attempt(spec: LaunchSpec, events: Events) -> Outcome:
@@ -58,7 +66,8 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
             crew.start(port)
             outcome = _supervise(crew, events, memory_kills)
             # Before a restart the survivors' work is lost anyway; else they may end in their own way.
-            if not isinstance(outcome, Failed) or spec.max_restarts == 0:
+            is_lost = isinstance(outcome, Failed) and spec.max_restarts > 0
+            if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
                 _stop(crew, events, outcome)
         except LaunchError as error:
             outcome = Failed(error, Ending(rank=crew.num_started, what="could not be started"))
@@ -80,7 +89,7 @@ def _supervise(crew: Crew, events: Events, memory_kills: int) -> Outcome:
                 return _unkillable(crew, watchman.unkillable)
             continue
         crew.note(event)
-        if isinstance(event, Signalled):
+        if isinstance(event, Signalled | Called):
             return _stop_between_steps(crew, events, event)
         if isinstance(event, OutputBroken):
             return event
@@ -95,10 +104,12 @@ def _stopped(crew: Crew) -> Stopped | None:
     return Stopped(max(steps)) if steps else None
 
 
-def _stop_between_steps(crew: Crew, events: Events, signalled: Signalled) -> Outcome:
-    """Let a run that can do so stop after the step in progress; `signalled` where it cannot, or not in time."""
+def _stop_between_steps(crew: Crew, events: Events, asked: Signalled | Called) -> Outcome:
+    """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
+    if isinstance(asked, Called) and not asked.is_gentle:
+        return Ended(asked.why, is_gentle=False)
     if any(reading.state != STEPPING for reading in crew.readings().values()):
-        return signalled
+        return Ended(asked.why, is_gentle=True) if isinstance(asked, Called) else asked
     crew.ask_stop()
     deadline = time.monotonic() + crew.spec.stop_grace_s
     while crew.running and (event := next_event(events, deadline)):
@@ -106,8 +117,12 @@ def _stop_between_steps(crew: Crew, events: Events, signalled: Signalled) -> Out
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.
         if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
             return Signalled(event.signum, is_final=True)
+        if isinstance(event, Called) and not event.is_gentle:
+            return Ended(event.why, is_gentle=False)
     are_well = all(end.code == 0 or crew.has_stopped(end) for end in crew.exits.values())
-    return Signalled(signalled.signum, is_final=True) if crew.running or not are_well else _stopped(crew)
+    if not crew.running and are_well:
+        return _stopped(crew)
+    return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
 
 
 def _find_failure(crew: Crew, events: Events, memory_kills: int) -> Outcome:
@@ -125,19 +140,19 @@ def _find_failure(crew: Crew, events: Events, memory_kills: int) -> Outcome:
     assert root is not None
     ended = [end.rank for end in crew.exits.values() if end.code == 0]
     known = describe_kill(crew.killed.get(root.rank, ""), count_kills() - memory_kills)
-    message = describe(root, crew.spec.workers, ended, crew.running, known)
+    message = describe(root, crew.spec.world_size, ended, crew.running, known)
     return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), _ending(crew, root, message))
 
 
 def _ending(crew: Crew, root: Failure, message: str) -> Ending:
-    told = [crew.last_reading(rank) for rank in range(crew.spec.workers)]
+    told = {rank: crew.last_reading(rank) for rank in crew.spec.ranks}
     last, report = told[root.rank], root.report
     return Ending(
         rank=-1 if root.is_secondary else root.rank,
         what=message.partition("\n")[0].rstrip(".") + ".",
         step=last.step,
-        done=max(reading.done for reading in told),
-        saved=max(reading.saved for reading in told),
+        done=max(reading.done for reading in told.values()),
+        saved=max(reading.saved for reading in told.values()),
         replica=last.replica,
         samples=last.samples if last.replica >= 0 else (),
         error=report.type_name if report is not None and not report.is_secondary else "",
@@ -147,7 +162,7 @@ def _ending(crew: Crew, root: Failure, message: str) -> Ending:
 
 def _unkillable(crew: Crew, rank: int) -> Failed:
     text = (
-        f"rank {rank} of {crew.spec.workers} does not end, although it was killed {crew.killed[rank]} "
+        f"rank {rank} of {crew.spec.world_size} does not end, although it was killed {crew.killed[rank]} "
         "Hint: it ends when the kernel lets go of it; a restart of the machine may be needed."
     )
     return Failed(WorkerFailed(text, rank=rank, exit_code=137), Ending(rank=rank, what=text, is_unkillable=True))

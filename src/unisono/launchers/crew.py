@@ -64,6 +64,14 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """The workers of all hosts are to end, so that others can start: between two steps, where `is_gentle`."""
+
+    why: str
+    is_gentle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OutputBroken:
     """Nobody reads our output any more."""
 
@@ -73,7 +81,7 @@ class OutputDone:
     """All output has been written."""
 
 
-Event = WorkerExit | Signalled | OutputBroken | OutputDone
+Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone
 Events = queue.SimpleQueue[Event]
 
 
@@ -93,8 +101,8 @@ class Crew:
         self.interrupted: Signalled | None = None  # while the last output was written
         self.killed: dict[int, str] = {}  # by us, and why
         self._events = events
-        self._beacons: list[Beacon] = []
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._beacons: dict[int, Beacon] = {}  # both by rank
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._warden: subprocess.Popen[bytes] | None = None
         self._death_fd = -1
         self._pump = OutputPump(on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone()))
@@ -107,7 +115,7 @@ class Crew:
     @property
     def running(self) -> list[int]:
         """Ranks that have not ended."""
-        return [rank for rank in range(len(self._workers)) if rank not in self.exits]
+        return [rank for rank in self._workers if rank not in self.exits]
 
     def start(self, port: int) -> None:
         """Start all workers and the warden."""
@@ -116,7 +124,7 @@ class Crew:
             command = _command(self.spec, self.directory)
             with _interrupts_held_back():
                 self._start_warden()  # first: it must know of every worker, whenever we die
-                for rank in range(self.spec.workers):
+                for rank in self.spec.ranks:
                     self._start_worker(command, rank, port)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
             raise LaunchError(
@@ -126,7 +134,7 @@ class Crew:
         self._pump.start()
 
     def _start_worker(self, command: list[str], rank: int, port: int) -> None:
-        self._beacons.append(Beacon.create(beacon_file(self.directory, rank)))
+        self._beacons[rank] = Beacon.create(beacon_file(self.directory, rank))
         outputs = [self._pump.open(*lines) if lines else None for lines in _output_plan(self.spec, rank)]
         try:
             worker = subprocess.Popen(
@@ -141,7 +149,7 @@ class Crew:
             for fd in outputs:
                 if fd is not None:
                     os.close(fd)
-        self._workers.append(worker)
+        self._workers[rank] = worker
         os.write(self._death_fd, b"%d\n" % worker.pid)
         threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
 
@@ -185,7 +193,7 @@ class Crew:
 
     def ask_stop(self) -> None:
         """Ask the run to stop after the step in progress."""
-        for beacon in self._beacons:
+        for beacon in self._beacons.values():
             beacon.ask_stop()
 
     def process_state(self, rank: int) -> str:
@@ -230,7 +238,7 @@ class Crew:
 
     def close(self) -> None:
         """Kill and reap whatever is left, also the descendants of dead workers, and write the last output."""
-        for worker in self._workers:
+        for worker in self._workers.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(worker.pid, signal.SIGKILL)
         deadline = time.monotonic() + _KILL_WAIT_S
@@ -264,7 +272,7 @@ class Crew:
     def root(self) -> Failure | None:
         """Return the root cause as far as it is known."""
         failed = [end for end in self.exits.values() if not self.has_stopped(end)]
-        return find_root(failed, load_reports(self.directory, self.spec.workers))
+        return find_root(failed, load_reports(self.directory, self.spec.ranks))
 
     def has_stopped(self, end: WorkerExit) -> bool:
         """Whether a worker has ended because its run was asked to stop, and has saved."""
@@ -315,7 +323,7 @@ def _output_plan(spec: LaunchSpec, rank: int) -> list[tuple[str, int | None] | N
     if spec.output == "quiet":
         return [("", None), ("", None)]
     if spec.output == "prefix":
-        return [None, None] if spec.workers == 1 else [(prefix, out), (prefix, err)]
+        return [None, None] if spec.world_size == 1 else [(prefix, out), (prefix, err)]
     if rank == 0:
         return [None if spec.output == "leader" else ("", err), None]
     return [(prefix, err), (prefix, err)]

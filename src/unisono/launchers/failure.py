@@ -131,10 +131,10 @@ class Failure:
         return 128 - self.code if self.code < 0 else self.code
 
 
-def load_reports(directory: str, workers: int) -> dict[int, FailureReport]:
-    """Return the reports that lie in `directory`, by rank."""
+def load_reports(directory: str, ranks: Iterable[int]) -> dict[int, FailureReport]:
+    """Return the reports of these ranks that lie in `directory`."""
     reports = {}
-    for rank in range(workers):
+    for rank in ranks:
         with contextlib.suppress(FileNotFoundError):
             text = (Path(directory) / f"error-{rank}.json").read_text()
             reports[rank] = FailureReport(**json.loads(text))

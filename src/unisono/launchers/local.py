@@ -26,7 +26,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(slots=True)
-class _Signals:
+class Signals:
+    """Signals that ask us to stop, as events."""
+
     events: Events = field(default_factory=queue.SimpleQueue)
     previous: dict[int, Any] = field(default_factory=dict)
     received: list[int] = field(default_factory=list)
@@ -55,19 +57,19 @@ def run_local(spec: LaunchSpec) -> None:
         # Fixed from now on: a restart may use fewer workers.
         replicas = os.environ.get("UNISONO_REPLICAS", str(spec.workers))
         spec = replace(spec, env={"UNISONO_REPLICAS": replicas, **spec.env})
-    with _signals() as signals:
+    with stop_signals() as signals:
         outcome = _attempts(spec, signals)
     if isinstance(outcome, Failed):
         raise outcome.error
     if isinstance(outcome, Stopped):
         raise RunStopped(outcome.step)
     if isinstance(outcome, Signalled):
-        _deliver(outcome.signum, signals.previous[outcome.signum])
+        deliver(outcome.signum, signals.previous[outcome.signum])
     if isinstance(outcome, OutputBroken):
         raise BrokenPipeError(errno.EPIPE, "the reader of the output went away; the workers were stopped")
 
 
-def _attempts(spec: LaunchSpec, signals: _Signals) -> Outcome:
+def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
     """Attempt the launch until it ends well or a restart would not help."""
     restarts = Restarts(spec.max_restarts, spec.workers)
     while True:
@@ -116,9 +118,9 @@ def _workers(count: int) -> str:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[_Signals]:
+def stop_signals() -> Iterator[Signals]:
     """Turn the signals that ask us to stop into events."""
-    signals = _Signals()
+    signals = Signals()
 
     def put(signum: int, frame: FrameType | None) -> None:
         signals.received.append(signum)
@@ -136,7 +138,7 @@ def _signals() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _deliver(signum: int, handler: Any) -> None:
+def deliver(signum: int, handler: Any) -> None:
     """Let a signal have the effect it would have had, now that the workers are gone."""
     if handler != signal.SIG_DFL:
         signal.raise_signal(signum)  # KeyboardInterrupt, or the program's own handler

@@ -71,6 +71,33 @@ class FunctionTarget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Where this host's workers sit in a world of several hosts; made anew for every attempt.
+
+    Attributes:
+        node_rank: Index of this host.
+        num_nodes: Number of hosts.
+        first_rank: Rank of this host's first worker.
+        world_size: Workers on all hosts.
+        master_addr: Where the first host's launcher keeps the workers' store.
+        master_port: Its port.
+        interface: Network interface for gloo and nccl.
+        attempt: Number of this attempt, from 0.
+        run_id: The same on all hosts.
+    """
+
+    node_rank: int
+    num_nodes: int
+    first_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    interface: str
+    attempt: int
+    run_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
     """One launch on this host.
 
@@ -89,6 +116,7 @@ class LaunchSpec:
         heartbeat_s: Longest silence of a worker in which a run lives; 0 allows any.
         hang_s: Longest time without any progress before it is reported; 0 reports nothing.
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
+        seat: Where the workers sit among those of other hosts; None: there are no others.
     """
 
     target: ScriptTarget | ModuleTarget | FunctionTarget
@@ -102,6 +130,18 @@ class LaunchSpec:
     heartbeat_s: float = HEARTBEAT_S
     hang_s: float = HANG_S
     backend: str | None = None
+    seat: Seat | None = None
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this host's workers."""
+        first = self.seat.first_rank if self.seat else 0
+        return range(first, first + self.workers)
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers on all hosts."""
+        return self.seat.world_size if self.seat else self.workers
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -122,7 +162,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return all variables of one worker.
 
-    They are torchrun's, so that its scripts run unchanged, plus unisono's own file rendezvous.
+    They are torchrun's, so that its scripts run unchanged, plus unisono's own: the file by which the workers of one
+    host meet, and the beacon.
 
     Args:
         spec: The launch.
@@ -134,28 +175,47 @@ def worker_environment(
     # A launcher that itself runs under torchrun must not hand on the outer agent's store; nor one that itself is a
     # worker the choice made for that.
     outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k != BACKEND_VARIABLE}
-    workers = str(spec.workers)
+    local_rank, workers = str(rank - spec.ranks.start), str(spec.workers)
     return {
         "GLIBC_TUNABLES": _COPY_AROUND_CACHES,
         **outer,
         **spec.env,
         **_thread_variables(spec, {**outer, **spec.env}),
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": local_rank,
         "ROLE_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": workers,
+        "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": workers,
-        "ROLE_WORLD_SIZE": workers,
-        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(spec.world_size),
         "ROLE_NAME": "default",
-        "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": str(port),
-        "UNISONO_RENDEZVOUS": str(Path(rendezvous_dir) / "store"),
         BEACON_VARIABLE: str(Path(rendezvous_dir) / f"beacon-{rank}"),
-        "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
+        **_meeting_variables(spec.seat, rendezvous_dir, port),
         **({BACKEND_VARIABLE: spec.backend} if spec.backend else {}),
+    }
+
+
+def _meeting_variables(seat: Seat | None, rendezvous_dir: str, port: int) -> dict[str, str]:
+    if seat is None:
+        return {
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": _LOOPBACK,
+            "MASTER_PORT": str(port),
+            "UNISONO_RENDEZVOUS": str(Path(rendezvous_dir) / "store"),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    return {
+        "GROUP_RANK": str(seat.node_rank),
+        "GROUP_WORLD_SIZE": str(seat.num_nodes),
+        "MASTER_ADDR": seat.master_addr,
+        "MASTER_PORT": str(seat.master_port),
+        "UNISONO_RENDEZVOUS": "env://",
+        "GLOO_SOCKET_IFNAME": seat.interface,
+        "NCCL_SOCKET_IFNAME": f"={seat.interface}",  # without the sign NCCL takes it for the beginning of a name
+        "TORCHELASTIC_RUN_ID": seat.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(seat.attempt),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher serves the store: rank 0 opens no port
     }
 
 

@@ -15,7 +15,7 @@ from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
 from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
 from unisono.collectives.transport import Transport
 from unisono.errors import CheckpointError
-from unisono.train.leader import leader_says
+from unisono.train.leader import leader_says, ranks_say
 
 _SHARE_TIMEOUT_S = 1800.0  # for the slowest rank's share
 _VISIBLE_S = 60.0  # a network file system may show a directory to another machine only after a while
@@ -34,7 +34,9 @@ class Checkpoints:
     Attributes:
         facts: What the next checkpoint belongs to; set by the leader once the run is open.
         guard: Asked just before a commit; raises where another launch has taken over the directory.
-        committed_step: Step of the checkpoint that was loaded or that this leader has committed last, 0 for none.
+        committed_step: Step of the checkpoint that was loaded or that this rank has committed last, 0 for none.
+        is_shared: Whether all ranks see this directory; else one rank of each host keeps whole checkpoints.
+        is_keeper: Whether this rank commits: the leader, or one rank of each host.
     """
 
     def __init__(self, directory: Path, transport: Transport, policy: CheckpointPolicy) -> None:
@@ -44,6 +46,7 @@ class Checkpoints:
         self._saver, self._staging = saver.Saver(), Staging()
         self.facts = Facts()
         self.guard: store.Guard | None = None
+        self.is_shared, self.is_keeper = True, transport.rank == 0
         self.committed_step = 0
 
     def load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
@@ -121,11 +124,13 @@ class Checkpoints:
         self.settle()
         packed = state()
         mine, num_writers = self._share(packed)
-        name, in_background = leader_says(self._transport, lambda: self._begin(step, packed, mine))
+        begun = ranks_say(self._transport, self.is_keeper, lambda: self._begin(step, packed, mine))
+        name, _ = begun[self._transport.rank if self.is_keeper else 0]
+        in_background = all(told[1] for told in begun if told is not None)
         final = self._directory / name
         draft = store.Draft(step, final.with_name(f".{name}.tmp"), final)
         files = self._staging.copy(mine) if in_background else mine
-        if self._transport.rank == 0:
+        if self.is_keeper:
             facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
             self.facts = replace(self.facts, parent_step=step)
             self._saver.start(lambda: self._commit(draft, files, packed.values, facts, num_writers, before))
@@ -145,13 +150,13 @@ class Checkpoints:
         epoch: int = 0,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Write a checkpoint on the leader, now and without the others, which may be gone; no collective.
+        """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone.
 
         Raises:
             CheckpointError: This save or the one before failed; the older checkpoints are untouched.
         """
         self._saver.close()
-        if self._transport.rank:
+        if not self.is_keeper:
             return
         before()
         facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
@@ -199,10 +204,11 @@ class Checkpoints:
         """Return the tensors that this rank writes, by file, and how many ranks write."""
         sizes = {stem: {name: tensor.nbytes for name, tensor in part.items()} for stem, part in state.tensors.items()}
         total = sum(size for part in sizes.values() for size in part.values())
-        num_writers = self._transport.world_size if total >= self._policy.share_from_bytes else 1
-        if self._transport.rank >= num_writers:
+        is_divided = self.is_shared and total >= self._policy.share_from_bytes
+        num_writers = self._transport.world_size if is_divided else 1
+        if not is_divided and not self.is_keeper:
             return {}, num_writers
-        share = plan_shards(sizes, num_writers)[self._transport.rank]
+        share = plan_shards(sizes, num_writers)[self._transport.rank if is_divided else 0]
         return {
             file: {name: state.tensors[stem_of(file)][name] for name in names} for file, names in share.items()
         }, num_writers
@@ -216,7 +222,7 @@ class Checkpoints:
         num_writers: int,
         before: Callable[[], None],
     ) -> None:
-        """Do the leader's part of a save, in its thread."""
+        """Do the keeper's part of a save, in its thread."""
         try:
             before()
             files = saver.write_share(draft, mine)

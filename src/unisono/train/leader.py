@@ -1,4 +1,4 @@
-"""One rank decides, all ranks know: what the leader finds, or why it stops."""
+"""One rank decides, all ranks know: what the leader, or each of some ranks, finds, or why it stops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,16 +20,34 @@ def leader_says(transport: Transport, act: Callable[[], Any]) -> Any:
         Exception: On the leader, what `act` has raised.
         LeaderFailed: On the others, with the leader's words.
     """
+    return ranks_say(transport, transport.rank == 0, act)[0]
+
+
+def ranks_say(transport: Transport, speaks: bool, act: Callable[[], Any]) -> list[Any]:
+    """Return on all ranks what `act` returns on those that speak, in rank order; None for the others.
+
+    Collective; blocks until all who speak are done. Where one fails, all ranks stop with one explanation.
+
+    Args:
+        transport: Joins the ranks.
+        speaks: Whether this rank does.
+        act: Called where `speaks`; returns something JSON-able.
+
+    Raises:
+        Exception: Where `act` has failed, what it has raised.
+        LeaderFailed: On the others, with the words of the lowest rank that failed.
+    """
     answer: Any = None
     failure: Exception | None = None
-    if transport.rank == 0:
+    if speaks:
         try:
             answer = act()
         except Exception as error:  # noqa: BLE001 - every rank must hear of it; raised again below
             failure = error
-    told = transport.all_gather_json([answer, failure and f"{type(failure).__name__}: {failure}"])[0]
+    told = transport.all_gather_json([answer, failure and f"{type(failure).__name__}: {failure}"])
     if failure is not None:
         raise failure
-    if told[1] is not None:
-        raise LeaderFailed(f"rank 0 stopped the run: {told[1]}")
-    return told[0]
+    for rank, (_, why) in enumerate(told):
+        if why is not None:
+            raise LeaderFailed(f"rank {rank} stopped the run: {why}")
+    return [value for value, _ in told]

@@ -2,15 +2,13 @@
 
 On request, ``detail.jsonl`` too. Every rank writes its own ``phases/rank-R.jsonl``.
 
-The leader alone touches the other files; what it finds, or why it stops, it tells all ranks. JSON files are replaced
-atomically. The directory is private to its owner (0700): checkpoints can leak data.
+The leader alone touches the other files; what it finds, or why it stops, it tells all ranks. Where hosts have
+directories of their own, one rank of each, a keeper, keeps the whole run there (see `directories`). JSON files
+are replaced atomically. The directory is private to its owner (0700): checkpoints can leak data.
 """
 
 import contextlib
-import json
-import os
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,12 +22,15 @@ from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
 from unisono.disk import explained
-from unisono.errors import ConfigError, EnvironmentDrift, ScoreMismatch
+from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
 from unisono.observe.phases import PhaseClock
 from unisono.train.checkpoints import Checkpoints
-from unisono.train.leader import leader_says
+from unisono.train.directories import find_directories
+from unisono.train.handover import hand_over, send_bytes
+from unisono.train.leader import ranks_say
+from unisono.train.run_files import RunFiles
 from unisono.train.run_lock import RunLock
 
 
@@ -63,10 +64,17 @@ class RunRecord:
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self.fencing_token = 0
         self.path = path
+        self._files = RunFiles(path)
         self._checkpoints = (
             None if path is None else Checkpoints(path / "checkpoints", transport, policy or CheckpointPolicy())
         )
-        self._leader_says(self._open)
+        self._keeps, self._home = self._is_leader, 0
+        self._says(0, self._open)
+        self._directories = find_directories(transport, path)
+        if not self._directories.is_shared:
+            self._open_own()
+        if self._directories.num_hosts > 1 or not self._directories.is_shared:
+            self.tell(str(self._directories))
 
     def recorded(self, *names: str) -> list[int | None]:
         """Return whole numbers from the score of the run that is recorded here, None where there is none; collective.
@@ -76,7 +84,7 @@ class RunRecord:
         """
 
         def read() -> list[int | None]:
-            found = self._read("score.json")
+            found = self._files.read("score.json")
             if found is not None and not all(type(found.get(name)) is int for name in names):
                 raise ConfigError(
                     f"{self.path}/score.json lacks {' or '.join(names)}: it is not what a run writes. "
@@ -84,7 +92,7 @@ class RunRecord:
                 )
             return [None if found is None else found[name] for name in names]
 
-        answer: list[int | None] = self._leader_says(read)
+        answer: list[int | None] = self._says(self._home, read)
         return answer
 
     def check_environment(self, environment: dict[str, Any], *, allow_drift: bool) -> None:
@@ -94,8 +102,8 @@ class RunRecord:
             EnvironmentDrift: A numeric entry differs and `allow_drift` is false.
         """
 
-        def check() -> None:
-            recorded = self._read("environment.json")
+        def check() -> dict[str, Any] | None:
+            recorded = self._files.read("environment.json")
             lines = [] if recorded is None else drift(recorded, environment)
             if lines and not allow_drift:
                 raise EnvironmentDrift(
@@ -104,9 +112,10 @@ class RunRecord:
                 )
             if recorded is None or lines:
                 past = [*(recorded or {}).get("drifted", []), *([lines] if lines else [])]
-                self._environment = environment | {"drifted": past}
+                return environment | {"drifted": past}
+            return None if self._directories.is_shared else recorded
 
-        self._leader_says(check)
+        self._environment = self._says(self._home, check)
 
     def resume(self, score: dict[str, Any]) -> tuple[int, State | None]:
         """Check or record the score and return the step and state of the newest valid checkpoint; collective.
@@ -116,41 +125,99 @@ class RunRecord:
             CheckpointError: There are checkpoints but none can be trusted.
         """
 
-        def choose() -> list[Any]:
-            if self.path is None:
-                return ["", "", [], "", 0]
-            recorded = self._read("score.json")
-            if recorded is None:
-                self._write("score.json", score)
-            elif lines := diff(recorded, score):
+        def check() -> str:
+            recorded = self._files.read("score.json")
+            if recorded is not None and (lines := diff(recorded, score)):
                 listed = "\n  ".join(lines)
                 raise ScoreMismatch(
                     f"{self.path} holds a run with another score:\n  {listed}\n"
                     "Hint: repeat its settings to resume it, or choose another --out for a new run."
                 )
-            if self._environment is not None:
-                self._write("environment.json", self._environment)
-            run = self._run_id()
-            found, complaints = store.newest_valid(self.path / "checkpoints", run)
-            sha256 = store.verify(found).sha256 if found else ""
-            return [run, found.name if found else "", complaints, sha256, self.fencing_token]
+            return self._files.run_id()
 
-        run, name, complaints, sha256, self.fencing_token = self._leader_says(choose)
+        self._check_scores(score)
         if self.path is None or self._checkpoints is None:
             return 0, None
-        step, state = self._checkpoints.load(run, name, sha256) if name else (0, None)
-        if self._is_leader:
-            for complaint in complaints:
-                warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
+        run = self._says(self._home, check)
+        told = ranks_say(self._transport, self._keeps, lambda: self._settle_in(run, score))
+        self._home = max(self._directories.keepers, key=lambda rank: (told[rank]["step"], -rank))
+        self.fencing_token = told[0]["token"]
+        newest = told[self._home]
+        if newest["name"] == "" and (whys := [why for found in told if found for why in found["hopeless"]]):
+            raise CheckpointError(whys[0])
+        step, state = self._load(run, newest["name"], newest["sha256"]) if newest["name"] else (0, None)
+        if self._keeps:
             self._checkpoints.facts = Facts(
                 run=run,
-                parent_step=step if name else None,
+                parent_step=step if newest["name"] else None,
                 fencing_token=self.fencing_token,
                 score=score,
-                environment=self._read("environment.json") or {},
+                environment=self._files.read("environment.json") or {},
             )
-        self._leader_says(lambda: self._open_ledgers(step))
+        self._bring_ledgers()
+        ranks_say(self._transport, self._keeps, lambda: self._open_ledgers(step))
         return step, state
+
+    def _check_scores(self, score: dict[str, Any]) -> None:
+        """Compare the scores of all ranks: the directory has but one; collective."""
+        for rank, theirs in enumerate(self._transport.all_gather_json(score)):
+            if lines := diff(score, theirs):
+                raise RankDivergence(
+                    f"rank {self._transport.rank} and rank {rank} play different scores: {'; '.join(lines[:3])}. "
+                    "Hint: the same settings and data on all hosts."
+                )
+
+    def _settle_in(self, run: str, score: dict[str, Any]) -> dict[str, Any]:
+        """Write what this directory lacks, and return its newest valid checkpoint."""
+        assert self.path is not None
+        for name, content in (("run.json", {"run": run}), ("score.json", score)):
+            if self._files.read(name) is None:
+                self._files.write(name, content)
+        if self._environment is not None:
+            self._files.write("environment.json", self._environment)
+        hopeless: list[str] = []
+        found: Path | None = None
+        complaints: list[str] = []
+        try:
+            found, complaints = store.newest_valid(self.path / "checkpoints", run)
+        except CheckpointError as error:
+            if self._directories.is_shared:
+                raise
+            hopeless = [str(error)]  # another host may have a good one
+        for complaint in [*complaints, *hopeless]:
+            warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
+        manifest = None if found is None else store.verify(found)
+        return {
+            "name": "" if found is None else found.name,
+            "sha256": "" if manifest is None else manifest.sha256,
+            "step": -1 if manifest is None else manifest.step,
+            "token": self.fencing_token,
+            "hopeless": hopeless,
+        }
+
+    def _load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
+        """Return step and state of a checkpoint: from the directory, or from the rank that has it; collective."""
+        assert self._checkpoints is not None
+        checkpoints = self._checkpoints
+        if self._directories.is_shared:
+            return checkpoints.load(run, name, sha256)
+        step, state = hand_over(self._transport, self._home, lambda: checkpoints.load(run, name, sha256))
+        checkpoints.committed_step = step
+        return step, state
+
+    def _bring_ledgers(self) -> None:
+        """Give every host's directory the ledger of the one that has the checkpoint; collective."""
+        if self._directories.is_shared or self.path is None:
+            return
+        for name in ("ledger.jsonl", *(["detail.jsonl"] if self._keeps_detail else [])):
+            file = self.path / name
+            is_home = self._transport.rank == self._home
+            data = file.read_bytes() if is_home and file.exists() else b""
+            size = self._transport.all_gather_json(len(data))[self._home]
+            data = send_bytes(self._transport, self._home, data, size)
+            if self._keeps and not is_home:
+                with explained(file, len(data)):
+                    replace_synced(file, data)
 
     def open_phases(self, phases: PhaseClock) -> None:
         """Let a rank's step phases be written to its own file, where the directory can be seen from here."""
@@ -166,22 +233,8 @@ class RunRecord:
         if self._keeps_detail:
             self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
 
-    def _run_id(self) -> str:
-        """Return the id of the run that lives here; checkpoints of another are not its own."""
-        assert self.path is not None
-        recorded = self._read("run.json")
-        if recorded is not None:
-            return str(recorded["run"])
-        newest, _ = store.newest_valid(self.path / "checkpoints")
-        run = uuid.uuid4().hex
-        if newest is not None:
-            run = store.verify(newest).facts.run
-            warnings.warn(f"{self.path / 'run.json'} was missing; written anew from {newest.name}.", stacklevel=2)
-        self._write("run.json", {"run": run})
-        return run
-
     def append(self, entry: Callable[[], Entry]) -> None:
-        """Write a step's ledger line (leader only; the entry is made only where it is written, and when it is).
+        """Write a step's ledger line (keepers only; the entry is made only where it is written, and when it is).
 
         Raises:
             CheckpointError: The save in flight has failed in the meantime.
@@ -192,7 +245,7 @@ class RunRecord:
             self._checkpoints.check()
 
     def append_detail(self, detail: Callable[[], Detail]) -> None:
-        """Write what a step is made of, where that is kept (leader only)."""
+        """Write what a step is made of, where that is kept (keepers only)."""
         if self._detail is not None:
             self._detail.append_now(detail())
 
@@ -224,7 +277,7 @@ class RunRecord:
     def save_alone(
         self, step: int, state: Callable[[], State], *, epoch: int = 0, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Write a checkpoint without the other ranks (leader only); see `Checkpoints.save_alone`."""
+        """Write a checkpoint without the other ranks (keepers only); see `Checkpoints.save_alone`."""
         self._flush_ledger()
         if self._checkpoints is not None:
             self._checkpoints.save_alone(step, state, before=self._sync_ledger, epoch=epoch, metrics=metrics)
@@ -243,8 +296,9 @@ class RunRecord:
             self._ledger.sync()
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Replace ``result.json`` (leader only)."""
-        self._write("result.json", result)
+        """Replace ``result.json`` (keepers only)."""
+        if self._keeps:
+            self._files.write("result.json", result)
 
     def tell(self, text: str) -> None:
         """Say something about the run directory to the person who started the run (leader only, standard error)."""
@@ -264,40 +318,36 @@ class RunRecord:
                 if file is not None:
                     stack.callback(file.close)
 
-    def _leader_says(self, act: Callable[[], Any]) -> Any:
-        return leader_says(self._transport, act)
+    def _says(self, speaker: int, act: Callable[[], Any]) -> Any:
+        return ranks_say(self._transport, self._transport.rank == speaker, act)[speaker]
+
+    def _open_own(self) -> None:
+        """Open the directories of all hosts, and find the one that has come furthest; collective."""
+        rank = self._transport.rank
+        self._keeps = self._directories.keepers[rank] == rank
+        if self._checkpoints is not None:
+            self._checkpoints.is_shared, self._checkpoints.is_keeper = False, self._keeps
+
+        def open_own() -> list[Any]:
+            assert self.path is not None
+            if not self._is_leader:
+                self._open()
+            steps = store.list_steps(self.path / "checkpoints")
+            found = self._files.read("run.json")
+            return [str(found["run"]) if found else "", steps[0][0] if steps else 0]
+
+        told = ranks_say(self._transport, self._keeps, open_own)
+        keepers = sorted(set(self._directories.keepers))
+        runs = {told[keeper][0]: keeper for keeper in keepers if told[keeper][0]}
+        if len(runs) > 1:
+            raise ConfigError(
+                f"the directories {self.path} of the hosts of ranks {', '.join(map(str, sorted(runs.values())))} hold "
+                "different runs. Hint: remove those that do not belong here, or choose another --out."
+            )
+        self._home = max(keepers, key=lambda keeper: (told[keeper][0] != "", told[keeper][1], -keeper))
 
     def _open(self) -> None:
-        if self.path is None:
-            return
-        probe = self.path / f".probe-{os.getpid()}"
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-            self._lock = RunLock(self.path)
+        self._lock = self._files.open()
+        if self._lock is not None and self._checkpoints is not None:
             self.fencing_token = self._lock.token
-            if self._checkpoints is not None:
-                self._checkpoints.guard = self._lock.check
-        except OSError as error:
-            raise ConfigError(
-                f"expected a directory that can be written, got {self.path} from --out (out=): {error.strerror}."
-            ) from error
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        if self.path is None or not (self.path / name).exists():
-            return None
-        try:
-            content: dict[str, Any] = dict(json.loads((self.path / name).read_text()))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{self.path / name} is not the JSON that a run writes: {error}. Hint: choose another --out."
-            ) from error
-        return content
-
-    def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        if self.path is None or not self._is_leader:
-            return
-        data = (json.dumps(content, indent=2) + "\n").encode()
-        with explained(self.path / name, len(data)):
-            replace_synced(self.path / name, data)
+            self._checkpoints.guard = self._lock.check

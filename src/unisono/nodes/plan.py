@@ -1,0 +1,104 @@
+"""What one launcher is told about the others: how many, where they meet, and what it may listen on. Pure."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import final
+
+from unisono.errors import ConfigError
+
+DEFAULT_PORT = 29400
+"""Torch's own for elastic rendezvous."""
+JOIN_S = 600.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodesPlan:
+    """How the launchers of several hosts find each other; the same on all of them but for `node_rank`.
+
+    Attributes:
+        min_nodes: Fewest hosts to start or go on with.
+        max_nodes: Most hosts; more of them wait as spares.
+        host: Name or address of the endpoint, where one of the launchers keeps the store.
+        port: Of the endpoint.
+        node_rank: This host's index where the user numbers them, else None: in the order of arrival.
+        interface: Network interface for everything between hosts; None: the one that leads to the endpoint.
+        trusts_network: Whether ports may be opened that other machines reach.
+        join_s: Longest wait for the other hosts, in seconds.
+        run_id: Tells jobs with one endpoint apart.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    host: str
+    port: int = DEFAULT_PORT
+    node_rank: int | None = None
+    interface: str | None = None
+    trusts_network: bool = False
+    join_s: float = JOIN_S
+    run_id: str = "none"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ConfigError(f"expected --nnodes MIN:MAX with 1 <= MIN <= MAX, got {self.min_nodes}:{self.max_nodes}.")
+        if self.node_rank is not None and self.is_elastic:
+            raise ConfigError(
+                f"--node-rank {self.node_rank} numbers the hosts, but with --nnodes {self.min_nodes}:{self.max_nodes} "
+                "they come and go. Hint: leave --node-rank out, or give one number of hosts."
+            )
+        if self.node_rank is not None and not 0 <= self.node_rank < self.max_nodes:
+            raise ConfigError(
+                f"expected 0 <= --node-rank < {self.max_nodes} (--nnodes), got {self.node_rank}. "
+                "Hint: hosts are numbered from 0."
+            )
+        if not self.join_s > 0:
+            raise ConfigError(f"expected --rdzv-timeout > 0, got {self.join_s:g}.")
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether hosts may come and go."""
+        return self.min_nodes < self.max_nodes
+
+    @property
+    def endpoint(self) -> str:
+        """The meeting place as the user writes it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Return least and most hosts of ``N`` or ``MIN:MAX``.
+
+    Raises:
+        ConfigError: It is neither.
+
+    Example:
+        >>> parse_nodes("2"), parse_nodes("1:4")
+        ((2, 2), (1, 4))
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    if not match:
+        raise ConfigError(f"expected --nnodes N or MIN:MAX, got {text!r}.")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST[:PORT]``; an IPv6 address with a port stands in brackets.
+
+    Raises:
+        ConfigError: No host, or a port outside 1-65535.
+
+    Example:
+        >>> parse_endpoint("node1:4000"), parse_endpoint("[::1]:4000"), parse_endpoint("node1")
+        (('node1', 4000), ('::1', 4000), ('node1', 29400))
+    """
+    match = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::(\d+))?", text.strip())
+    if match is None:
+        try:  # an IPv6 address alone
+            return str(ipaddress.IPv6Address(text.strip())), DEFAULT_PORT
+        except ValueError:
+            raise ConfigError(f"expected --rdzv-endpoint HOST[:PORT], got {text!r}.") from None
+    port = int(match[3] or DEFAULT_PORT)
+    if not 0 < port < 65536:
+        raise ConfigError(f"expected a port between 1 and 65535 in --rdzv-endpoint, got {text!r}.")
+    return match[1] or match[2], port

@@ -1,0 +1,170 @@
+"""The roll of the hosts that have come: do they fit together, and who sits where (pure).
+
+In: one `Card` from every launcher. Out: what is wrong in words, or the order of the hosts and the ranks of each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from unisono.errors import ConfigError
+
+MOST_SKEW_S = 5.0
+"""Clocks further apart than this could make torch's rendezvous take a living host for a dead one."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """What a launcher says about itself when it comes.
+
+    Attributes:
+        number: Order of arrival, from 0; the first one keeps the store.
+        host: Name of the machine.
+        address: By which the others reach it.
+        door: A port that answers, to find out who reaches whom.
+        pid: Of the launcher.
+        workers: On this host.
+        nodes: ``MIN:MAX`` as it was told.
+        node_rank: As numbered by the user; -1 where the order of arrival counts.
+        program: Script or module.
+        code: SHA-256 of the program's text.
+        arguments: SHA-256 of the program's arguments.
+        software: Versions of unisono, torch and Python.
+        threads: Per worker.
+        rules: Whatever else must be equal: restarts, backend.
+    """
+
+    number: int
+    host: str
+    address: str
+    door: int
+    pid: int
+    workers: int
+    nodes: str
+    node_rank: int
+    program: str
+    code: str
+    arguments: str
+    software: str
+    threads: str
+    rules: str
+
+    @property
+    def name(self) -> str:
+        """How messages speak of it."""
+        rank = f"node rank {self.node_rank}" if self.node_rank >= 0 else f"host {self.number}"
+        return f"{rank} ({self.host}, {self.address}, process {self.pid})"
+
+
+_MUST_AGREE = {
+    "nodes": "number of hosts (--nnodes)",
+    "code": "code of the program, as SHA-256",
+    "software": "software",
+    "threads": "threads per worker (--threads, OMP_NUM_THREADS)",
+    "rules": "settings of the launcher",
+}
+
+
+def disagreement(mine: Card, first: Card) -> str:
+    """Return in words where a newcomer differs from the host that came first, empty where they fit together."""
+    lines = []
+    for field, words in _MUST_AGREE.items():
+        ours, theirs = getattr(mine, field), getattr(first, field)
+        if ours != theirs:
+            lines.append(f"{words}: {_short(ours)} on {mine.name}, {_short(theirs)} on {first.name}")
+    if (mine.node_rank < 0) != (first.node_rank < 0):
+        lines.append(f"--node-rank is given on one of {mine.name} and {first.name} only")
+    if not lines:
+        return ""
+    return f"the hosts do not fit together: {'; '.join(lines)}. Hint: start the same command, code and software on all."
+
+
+def skew(mine_s: float, theirs_s: float, mine: Card, first: Card) -> str:
+    """Return in words that two clocks are too far apart, empty where they are not.
+
+    Args:
+        mine_s: Seconds since 1970 on the newcomer.
+        theirs_s: The same on the first host, at the same moment but for a second.
+        mine: The newcomer.
+        first: The host that came first.
+    """
+    apart = mine_s - theirs_s
+    if abs(apart) <= MOST_SKEW_S:
+        return ""
+    return (
+        f"the clock of {mine.name} is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} that of {first.name}; "
+        f"at most {MOST_SKEW_S:g} s are safe, because the rendezvous tells the dead from the living by these clocks. "
+        "Hint: NTP or chrony on both."
+    )
+
+
+def check_roll(cards: Sequence[Card]) -> str:
+    """Return in words what is wrong with those who have come, empty where nothing is."""
+    by_rank: dict[int, Card] = {}
+    for card in sorted(cards, key=lambda card: card.number):
+        if card.node_rank < 0:
+            continue
+        if (other := by_rank.setdefault(card.node_rank, card)) is not card:
+            return (
+                f"two hosts say that they are node rank {card.node_rank}: {other.name} and {card.name}. "
+                f"Hint: --node-rank 0 to {len(cards) - 1}, each once."
+            )
+    return ""
+
+
+def order(cards: Sequence[Card]) -> list[int]:
+    """Return the indices of `cards` in the order of their node ranks.
+
+    As the user numbers them; else as they came, launchers of one machine side by side: ranks that share memory must be
+    consecutive (see `hosts.group_by_host` of the collectives).
+    """
+    came: dict[str, int] = {}
+    for card in sorted(cards, key=lambda card: card.number):
+        came.setdefault(card.host, card.number)
+    return sorted(
+        range(len(cards)), key=lambda i: (cards[i].node_rank, came[cards[i].host], cards[i].host, cards[i].number)
+    )
+
+
+def first_ranks(cards: Sequence[Card]) -> list[int]:
+    """Return each host's first rank, and last of all the world size, for hosts in the order of their node ranks."""
+    firsts = [0]
+    for card in cards:
+        firsts.append(firsts[-1] + card.workers)
+    return firsts
+
+
+def unreached(cards: Sequence[Card], reports: Sequence[dict[str, str]]) -> str:
+    """Return in words which hosts cannot talk to which, empty where all can.
+
+    Args:
+        cards: In the order of node ranks.
+        reports: From each host: why it does not reach another, by that one's index.
+    """
+    pairs = [(cards[i], cards[int(j)], why) for i, report in enumerate(reports) for j, why in sorted(report.items())]
+    if not pairs:
+        return ""
+    lines = [f"{one.name} cannot reach {other.name}: {why}" for one, other, why in pairs]
+    one_way = [f"{i}-{j}" for i, report in enumerate(reports) for j in report if str(i) not in reports[int(j)]]
+    hint = "the way back works" if one_way and len(one_way) == len(pairs) else "neither way works"
+    return (
+        "some hosts cannot talk to each other:\n  " + "\n  ".join(lines) + f"\nHint: {hint}; gloo and nccl need every "
+        "pair, on all ports. Look for firewalls, or name the interface of the network they share with --interface."
+    )
+
+
+def check_counts(came: Sequence[Card], min_nodes: int, seconds: float) -> ConfigError:
+    """Return the error for hosts that have not come in time."""
+    ranks = {card.node_rank for card in came}
+    missing = [str(rank) for rank in range(min_nodes) if rank not in ranks] if -1 not in ranks else []
+    who = f" Missing: node rank {', '.join(missing)}." if missing else ""
+    names = "; ".join(card.name for card in came) or "none"
+    return ConfigError(
+        f"expected {min_nodes} hosts (--nnodes) within {seconds:g} s (--rdzv-timeout), got {len(came)}: {names}.{who} "
+        "Hint: start the same command on the others; look into their output if they have started."
+    )
+
+
+def _short(value: str) -> str:
+    return value[:12] if len(value) == 64 else value

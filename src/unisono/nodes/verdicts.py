@@ -1,0 +1,191 @@
+"""How all hosts go on after an attempt: one pure rule over how it ended on each.
+
+In: an `Ending` from every host, and what came before. Out: a `Verdict`, the same whoever computes it. Knows no process,
+no store and no clock.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, final
+
+from unisono.launchers.restarts import Ending, GiveUp, Restarts
+
+Kind = Literal["done", "stopped", "ended", "interrupted", "failed", "lost"]
+What = Literal["done", "again", "stopped", "interrupted", "failed"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeEnding:
+    """How an attempt ended on one host.
+
+    Attributes:
+        kind: ``done``: all workers ended well. ``stopped``: between two steps, saved. ``ended``: stopped for the sake
+            of other hosts. ``interrupted``: by a signal, nothing saved. ``failed``: a worker failed. ``lost``: the host
+            does not answer any more.
+        message: What its launcher would say.
+        exit_code: And return.
+        signum: The signal that this host's launcher has received, 0 for none: it wants to leave.
+        step: Of the stop.
+        ending: Of a failed worker, for `Restarts`; its rank is -1 where it only blames others.
+    """
+
+    kind: Kind
+    message: str = ""
+    exit_code: int = 0
+    signum: int = 0
+    step: int = 0
+    ending: Ending | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it has a failure of its own, which explains those that blame others."""
+        return self.kind == "failed" and self.ending is not None and self.ending.rank >= 0
+
+    def packed(self) -> dict[str, Any]:
+        """Return it in JSON's types."""
+        return asdict(self)
+
+    @classmethod
+    def unpacked(cls, value: Mapping[str, Any]) -> "NodeEnding":
+        """Return what `packed` has packed."""
+        ending = value["ending"]
+        return cls(**{**value, "ending": ending and unpack_ending(ending)})
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What all hosts do next.
+
+    Attributes:
+        what: ``again``: meet again and go on from the last commit. ``done``, ``stopped`` (saved), ``interrupted``,
+            ``failed``: all launchers end.
+        text: To tell.
+        exit_code: Of ``failed`` and ``interrupted``.
+        rank: That failed first.
+        step: Of the stop.
+        leaving: Hosts that do not come to the next meeting, because they were asked to stop.
+        history: Failures so far, for the next verdict.
+    """
+
+    what: What
+    text: str = ""
+    exit_code: int = 0
+    rank: int = -1
+    step: int = 0
+    leaving: list[int] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def packed(self) -> dict[str, Any]:
+        """Return it in JSON's types."""
+        return asdict(self)
+
+
+def unpack_ending(value: Mapping[str, Any]) -> Ending:
+    """Return an `Ending` from JSON's types."""
+    return Ending(**{**value, "samples": tuple(value["samples"])})
+
+
+def judge(
+    endings: Sequence[NodeEnding],
+    names: Sequence[str],
+    history: Sequence[Mapping[str, Any]],
+    *,
+    min_nodes: int,
+    is_elastic: bool,
+    max_restarts: int,
+    keeper: int,
+) -> Verdict:
+    """Return what follows.
+
+    A worker's failure counts against the restarts, as on one host. A host that is lost, or asked to leave, does not
+    where hosts may come and go: the others go on.
+
+    Args:
+        endings: By node rank.
+        names: Of the hosts.
+        history: Of the verdict before.
+        min_nodes: Fewest hosts to go on with.
+        is_elastic: Whether hosts may come and go.
+        max_restarts: In a row without progress.
+        keeper: The host that keeps the store: without it, no meeting.
+    """
+    past = [dict(line) for line in history]
+    indices = range(len(endings))
+    lost = [i for i in indices if endings[i].kind == "lost"]
+    if all(ending.kind == "done" for ending in endings):
+        return Verdict(what="done", history=past)
+    roots = [ending for ending in endings if ending.is_root]
+    if roots:
+        # A wrong setting is what the person must read; else the host numbered first speaks.
+        first = min(roots, key=lambda ending: (not (ending.ending and ending.ending.is_final), endings.index(ending)))
+        return _after_failure(first, endings, past, max_restarts)
+    if lost:
+        who = ", ".join(names[i] for i in lost)
+        is_one = len(lost) == 1
+        text = f"{who} {'does' if is_one else 'do'} not answer any more."
+        if is_elastic:
+            left = len(endings) - len(lost)
+            wait = "" if left >= min_nodes else f" {min_nodes - left} more must come first (--nnodes)."
+            return Verdict(what="again", text=f"{text}{wait} The others go on from the last checkpoint.", history=past)
+        ending = Ending(rank=-1, what=text, done=_done(endings), saved=_saved(endings))
+        failed = NodeEnding(kind="failed", message=text, exit_code=1, ending=ending)
+        hint = " Hint: --nnodes MIN:MAX lets the others go on alone; --max-restarts waits for it to come back."
+        return _after_failure(
+            replace(failed, message=text + ("" if max_restarts else hint)), endings, past, max_restarts
+        )
+    leaving = [i for i in indices if endings[i].signum]
+    if leaving:
+        return _after_signal(endings, names, leaving, past, keeper, min_nodes if is_elastic else len(endings))
+    failed_ones = [ending for ending in endings if ending.kind == "failed"]
+    if failed_ones:
+        return _after_failure(failed_ones[0], endings, past, max_restarts)
+    if any(ending.kind == "ended" for ending in endings) or not is_elastic:
+        return Verdict(what="again", text="the hosts meet again.", history=past)
+    return Verdict(what="again", text="a host has come; all go on together.", history=past)
+
+
+def _after_failure(
+    failed: NodeEnding, endings: Sequence[NodeEnding], past: list[dict[str, Any]], max_restarts: int
+) -> Verdict:
+    assert failed.ending is not None
+    # Slots are given up on one host only: here a slot that keeps failing ends by the restarts. So there is one.
+    merged = replace(failed.ending, rank=min(failed.ending.rank, 0), done=_done(endings), saved=_saved(endings))
+    restarts = Restarts(max_restarts, 1)
+    for line in past:
+        restarts.judge(unpack_ending(line))
+    decision = restarts.judge(merged)
+    if isinstance(decision, GiveUp):
+        text = failed.message + (f"\n{decision.reason}" if decision.reason else "")
+        return Verdict(what="failed", text=text, exit_code=failed.exit_code or 1, rank=failed.ending.rank)
+    told = (
+        f"{merged.what} Restart {restarts.num_restarts} on all hosts from the last checkpoint "
+        f"({restarts.num_without_progress} of {max_restarts} restarts without progress)."
+    )
+    return Verdict(what="again", text=told, history=[*past, asdict(merged)])
+
+
+def _after_signal(
+    endings: Sequence[NodeEnding], names: Sequence[str], leaving: list[int], past: list[dict[str, Any]], keeper: int,
+    min_nodes: int,
+) -> Verdict:  # fmt: skip
+    who = ", ".join(names[i] for i in leaving)
+    stays = [i for i in range(len(endings)) if i not in leaving]
+    if keeper in stays and len(stays) >= min_nodes:
+        return Verdict(what="again", text=f"{who} was asked to stop and leaves.", leaving=leaving, history=past)
+    saved = [ending.step for ending in endings if ending.kind == "stopped"]
+    if saved and all(ending.kind in ("stopped", "done", "ended") for ending in endings):
+        return Verdict(what="stopped", text=f"{who} was asked to stop.", step=max(saved), leaving=leaving)
+    signum = endings[leaving[0]].signum
+    return Verdict(
+        what="interrupted", text=f"{who} was asked to stop (signal {signum}).", exit_code=128 + signum, leaving=leaving
+    )
+
+
+def _done(endings: Sequence[NodeEnding]) -> int:
+    return max((ending.ending.done for ending in endings if ending.ending), default=0)
+
+
+def _saved(endings: Sequence[NodeEnding]) -> int:
+    return max((ending.ending.saved for ending in endings if ending.ending), default=0)
