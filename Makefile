@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install train test test-slow faults test-all check format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults cluster test-all check format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -24,13 +24,16 @@ train: $(STAMP)  ## train the digits recipe on all cores
 	$(BIN)/unisono train digits
 
 test: $(STAMP)  ## the default tests: minutes; JOBS=2 runs two at a time
-	$(BIN)/python -m pytest -m 'not slow' $(if $(JOBS),-n $(JOBS) --dist worksteal)
+	$(BIN)/python -m pytest -m 'not slow and not cluster' $(if $(JOBS),-n $(JOBS) --dist worksteal)
 
 test-slow: $(STAMP)  ## the slow tests alone
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not cluster'
 
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 	$(BIN)/python -m pytest tests/faults
+
+cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and installs Debian packages
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 test-all: test test-slow  ## every test
 
