@@ -31,6 +31,12 @@ from unisono.cli.outcome import perform
     metavar="T",
     help="Threads per process.  [default: OMP_NUM_THREADS, or 1]",
 )
+@click.option(
+    "--devices",
+    metavar="LIST|cpu",
+    help="GPUs to use: indices among the visible ones, or names, such as 0,2; cpu: none.  [default: the visible ones]",
+)
+@click.option("--share-devices", is_flag=True, help="Let several processes compute on one GPU.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
 @click.option(
     "--output",
@@ -78,6 +84,8 @@ from unisono.cli.outcome import perform
 def run(
     workers: str,
     threads: int | None,
+    devices: str | None,
+    share_devices: bool,
     is_module: bool,
     output: str,
     backend: str | None,
@@ -103,8 +111,9 @@ def run(
     if output == "auto":
         output = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
     target = (script, args, is_module)
-    watching = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
-    sys.exit(perform("run", lambda: _run(target, workers, threads, output, backend, watching)))
+    settings = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
+    settings |= {"threads": threads, "output": output, "backend": backend, "share_devices": share_devices}
+    sys.exit(perform("run", lambda: _run(target, workers, devices, settings)))
 
 
 def watch_settings(
@@ -116,18 +125,14 @@ def watch_settings(
 
 
 def _run(
-    target: tuple[str, tuple[str, ...], bool],
-    workers: str,
-    threads: int | None,
-    output: str,
-    backend: str | None,
-    watching: dict[str, Any],
+    target: tuple[str, tuple[str, ...], bool], workers: str, devices: str | None, settings: dict[str, Any]
 ) -> None:
     # Not at the top: `unisono --help` must not pay for the launcher.
     from unisono.launchers.local import run_local
-    from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_workers
+    from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_devices, resolve_workers
 
     name, args, is_module = target
     what = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
-    count = resolve_workers(workers)
-    run_local(LaunchSpec(target=what, workers=count, threads=threads, output=output, backend=backend, **watching))
+    chosen = resolve_devices(devices)
+    count = resolve_workers(workers, devices=chosen)
+    run_local(LaunchSpec(target=what, workers=count, devices=chosen, **settings))
