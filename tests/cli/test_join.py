@@ -14,18 +14,9 @@ def join(tmp_path):
     def call(body, *options, args=(), env=RANK, name="script.py"):
         (tmp_path / name).write_text(body)
         bare = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "unisono",
-            "join",
-            *options,
-            name.removesuffix(".py" * ("-m" in options)),
-        ]
-        return subprocess.run(
-            [*command, *args], cwd=tmp_path, env={**bare, **env}, capture_output=True, text=True, check=False
-        )
+        target = name.removesuffix(".py") if "-m" in options else name
+        command = [sys.executable, "-P", "-m", "unisono", "join", *options, target, *args]
+        return subprocess.run(command, cwd=tmp_path, env={**bare, **env}, capture_output=True, text=True, check=False)
 
     return call
 
@@ -49,7 +40,7 @@ def test_a_program_finds_its_place(join, options):
 
 def test_a_program_for_torch_distributed_launch_is_told_its_local_rank(join):
     """As `unisono run` does."""
-    body = "import argparse, sys\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank')\nprint(sys.argv[1:])"
+    body = "import argparse, sys\nargparse.ArgumentParser().add_argument('--local_rank')\nprint(sys.argv[1:])"
     assert join(body).stdout == "['--local_rank=1']\n"
 
 

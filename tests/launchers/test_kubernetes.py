@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes. That they fit the published schemas is tested in tests/cluster, with packages that hold them."""
+"""Manifests for Kubernetes; in tests/cluster they are held against the published schemas."""
 
 from dataclasses import replace
 
@@ -121,7 +121,7 @@ def test_the_train_job_uses_its_own_runtime():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_jobs_own_pods_may_connect(kind):
-    """torch's stores believe whoever connects."""
+    """The stores of torch believe whoever connects."""
     objects = made(kind)
     policy = objects["NetworkPolicy"]["spec"]
     (rule,) = policy["ingress"]

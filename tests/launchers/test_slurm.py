@@ -36,19 +36,24 @@ srun --ntasks=8 --ntasks-per-node=4 --cpus-per-task=3 --kill-on-bad-exit=1 --lab
     /env/bin/python -P train.py --name 'two words' '$HOME'
 code=$?
 
-if [ ! -e "$UNISONO_STOPPED" ]; then
+told=$(scontrol -o show job "$job" 2>/dev/null)
+if [ -e "$UNISONO_STOPPED" ]; then
+    why="stopped and saved"
+elif [ $code -ne 0 ] && [[ $told =~ PreemptTime=[0-9] ]]; then
+    why="pre-empted"
+else
     exit $code
 fi
 rm -f -- "$UNISONO_STOPPED"
 if [ "${SLURM_RESTART_COUNT:-0}" -ge 7 ]; then
-    echo "unisono: stopped and saved; requeued 7 times already. Submit it again to go on." >&2
+    echo "unisono: $why; requeued 7 times already. Submit it again to go on." >&2
 elif ! command -v scontrol >/dev/null; then
-    echo "unisono: stopped and saved; expected scontrol on $HOSTNAME to requeue job $job, got none. \
+    echo "unisono: $why; expected scontrol on $HOSTNAME to requeue job $job, got none. \
 Hint: submit it again to go on, or let the setup lines find scontrol." >&2
-elif scontrol -o show job "$job" | grep -q JobState=CANCELLED; then
-    echo "unisono: stopped and saved; the job was cancelled." >&2
+elif [[ $told == *JobState=CANCELLED* ]]; then
+    echo "unisono: $why; the job was cancelled." >&2
 else
-    echo "unisono: stopped and saved; job $job goes back into the queue." >&2
+    echo "unisono: $why; job $job goes back into the queue." >&2
     scontrol requeue "$job"
 fi
 exit 75
@@ -97,7 +102,16 @@ def test_an_array():
     assert told == "python|a b.py|--seed=7|7|x7y z|"
 
 
-def play(tmp_path, *, code=0, stopped=False, state="RUNNING", restarts="", has_scontrol=True, **settings):
+def play(
+    tmp_path,
+    *,
+    code=0,
+    stopped=False,
+    said="JobState=RUNNING PreemptTime=None",
+    restarts="",
+    has_scontrol=True,
+    **settings,
+):
     """Run the batch script with a srun and a scontrol that write down how they were called."""
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -105,9 +119,8 @@ def play(tmp_path, *, code=0, stopped=False, state="RUNNING", restarts="", has_s
     mark = 'echo 9 > "$UNISONO_STOPPED"\n' if stopped else ""
     (tools / "srun").write_text(f'#!/bin/bash\necho "srun $*" >> {calls}\n{mark}exit {code}\n')
     if has_scontrol:
-        (tools / "scontrol").write_text(f'#!/bin/bash\necho "scontrol $*" >> {calls}\necho JobId=5 JobState={state}\n')
-    for name in ("rm", "grep"):
-        (tools / name).symlink_to(f"/bin/{name}")
+        (tools / "scontrol").write_text(f'#!/bin/bash\necho "scontrol $*" >> {calls}\necho JobId=5 {said}\n')
+    (tools / "rm").symlink_to("/bin/rm")
     for tool in tools.iterdir():
         if not tool.is_symlink():
             tool.chmod(0o755)
@@ -125,6 +138,14 @@ def test_a_job_that_has_stopped_and_saved_requeues_itself(tmp_path):
     assert not list(tmp_path.glob("stopped-*"))
 
 
+@pytest.mark.parametrize(("code", "requeues"), [(143, True), (0, False)])
+def test_a_job_that_was_preempted_before_it_could_stop_requeues_itself(tmp_path, code, requeues):
+    """It died of Slurm's signal while it was starting, say; a job that was done nevertheless is done."""
+    done, calls = play(tmp_path, code=code, said="JobState=RUNNING PreemptTime=2026-11-21T10:00:00")
+    assert done.returncode == (75 if requeues else 0)
+    assert ("scontrol requeue 5" in calls) is requeues
+
+
 @pytest.mark.parametrize("code", [0, 1, 75, 137])
 def test_a_job_that_has_ended_in_another_way_does_not(tmp_path, code):
     """Done or failed: srun's code is the job's, and a mark from an earlier life does not count."""
@@ -137,7 +158,7 @@ def test_a_job_that_has_ended_in_another_way_does_not(tmp_path, code):
 @pytest.mark.parametrize(
     ("circumstances", "why"),
     [
-        ({"state": "CANCELLED"}, "the job was cancelled"),
+        ({"said": "JobState=CANCELLED"}, "the job was cancelled"),
         ({"has_scontrol": False}, "expected scontrol on node1"),
         ({"restarts": "100"}, "requeued 100 times already"),
         ({"max_requeues": 0}, "requeued 0 times already"),

@@ -8,6 +8,7 @@ torch.
 
 import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def main(argv: list[str]) -> int:
     if parent := os.environ.pop(PARENT_VARIABLE, ""):
         die_with(int(parent))
     faulthandler.enable()
+    # Slurm warns of the time limit by it, and a script that knows nothing of that would die early; a run takes it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     leave_groups_at_exit()
     local_rank = int(os.environ["LOCAL_RANK"])
     try:

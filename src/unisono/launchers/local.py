@@ -22,7 +22,7 @@ from unisono.launchers.output import tell
 from unisono.launchers.restarts import GiveUp, Restarts
 from unisono.launchers.spec import LaunchSpec, check_target, count_gpus
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 In: a `SlurmJob`. Out: the text for ``sbatch``, whose tasks are the ranks themselves (``srun ... unisono join``). Ranks
 that were asked to stop leave a mark when all is saved; the batch script then puts its own job back into the queue, so
-that it goes on where it stopped, whoever asked: the time limit, a job of higher priority, an operator.
+that it goes on where it stopped, whoever asked: the time limit, a job of higher priority, an operator. So does a job
+that was pre-empted before it could stop.
 
 Sources: https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/scontrol.html
 """
@@ -137,19 +138,24 @@ def _quoted(word: str) -> str:
 
 def _ending(job: SlurmJob) -> str:
     return f"""\
-if [ ! -e "${MARK_VARIABLE}" ]; then
+told=$(scontrol -o show job "$job" 2>/dev/null)
+if [ -e "${MARK_VARIABLE}" ]; then
+    why="stopped and saved"
+elif [ $code -ne 0 ] && [[ $told =~ PreemptTime=[0-9] ]]; then
+    why="pre-empted"
+else
     exit $code
 fi
 rm -f -- "${MARK_VARIABLE}"
 if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {job.max_requeues} ]; then
-    echo "unisono: stopped and saved; requeued {job.max_requeues} times already. Submit it again to go on." >&2
+    echo "unisono: $why; requeued {job.max_requeues} times already. Submit it again to go on." >&2
 elif ! command -v scontrol >/dev/null; then
-    echo "unisono: stopped and saved; expected scontrol on $HOSTNAME to requeue job $job, got none. \
+    echo "unisono: $why; expected scontrol on $HOSTNAME to requeue job $job, got none. \
 Hint: submit it again to go on, or let the setup lines find scontrol." >&2
-elif scontrol -o show job "$job" | grep -q JobState=CANCELLED; then
-    echo "unisono: stopped and saved; the job was cancelled." >&2
+elif [[ $told == *JobState=CANCELLED* ]]; then
+    echo "unisono: $why; the job was cancelled." >&2
 else
-    echo "unisono: stopped and saved; job $job goes back into the queue." >&2
+    echo "unisono: $why; job $job goes back into the queue." >&2
     scontrol requeue "$job"
 fi
 exit 75
