@@ -84,7 +84,7 @@ def start(env, tmp_path):
             job.process.wait()
 
 
-def test_the_world_of_a_real_srun(env):
+def test_the_world_of_a_real_srun(env, tmp_path):
     """Ranks, sizes, loopback on one node, and one meeting place; a batch script alone is a world of one."""
     done = call("srun", "-n", "3", sys.executable, "-c", SHOW_WORLD, env=env)
     assert done.returncode == 0, done.stderr
@@ -94,10 +94,11 @@ def test_the_world_of_a_real_srun(env):
     assert {world["launcher"] for world in worlds} == {"slurm"}
     (rendezvous,) = {world["rendezvous"] for world in worlds}
     assert rendezvous.startswith("tcp://127.0.0.1:")
-    one = call(
-        "sbatch", "-n", "3", "--wait", "-o", "/dev/null", "--wrap", f"{sys.executable} -c '{SHOW_WORLD}'", env=env
-    )
+    output = tmp_path / "output"
+    wrapped = f"{sys.executable} -c '{SHOW_WORLD}'"
+    one = call("sbatch", "-n", "3", "--wait", "-o", str(output), "--wrap", wrapped, env=env)
     assert one.returncode == 0, one.stderr
+    assert [world["world_size"] for world in worlds_in(output.read_text())] == [1]
 
 
 def test_a_job_gives_the_bits_of_one_process(start):

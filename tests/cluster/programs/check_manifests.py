@@ -24,7 +24,7 @@ def check_schema(document: dict) -> list[str]:
 
     try:
         kubernetes_validate.validate(document, strict=True)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the package raises
         return [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
     return []
 
@@ -37,7 +37,7 @@ def check_model(document: dict) -> list[str]:
     model = getattr(models, prefix[document["apiVersion"].partition("/")[0]] + document["kind"])
     try:
         parsed = model.model_validate(document)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the package raises
         return [re.sub(r"\s+", " ", str(error))]
     return list(dropped(document, parsed, ""))
 
