@@ -93,6 +93,8 @@ class Job:
     metavar="S",
     help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
 )
+@click.option("--devices", metavar="LIST|cpu", help="GPUs to use, such as 0,2; cpu: none.  [default: the visible ones]")
+@click.option("--share-devices", is_flag=True, help="Let several processes compute on one GPU.")
 @click.option(
     "--preset", metavar="NAME", help="The recipe's hyper-parameters by name, see docs/data.md.  [default: its first]"
 )
@@ -118,7 +120,16 @@ class Job:
 @click.option("--detail", is_flag=True, help="Record what each step is made of, for unisono diff.")
 @strategy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on standard output.")
-def train(recipe: str, workers: str, as_json: bool, max_restarts: int, heartbeat: float | None, **given: Any) -> None:
+def train(
+    recipe: str,
+    workers: str,
+    as_json: bool,
+    max_restarts: int,
+    heartbeat: float | None,
+    devices: str | None,
+    share_devices: bool,
+    **given: Any,
+) -> None:
     """Train RECIPE: digits, mnist, imdb, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
@@ -130,14 +141,18 @@ def train(recipe: str, workers: str, as_json: bool, max_restarts: int, heartbeat
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
-    watching = watch_settings(max_restarts, heartbeat)
-    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, watching)))
+    settings = watch_settings(max_restarts, heartbeat) | {"share_devices": share_devices}
+    sys.exit(perform("train", lambda: _train(recipe, workers, devices, as_json, given, settings)))
 
 
-def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watching: dict[str, Any]) -> None:
+def _train(
+    recipe: str, workers: str, devices: str | None, as_json: bool, given: dict[str, Any], settings: dict[str, Any]
+) -> None:
     from unisono.errors import RunStopped
+    from unisono.launchers.spec import resolve_devices
 
-    job = plan(recipe, workers, given)
+    chosen = resolve_devices(devices)
+    job = plan(recipe, workers, given, chosen)
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
         out = Path(place) if kept else Path(place) / "run"
@@ -146,7 +161,7 @@ def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watc
             out.mkdir(mode=0o700, parents=True, exist_ok=True)
             (out / RUN_FILE).write_text(describe_run_file(job.options))
         try:
-            result = play(job, output="stderr" if as_json else "leader", **watching)
+            result = play(job, output="stderr" if as_json else "leader", devices=chosen, **settings)
         except RunStopped as stopped:
             if given["out"]:
                 raise
@@ -166,8 +181,14 @@ def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], watc
             click.echo(f"kept in      {out}")
 
 
-def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
+def plan(recipe: str, workers: str, given: dict[str, Any], devices: tuple[str, ...] | None = None) -> Job:
     """Check recipe, settings, world and data, before anything starts.
+
+    Args:
+        recipe: Its name.
+        workers: As typed.
+        given: The other options, as typed.
+        devices: The GPUs that were chosen; None where all that are visible may be used.
 
     Raises:
         ConfigError: An unknown recipe or a setting out of range; more workers than replicas.
@@ -190,7 +211,7 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
     defaults = {"epochs": preset.epochs, "batch_size": preset.batch_size, "replicas": found.replicas}
     recorded = _recorded_score(given.get("out"))
     if strategy.sets_replicas:
-        count = resolve_workers(workers)
+        count = resolve_workers(workers, devices=devices)
         if workers == "auto":
             count = strategy.usual_workers(count)
         strategy.check(count)
@@ -204,7 +225,7 @@ def plan(recipe: str, workers: str, given: dict[str, Any]) -> Job:
             "Hint: repeat its settings to resume it, or choose another --out for a new run."
         )
     if not strategy.sets_replicas:
-        count = resolve_workers(workers, None if strategy.is_one_replica_enough else options.replicas)
+        count = resolve_workers(workers, None if strategy.is_one_replica_enough else options.replicas, devices)
         if workers == "auto":
             count = strategy.usual_workers(count)
     strategy.place(options.replicas, count)
@@ -231,13 +252,13 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     return score
 
 
-def play(job: Job, *, output: str, **watching: Any) -> dict[str, Any]:
+def play(job: Job, *, output: str, **settings: Any) -> dict[str, Any]:
     """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
 
     Args:
         job: What to play.
         output: As in `LaunchSpec`.
-        **watching: More of the `LaunchSpec`: restarts and times.
+        **settings: More of the `LaunchSpec`: restarts, times, devices.
 
     Raises:
         WorkerFailed: A worker failed.
@@ -249,6 +270,6 @@ def play(job: Job, *, output: str, **watching: Any) -> dict[str, Any]:
     from unisono.recipes.play import play as play_recipe
 
     target = describe_function(play_recipe, (job.options,))
-    run_local(LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **watching))
+    run_local(LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **settings))
     result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())
     return result
