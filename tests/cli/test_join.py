@@ -48,7 +48,7 @@ def test_a_program_for_torch_distributed_launch_is_told_its_local_rank(join):
     ("body", "code", "said"),
     [
         ("import sys; sys.exit(3)", 3, ""),
-        ("raise ValueError('the cause')", 1, "ValueError: the cause"),
+        ("raise ValueError('the cause')", 1, "ValueError: the cause\n"),
         (
             "from unisono import ConfigError\nraise ConfigError('expected this')",
             2,

@@ -37,7 +37,7 @@ SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$PORT
 SlurmdPort=$((PORT + 1))
 SrunPortRange=$((PORT + 10))-$((PORT + 99))
-CommunicationParameters=NoInAddrAny
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 AuthType=auth/munge
 AuthInfo=socket=$dir/munge/socket,cred_expire=10
 CryptoType=crypto/munge

@@ -38,7 +38,7 @@ def variables(pod):
 
 YAML = """\
 ---
-apiVersion: "v1"
+apiVersion: v1
 kind: Service
 metadata:
   name: digits

@@ -35,7 +35,6 @@ module load cuda
 srun --ntasks=8 --ntasks-per-node=4 --cpus-per-task=3 --kill-on-bad-exit=1 --label \\
     /env/bin/python -P train.py --name 'two words' '$HOME'
 code=$?
-
 told=$(scontrol -o show job "$job" 2>/dev/null)
 if [ -e "$UNISONO_STOPPED" ]; then
     why="stopped and saved"

@@ -34,7 +34,11 @@ class _Engines(click.Group):
             formatter.write_dl(list(ENGINES.items()))
 
 
-@click.command(cls=_Engines, short_help="Hand a script to Slurm, Open MPI, Ray or Kubernetes.", metavar="ENGINE")
+@click.command(
+    cls=_Engines,
+    short_help="Hand a script to Slurm, Open MPI, Ray or Kubernetes.",
+    subcommand_metavar="ENGINE [ARGS]...",
+)
 def launch() -> None:
     """Hand a script to an engine that starts processes on many machines.
 

@@ -93,7 +93,7 @@ class Job:
     metavar="S",
     help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
 )
-@click.option("--devices", metavar="LIST|cpu", help="GPUs to use, such as 0,2; cpu: none.  [default: the visible ones]")
+@click.option("--gpus", metavar="LIST|cpu", help="GPUs to use, such as 0,2; cpu: none.  [default: the visible ones]")
 @click.option("--share-devices", is_flag=True, help="Let several processes compute on one GPU.")
 @click.option(
     "--preset", metavar="NAME", help="The recipe's hyper-parameters by name, see docs/data.md.  [default: its first]"
@@ -126,7 +126,7 @@ def train(
     as_json: bool,
     max_restarts: int,
     heartbeat: float | None,
-    devices: str | None,
+    gpus: str | None,
     share_devices: bool,
     **given: Any,
 ) -> None:
@@ -142,16 +142,16 @@ def train(
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
     settings = watch_settings(max_restarts, heartbeat) | {"share_devices": share_devices}
-    sys.exit(perform("train", lambda: _train(recipe, workers, devices, as_json, given, settings)))
+    sys.exit(perform("train", lambda: _train(recipe, workers, gpus, as_json, given, settings)))
 
 
 def _train(
-    recipe: str, workers: str, devices: str | None, as_json: bool, given: dict[str, Any], settings: dict[str, Any]
+    recipe: str, workers: str, gpus: str | None, as_json: bool, given: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     from unisono.errors import RunStopped
     from unisono.launchers.spec import resolve_devices
 
-    chosen = resolve_devices(devices)
+    chosen = resolve_devices(gpus)
     job = plan(recipe, workers, given, chosen)
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:

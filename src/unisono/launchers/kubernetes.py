@@ -2,8 +2,8 @@
 
 In: a `KubernetesJob`. Out: objects as plain values, and their text. A pod is a node of torchrun's: the index of the pod
 among the job's is its node rank, and all meet at the first pod's stable host name (a headless service for the Indexed
-Job; JobSet and Trainer make their own). Sources: https://kubernetes.io/docs/concepts/workloads/controllers/job/,
-https://jobset.sigs.k8s.io/docs/, https://www.kubeflow.org/docs/components/trainer/
+Job; JobSet and Trainer make their own). Sources: the references of https://kubernetes.io (Job), https://jobset.sigs.k8s.io
+and https://www.kubeflow.org (Trainer).
 """
 
 import json
@@ -144,7 +144,7 @@ def _indexed_job(job: KubernetesJob) -> list[Manifest]:
 def _job_set(job: KubernetesJob) -> list[Manifest]:
     pod = _pod(job, _meeting(job, f"{job.name}-{CONTAINER}-0-0.{job.name}"))
     template = {"metadata": {"labels": _labels(job)}, "spec": pod}
-    spec = {
+    spec: Manifest = {
         "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": job.max_restarts},
         "replicatedJobs": [

@@ -1,7 +1,7 @@
 """The command that starts ranks with Open MPI (pure).
 
 Open MPI only starts the processes and tells them who they are; they talk as under any other launcher, through shared
-memory, gloo or NCCL. Source: https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html
+memory, gloo or NCCL. Source: mpirun(1) of Open MPI 4.1 and 5 (https://docs.open-mpi.org).
 """
 
 import re

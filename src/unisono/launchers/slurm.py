@@ -5,7 +5,7 @@ that were asked to stop leave a mark when all is saved; the batch script then pu
 that it goes on where it stopped, whoever asked: the time limit, a job of higher priority, an operator. So does a job
 that was pre-empted before it could stop.
 
-Sources: https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/scontrol.html
+Sources: https://slurm.schedmd.com/sbatch.html and scontrol.html there.
 """
 
 import re
@@ -121,8 +121,8 @@ def render(job: SlurmJob) -> str:
     lines += [*job.setup, ""]
     # srun takes --cpus-per-task from sbatch no more since 22.05.
     step = f"srun --ntasks={workers} --ntasks-per-node={job.workers_per_node} --cpus-per-task={job.threads}"
-    lines += [f"{step} --kill-on-bad-exit=1 --label \\", f"    {' '.join(map(_quoted, job.command))}", "code=$?", ""]
-    return "\n".join(lines) + _ending(job)
+    lines += [f"{step} --kill-on-bad-exit=1 --label \\", f"    {' '.join(map(_quoted, job.command))}", "code=$?"]
+    return "\n".join(lines) + "\n" + _ending(job)
 
 
 def _own_id(job: SlurmJob) -> str:
