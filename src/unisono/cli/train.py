@@ -141,18 +141,16 @@ def train(
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
-    settings = watch_settings(max_restarts, heartbeat) | {"share_devices": share_devices}
-    sys.exit(perform("train", lambda: _train(recipe, workers, gpus, as_json, given, settings)))
+    settings = watch_settings(max_restarts, heartbeat) | {"share_devices": share_devices, "devices": gpus}
+    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, settings)))
 
 
-def _train(
-    recipe: str, workers: str, gpus: str | None, as_json: bool, given: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def _train(recipe: str, workers: str, as_json: bool, given: dict[str, Any], settings: dict[str, Any]) -> None:
     from unisono.errors import RunStopped
     from unisono.launchers.spec import resolve_devices
 
-    chosen = resolve_devices(gpus)
-    job = plan(recipe, workers, given, chosen)
+    settings = {**settings, "devices": resolve_devices(settings["devices"])}
+    job = plan(recipe, workers, given, settings["devices"])
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
         out = Path(place) if kept else Path(place) / "run"
@@ -161,7 +159,7 @@ def _train(
             out.mkdir(mode=0o700, parents=True, exist_ok=True)
             (out / RUN_FILE).write_text(describe_run_file(job.options))
         try:
-            result = play(job, output="stderr" if as_json else "leader", devices=chosen, **settings)
+            result = play(job, output="stderr" if as_json else "leader", **settings)
         except RunStopped as stopped:
             if given["out"]:
                 raise
