@@ -47,7 +47,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def call(
-    *command: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 180
+    *command: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it has written."""
     return subprocess.run(

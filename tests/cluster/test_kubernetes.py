@@ -15,7 +15,7 @@ import pytest
 from cluster.engines import DIGITS, ENVIRONMENT, PLAIN_DDP, alone, call, fingerprint_in, weights_in
 from unisono.launchers.kubernetes import KINDS, KubernetesJob, manifests, to_yaml
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 JOB = KubernetesJob(
     name="digits",
     image="registry.example/unisono:0.1",
@@ -76,6 +76,7 @@ def test_manifests_fit_the_published_schemas(check, kind):
 def test_a_slip_would_be_found(check, kind, old, new):
     """The control: names and types that are nearly right are not."""
     text = to_yaml(manifests(replace(JOB, kind=kind)))
+    assert check(text) == []
     assert old in text
     assert check(text.replace(old, new, 1)) != []
 
@@ -95,7 +96,7 @@ def play(job: KubernetesJob, cwd: Path) -> list[str]:
                 command, env={**ENVIRONMENT, **env}, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
-    told = [pod.communicate(timeout=180) for pod in pods]
+    told = [pod.communicate(timeout=600) for pod in pods]
     assert [pod.returncode for pod in pods] == [0] * len(pods), told
     return [out for out, _ in told]
 

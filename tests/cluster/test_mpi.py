@@ -22,7 +22,7 @@ from cluster.engines import (
     worlds_in,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
 
 
@@ -69,7 +69,7 @@ def test_mpirun_killed_on_the_way_and_called_again(tmp_path):
         while "step 21" not in first.stdout.readline():
             assert first.poll() is None
         first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=60)
+        first.communicate(timeout=300)
     assert first.returncode != 0
     again = call(*command)
     assert again.returncode == 0, again.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.engines import DIGITS, ENVIRONMENT, PLAIN_DDP, alone, call, fingerprint_in, install, weights_in
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +47,13 @@ def test_sigterm_saves_and_a_killed_rank_is_replaced(ray, tmp_path):
     with subprocess.Popen(start, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
         read_until(first, "step 11")
         first.send_signal(signal.SIGTERM)
-        rest = first.communicate(timeout=120)[0]
+        rest = first.communicate(timeout=600)[0]
     assert first.returncode == 75, rest
     assert "stopped after step" in rest
     with subprocess.Popen(start, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as second:
         read_until(second, "step 31")
         os.kill(rank_processes()[0], signal.SIGKILL)
-        rest = second.communicate(timeout=120)[0]
+        rest = second.communicate(timeout=600)[0]
     assert second.returncode == 0, rest
     assert "ended with code 137" in rest
     assert "Restart 1 of 1" in rest

@@ -24,7 +24,7 @@ from cluster.engines import (
     worlds_in,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 SLURM = [*UNISONO, "launch", "slurm", "--interval", "0.5"]
 
 
@@ -49,7 +49,7 @@ class Job:
         with self.said.open("wb") as err, self.written.open("wb") as out:
             self.process = subprocess.Popen([*SLURM, *arguments], env=env, cwd=folder, stdout=out, stderr=err)
 
-    def wait_for(self, text: str, file: str = "written", timeout_s: float = 120) -> re.Match[str]:
+    def wait_for(self, text: str, file: str = "written", timeout_s: float = 500) -> re.Match[str]:
         """Wait until this has been said or written."""
         deadline = time.monotonic() + timeout_s
         while not (found := re.search(text, getattr(self, file).read_text())):
@@ -64,7 +64,7 @@ class Job:
 
     def finish(self) -> tuple[int, str, str]:
         """Wait for the end; return code, news and output."""
-        code = self.process.wait(timeout=400)
+        code = self.process.wait(timeout=900)
         return code, self.said.read_text(), self.written.read_text()
 
 

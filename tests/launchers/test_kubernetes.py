@@ -115,7 +115,7 @@ def test_the_train_job_uses_its_own_runtime():
     spec = objects["TrainJob"]["spec"]
     assert spec["runtimeRef"] == {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "digits"}
     assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (2, 4)
-    assert objects["TrainingRuntime"]["spec"]["mlPolicy"] == {"numNodes": 2, "torch": {"numProcPerNode": 4}}
+    assert objects["TrainingRuntime"]["spec"]["mlPolicy"] == {"numNodes": 2, "torch": {}}
     assert not [name for name in variables(pod_of(objects)) if name.startswith("PET_")]
 
 

@@ -159,7 +159,7 @@ def _train_job(job: KubernetesJob) -> list[Manifest]:
     # A runtime of our own: what a TrainJob may change in somebody else's differs between Trainer's versions.
     template = {"metadata": {"labels": _labels(job)}, "spec": _pod(job, [])}
     runtime = {
-        "mlPolicy": {"numNodes": job.nodes, "torch": {"numProcPerNode": job.workers_per_node}},
+        "mlPolicy": {"numNodes": job.nodes, "torch": {}},  # the processes of a node are the TrainJob's to say
         "template": {
             "spec": {
                 "failurePolicy": {"maxRestarts": job.max_restarts},

@@ -23,7 +23,7 @@ def check_schema(document: dict) -> list[str]:
     import kubernetes_validate
 
     try:
-        kubernetes_validate.validate(document, strict=True)
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     except Exception as error:  # noqa: BLE001 - whatever the package raises
         return [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
     return []
@@ -35,11 +35,26 @@ def check_model(document: dict) -> list[str]:
 
     prefix = {"trainer.kubeflow.org": "TrainerV1alpha1", "jobset.x-k8s.io": "JobsetV1alpha2"}
     model = getattr(models, prefix[document["apiVersion"].partition("/")[0]] + document["kind"])
+    document = with_quantities(document, models.IoK8sApimachineryPkgApiResourceQuantity)
     try:
         parsed = model.model_validate(document)
     except Exception as error:  # noqa: BLE001 - whatever the package raises
         return [re.sub(r"\s+", " ", str(error))]
     return list(dropped(document, parsed, ""))
+
+
+def with_quantities(value: typing.Any, quantity: type) -> typing.Any:
+    """Return a document with its amounts as the models want them: they know a text or number only in a class around it."""
+    if isinstance(value, list):
+        return [with_quantities(entry, quantity) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: {name: quantity(actual_instance=amount) for name, amount in entry.items()}
+        if key in ("requests", "limits")
+        else with_quantities(entry, quantity)
+        for key, entry in value.items()
+    }
 
 
 def dropped(given: typing.Any, parsed: typing.Any, path: str) -> typing.Iterator[str]:
