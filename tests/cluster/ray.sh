@@ -12,10 +12,9 @@ install)
     dir=${2:?install needs a directory} python=${3:?install needs an interpreter}
     if [ ! -x "$dir/bin/ray" ]; then
         "$python" -m venv "$dir"
-        packages=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/beside.pth"
-        # An editable install of unisono is named in a .pth file, which a .pth file does not read.
-        "$python" -c 'import pathlib, unisono; print(pathlib.Path(unisono.__file__).parents[1])' >>"$packages/beside.pth"
+        # addsitedir reads the .pth files that it finds there too, such as that of an editable install.
+        "$python" -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+            >"$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
         "$dir/bin/python" -m pip install --disable-pip-version-check -q 'ray>=2.40'
     fi
     echo "$dir/bin/python"

@@ -63,7 +63,8 @@ class RankActor:
             stderr=subprocess.STDOUT,
         )
         assert process.stdout is not None
-        yield from process.stdout
+        for line in process.stdout:  # noqa: UP028 - Ray resumes with send(), which a file does not have
+            yield line
         code = process.wait()
         yield code if code >= 0 else 128 - code
 

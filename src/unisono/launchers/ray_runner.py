@@ -171,7 +171,7 @@ def _pass_on(ray: Any, place: Place, stream: Any, events: "queue.SimpleQueue[_En
             else:
                 os.write(1, prefix + piece)
     except ray.exceptions.RayError as error:
-        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        why = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
     events.put(_Ended(rank, code, why))
 
 

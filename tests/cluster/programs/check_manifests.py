@@ -44,7 +44,7 @@ def check_model(document: dict) -> list[str]:
 
 
 def with_quantities(value: typing.Any, quantity: type) -> typing.Any:
-    """Return a document with its amounts as the models want them: they know a text or number only in a class around it."""
+    """Return a document with its amounts as the models want them: in a class around the text or number."""
     if isinstance(value, list):
         return [with_quantities(entry, quantity) for entry in value]
     if not isinstance(value, dict):
