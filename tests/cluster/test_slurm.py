@@ -25,7 +25,11 @@ from cluster.engines import (
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
-SLURM = [*UNISONO, "launch", "slurm", "--interval", "0.5"]
+# SIGINT may be ignored in us (a test run in the background); the command would inherit that.
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from unisono.cli.main import main; main()"
+)
+SLURM = [sys.executable, "-c", START, "launch", "slurm", "--interval", "0.5"]
 
 
 @pytest.fixture(scope="module")
