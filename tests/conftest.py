@@ -1,6 +1,11 @@
 """Settings of the whole suite."""
 
+import os
+
 from hypothesis import settings
+
+# The tests' bits and numbers of ranks are those of the CPU; a test of GPUs makes its own visible.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 # The same cases each time: a failure belongs to the change, not to luck. The other profile looks for new cases.
 # No deadlines: how long a case takes says how busy the machine is.

@@ -77,6 +77,28 @@ def test_a_hand_made_world_of_one_needs_no_address():
     assert world_of(RANK="0", WORLD_SIZE="1").rendezvous == ""
 
 
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}
+
+
+def test_mpich():
+    """The variables of MPICH, Intel MPI and their kin; they win over those of the srun that starts MPICH's helpers."""
+    world = world_of(**MPICH)
+    assert (world.rank, world.world_size, world.local_rank, world.launcher) == (3, 4, 3, "mpich")
+    assert world.rendezvous.startswith("tcp://127.0.0.1:")
+    assert world_of(**SLURM | MPICH).launcher == "mpich"
+    without = {name: value for name, value in MPICH.items() if name != "MPI_LOCALRANKID"}
+    assert world_of(**SLURM | without).launcher == "slurm"  # the control: srun --mpi=pmi2 sets PMI_RANK too
+    with pytest.raises(WorldError, match=r"mpich started 4 ranks on several hosts.*Hint: mpiexec -genv MASTER_ADDR"):
+        world_of(**MPICH | {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"})
+
+
+def test_ranks_may_be_told_to_share_devices():
+    """Under any launcher, by a variable; 0 is no."""
+    assert world_of(**TORCHRUN, UNISONO_SHARE_DEVICES="1").shares_devices
+    assert not world_of(**TORCHRUN, UNISONO_SHARE_DEVICES="0").shares_devices
+    assert not world_of(**TORCHRUN).shares_devices
+
+
 def test_our_own_launcher():
     """Our launcher speaks torchrun's dialect and adds a file to meet at, a run directory and replicas."""
     world = world_of(**TORCHRUN, UNISONO_RENDEZVOUS="/r/store", UNISONO_RUN_DIR="runs/1", UNISONO_REPLICAS="16")

@@ -1,8 +1,8 @@
 """Who am I: the frozen answer, built once from a launcher's environment variables.
 
 In: a mapping (normally ``os.environ``, read here and nowhere below). Out: a `World`. Understands the variables of
-unisono's own launcher, torchrun, Slurm's ``srun`` and Open MPI's ``mpirun``; the empty environment is a
-world of one process. Imports no torch.
+unisono's own launcher, torchrun, Slurm's ``srun``, and ``mpirun`` of Open MPI and of MPICH and its kin; the empty
+environment is a world of one process. Imports no torch.
 """
 
 import os
@@ -27,13 +27,14 @@ class World:
         local_rank: Index of this process on its host.
         local_world_size: Number of processes on this host.
         node_rank: Index of this host.
-        launcher: Whose variables were read: ``none``, ``unisono``, ``torchrun``, ``slurm`` or ``openmpi``.
+        launcher: Whose variables were read: ``none``, ``unisono``, ``torchrun``, ``slurm``, ``openmpi`` or ``mpich``.
         rendezvous: Where the ranks meet: empty for a world of one, ``file://PATH``, ``tcp://HOST:PORT``, or
             ``env://`` when torchrun already keeps the store.
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
         beacon: File in which our launcher wants to read what this process does, else None.
         last_step: Step after which the launcher wants a run to stop (``checkpoint rehearse`` does so), else None.
+        shares_devices: Whether several ranks of this host may compute on one GPU.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
     """
 
@@ -49,6 +50,7 @@ class World:
     threads: int | None = None
     beacon: str | None = None
     last_step: int | None = None
+    shares_devices: bool = False
 
     def __post_init__(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
@@ -99,6 +101,9 @@ class World:
             world = _torchrun(environ)
         elif "OMPI_COMM_WORLD_RANK" in environ:
             world = _openmpi(environ)
+        # Before Slurm: inside its jobs, MPICH starts its own helpers with srun, which does not set the second one.
+        elif "PMI_RANK" in environ and "MPI_LOCALRANKID" in environ:
+            world = _mpich(environ)
         # The batch script of a Slurm job carries SLURM_PROCID=0 too, but only srun's tasks have a step id.
         elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
             world = _slurm(environ)
@@ -113,6 +118,7 @@ class World:
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
             last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,
+            shares_devices=bool(_integer(environ, "UNISONO_SHARE_DEVICES", 0)),
             threads=int(threads) if threads.isdecimal() and int(threads) else None,
         )
 
@@ -229,22 +235,35 @@ def _slurm(environ: Mapping[str, str]) -> World:
 
 
 def _openmpi(environ: Mapping[str, str]) -> World:
-    rank, world_size = _integer(environ, "OMPI_COMM_WORLD_RANK"), _integer(environ, "OMPI_COMM_WORLD_SIZE")
-    local_world_size = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size)
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or "0"
+    return _mpi(environ, names, "openmpi", key, "mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=<free port> ...")
+
+
+def _mpich(environ: Mapping[str, str]) -> World:
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    # Hydra gives a job no name; all its processes talk to one port of it, or have the same parent.
+    key = environ.get("PMI_PORT") or environ.get("PMI_ID_JOB") or str(os.getppid())
+    hint = "mpiexec -genv MASTER_ADDR <first host> -genv MASTER_PORT <free port> ..."
+    return _mpi(environ, names, "mpich", key, hint)
+
+
+def _mpi(environ: Mapping[str, str], names: tuple[str, str, str, str], launcher: str, key: str, hint: str) -> World:
+    rank, world_size = (_integer(environ, name) for name in names[:2])
+    local_world_size = _integer(environ, names[3], world_size)
     if local_world_size < world_size and "MASTER_ADDR" not in environ:
         raise WorldError(
-            f"Open MPI started {world_size} ranks on several hosts but MASTER_ADDR is not set: the ranks cannot meet. "
-            "Hint: mpirun -x MASTER_ADDR=<address of the first host> -x MASTER_PORT=<free port> ..."
+            f"{launcher} started {world_size} ranks on several hosts but MASTER_ADDR is not set: they cannot meet. "
+            f"Hint: {hint}"
         )
-    key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or "0"
     return World(
         rank=rank,
         world_size=world_size,
-        local_rank=_integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        local_rank=_integer(environ, names[2], 0),
         local_world_size=local_world_size,
-        # Open MPI numbers no hosts; with equal hosts this is the index of this one.
+        # MPI numbers no hosts; with equal hosts this is the index of this one.
         node_rank=rank // local_world_size,
-        launcher="openmpi",
+        launcher=launcher,
         rendezvous=_tcp(environ, world_size, _LOOPBACK, key),
     )
 

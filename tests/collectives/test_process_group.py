@@ -3,11 +3,14 @@
 from datetime import timedelta
 
 import pytest
+import torch
 
 from collectives.launched import launched
 from collectives.rank_programs import meet_again_and_again
 from ranks import run_processes
-from unisono.collectives.process_group import store_of
+from unisono.collectives.loopback import run_ranks
+from unisono.collectives.process_group import check_own_devices, connect, device_of, store_of
+from unisono.errors import ConfigError
 from unisono.world import World
 
 SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
@@ -94,3 +97,60 @@ def test_one_store_for_each_meeting_place(tmp_path):
     other = store_of(there, timedelta(seconds=5))
     assert other is not first
     assert not other.check(["key"])
+
+
+@pytest.mark.parametrize(
+    ("visible", "shares", "asked", "found"),
+    [
+        (0, False, None, "cpu"),
+        (1, False, None, "cuda:0"),  # the launcher has shown this rank one GPU
+        (4, False, None, "cuda:3"),
+        (8, False, "cuda", "cuda:3"),
+        (2, True, None, "cuda:1"),
+        (8, False, "cpu", "cpu"),
+    ],
+)
+def test_a_ranks_device(monkeypatch, visible, shares, asked, found):
+    """The fourth of four ranks on a host takes its own GPU where there are any; GPUs are counted, not touched."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    place = {"rank": 3, "world_size": 4, "local_rank": 3, "local_world_size": 4}
+    assert device_of(World(**place, launcher="torchrun", shares_devices=shares), asked) == torch.device(found)
+
+
+def test_devices_that_are_not_there(monkeypatch):
+    """Fewer GPUs than ranks, or none where one is asked for; only ranks in threads go to the CPU instead."""
+    place = {"rank": 3, "world_size": 4, "local_rank": 3, "local_world_size": 4}
+    with pytest.raises(ConfigError, match=r"expected a GPU for device='cuda', got none.*Hint: device='cpu'"):
+        device_of(World(**place, launcher="torchrun"), "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"got 4 workers and 2 GPUs.*UNISONO_SHARE_DEVICES=1"):
+        device_of(World(**place, launcher="torchrun"))
+    assert device_of(World(**place)) == torch.device("cpu")
+
+
+def test_two_ranks_on_one_gpu():
+    """Found when they meet, on all ranks alike; allowed on request, but not between hosts."""
+
+    def meet(devices, shares):
+        def program(transport):
+            world = World(rank=transport.rank, world_size=3, shares_devices=shares)
+            try:
+                check_own_devices(transport, world, devices[transport.rank])
+            except ConfigError as error:
+                return str(error)
+            return ""
+
+        return set(run_ranks(program, 3))
+
+    assert meet(["a/1", "a/2", "b/1"], False) == {""}
+    (told,) = meet(["a/1", "a/2", "a/1"], False)
+    assert "ranks 0 and 2 have the same GPU (a/1)" in told
+    assert meet(["a/1", "a/2", "a/1"], True) == {""}
+    (told,) = meet(["a/1", "b/1", "a/1"], True)
+    assert "on one host" in told
+
+
+def test_mpi_is_not_in_this_torch():
+    """Asked for, it is said, also in a world of one."""
+    with pytest.raises(ConfigError, match=r"expected a torch that was built with MPI, got .* without"):
+        connect(World(), mpi=True)

@@ -45,12 +45,20 @@ def play(toy, run, model, at, act):
     return run._course.done
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_after_the_step(toy, tmp_path, signum, capfd):
+USUAL = {
+    "term": (signal.SIGTERM, signal.SIG_DFL),
+    "int": (signal.SIGINT, signal.default_int_handler),
+    "usr1": (signal.SIGUSR1, signal.SIG_DFL),
+    "usr1-ignored": (signal.SIGUSR1, signal.SIG_IGN),  # as `unisono join` leaves it
+}
+
+
+@pytest.mark.parametrize(("signum", "handler"), USUAL.values(), ids=USUAL)
+def test_a_signal_stops_after_the_step(toy, tmp_path, signum, handler, capfd):
     """The step in progress is finished and saved, the program ends with code 75, and the same call goes on."""
     whole, _ = toy.train(out=tmp_path / "whole")
     before = signal.getsignal(signum)
-    signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
+    signal.signal(signum, handler)
     try:
         usual = signal.getsignal(signum)
         with toy.run(out=tmp_path / "run") as (run, model, _), pytest.raises(RunStopped) as stopped:

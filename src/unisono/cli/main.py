@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 VERBS = {
     "run": "Start a script on several processes, of one machine or more.",
+    "launch": "Hand a script to Slurm, Open MPI, Ray or Kubernetes.",
+    "join": "Be one rank of a world that srun or mpirun has started.",
     "train": "Train a ready-made recipe.",
     "verify": "Prove that the number of workers does not change a bit.",
     "diff": "Show where two runs part, and what differed first.",

@@ -32,6 +32,12 @@ from unisono.cli.outcome import perform
     metavar="T",
     help="Threads per process.  [default: OMP_NUM_THREADS, or 1]",
 )
+@click.option(
+    "--devices",
+    metavar="LIST|cpu",
+    help="GPUs to use: indices among the visible ones, or names, such as 0,2; cpu: none.  [default: the visible ones]",
+)
+@click.option("--share-devices", is_flag=True, help="Let several processes compute on one GPU.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
 @click.option(
     "--output",
@@ -80,6 +86,8 @@ from unisono.cli.outcome import perform
 def run(
     workers: str,
     threads: int | None,
+    devices: str | None,
+    share_devices: bool,
     is_module: bool,
     output: str,
     backend: str | None,
@@ -106,8 +114,9 @@ def run(
     if output == "auto":
         output = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
     target = (script, args, is_module)
-    watching = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
-    sys.exit(perform("run", lambda: _run(target, workers, threads, output, backend, watching, nodes)))
+    settings = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
+    settings |= {"threads": threads, "output": output, "backend": backend, "share_devices": share_devices}
+    sys.exit(perform("run", lambda: _run(target, workers, devices, settings, nodes)))
 
 
 def watch_settings(
@@ -121,17 +130,15 @@ def watch_settings(
 def _run(
     target: tuple[str, tuple[str, ...], bool],
     workers: str,
-    threads: int | None,
-    output: str,
-    backend: str | None,
-    watching: dict[str, Any],
+    devices: str | None,
+    settings: dict[str, Any],
     nodes: dict[str, Any],
 ) -> None:
     # Not at the top: `unisono --help` must not pay for the launcher.
-    from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_workers
+    from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_devices, resolve_workers
 
     name, args, is_module = target
     what = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
-    count = resolve_workers(workers)
-    spec = LaunchSpec(target=what, workers=count, threads=threads, output=output, backend=backend, **watching)
-    start(spec, plan_nodes(nodes))
+    chosen = resolve_devices(devices)
+    count = resolve_workers(workers, devices=chosen)
+    start(LaunchSpec(target=what, workers=count, devices=chosen, **settings), plan_nodes(nodes))

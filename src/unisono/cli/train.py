@@ -96,6 +96,8 @@ class Job:
     metavar="S",
     help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
 )
+@click.option("--gpus", metavar="LIST|cpu", help="GPUs to use, such as 0,2; cpu: none.  [default: the visible ones]")
+@click.option("--share-devices", is_flag=True, help="Let several processes compute on one GPU.")
 @click.option(
     "--preset", metavar="NAME", help="The recipe's hyper-parameters by name, see docs/data.md.  [default: its first]"
 )
@@ -129,6 +131,8 @@ def train(
     max_restarts: int,
     heartbeat: float | None,
     nodes: dict[str, Any],
+    gpus: str | None,
+    share_devices: bool,
     **given: Any,
 ) -> None:
     """Train RECIPE: digits, mnist, imdb, or text and images of your own.
@@ -142,16 +146,18 @@ def train(
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
-    watching = watch_settings(max_restarts, heartbeat)
-    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, watching, nodes)))
+    settings = watch_settings(max_restarts, heartbeat) | {"share_devices": share_devices, "devices": gpus}
+    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, settings, nodes)))
 
 
 def _train(
-    recipe: str, workers: str, as_json: bool, given: dict[str, Any], watching: dict[str, Any], nodes: dict[str, Any]
+    recipe: str, workers: str, as_json: bool, given: dict[str, Any], settings: dict[str, Any], nodes: dict[str, Any]
 ) -> None:
     from unisono.errors import RunStopped
+    from unisono.launchers.spec import resolve_devices
 
-    job = plan(recipe, workers, given, plan_nodes(nodes))
+    settings = {**settings, "devices": resolve_devices(settings["devices"])}
+    job = plan(recipe, workers, given, settings["devices"], plan_nodes(nodes))
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
         out = Path(place) if kept else Path(place) / "run"
@@ -160,7 +166,7 @@ def _train(
             out.mkdir(mode=0o700, parents=True, exist_ok=True)
             (out / RUN_FILE).write_text(describe_run_file(job.options))
         try:
-            result = play(job, output="stderr" if as_json else "leader", **watching)
+            result = play(job, output="stderr" if as_json else "leader", **settings)
         except RunStopped as stopped:
             if given["out"]:
                 raise
@@ -180,13 +186,20 @@ def _train(
             click.echo(f"kept in      {out}")
 
 
-def plan(recipe: str, workers: str, given: dict[str, Any], nodes: "NodesPlan | None" = None) -> Job:
+def plan(
+    recipe: str,
+    workers: str,
+    given: dict[str, Any],
+    devices: tuple[str, ...] | None = None,
+    nodes: "NodesPlan | None" = None,
+) -> Job:
     """Check recipe, settings, world and data, before anything starts.
 
     Args:
         recipe: Its name.
-        workers: On each host.
-        given: Options of the command line.
+        workers: On each host, as typed.
+        given: The other options, as typed.
+        devices: The GPUs that were chosen; None where all that are visible may be used.
         nodes: How the hosts meet; None: there is one.
 
     Raises:
@@ -210,7 +223,7 @@ def plan(recipe: str, workers: str, given: dict[str, Any], nodes: "NodesPlan | N
     defaults = {"epochs": preset.epochs, "batch_size": preset.batch_size, "replicas": found.replicas}
     recorded = _recorded_score(given.get("out"))
     if strategy.sets_replicas:
-        count = resolve_workers(workers)
+        count = resolve_workers(workers, devices=devices)
         if workers == "auto":
             count = strategy.usual_workers(count)
         world_size = count * (nodes.max_nodes if nodes else 1)
@@ -227,7 +240,7 @@ def plan(recipe: str, workers: str, given: dict[str, Any], nodes: "NodesPlan | N
     hosts = nodes.max_nodes if nodes else 1
     if not strategy.sets_replicas:
         room = max(1, options.replicas // hosts) if workers == "auto" else options.replicas
-        count = resolve_workers(workers, None if strategy.is_one_replica_enough else room)
+        count = resolve_workers(workers, None if strategy.is_one_replica_enough else room, devices)
         if workers == "auto":
             count = strategy.usual_workers(count)
     strategy.place(options.replicas, count * hosts)
@@ -254,13 +267,13 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     return score
 
 
-def play(job: Job, *, output: str, **watching: Any) -> dict[str, Any]:
+def play(job: Job, *, output: str, **settings: Any) -> dict[str, Any]:
     """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
 
     Args:
         job: What to play.
         output: As in `LaunchSpec`.
-        **watching: More of the `LaunchSpec`: restarts and times.
+        **settings: More of the `LaunchSpec`: restarts, times, devices.
 
     Raises:
         WorkerFailed: A worker failed.
@@ -271,7 +284,7 @@ def play(job: Job, *, output: str, **watching: Any) -> dict[str, Any]:
     from unisono.recipes.play import play as play_recipe
 
     target = describe_function(play_recipe, (job.options,))
-    spec = LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **watching)
+    spec = LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **settings)
     start(spec, job.nodes, program=json.dumps(job.options.score, sort_keys=True))
     result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())
     return result

@@ -7,7 +7,7 @@ program that has already called ``dist.init_process_group`` is joined as it is.
 import itertools
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import final
+from typing import Any, final
 from urllib.parse import urlparse
 
 import torch
@@ -22,9 +22,17 @@ from unisono.collectives.group import GroupOwner, lost_peers_named
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.transport import Transport
-from unisono.errors import PeerLost, WorldError
+from unisono.errors import ConfigError, PeerLost, WorldError
+from unisono.launchers.devices import SHARE_VARIABLE, find_shared, own_index
 from unisono.launchers.leaving import leave_groups_at_exit
 from unisono.world import World, default_cache
+
+NO_MPI = (
+    "expected a torch that was built with MPI, got {} without: its wheels have none. Hint: mpirun starts ranks all the "
+    "same (mpirun -n 4 python SCRIPT), which then talk through shared memory, gloo or NCCL: leave the transport at "
+    "'auto'. For the mpi backend itself, build torch from source on a machine with MPI."
+)
+"""What to say when MPI is asked for and missing."""
 
 _connections = itertools.count()
 _stores: dict[tuple[str, int, int], Store] = {}  # by meeting place; see `store_of`
@@ -69,21 +77,30 @@ def connect(
     timeout_s: float = 300.0,
     share_memory: bool = True,
     host: str | None = None,
+    mpi: bool = False,
 ) -> Transport:
     """Join the ranks of `world` and return this rank's transport; all ranks call it, and it blocks until they have.
 
     Args:
         world: Who this process is.
-        device: ``cpu`` (gloo) or ``cuda`` (nccl for CUDA tensors, gloo for control messages).
+        device: ``cpu`` (gloo) or a rank's ``cuda:INDEX`` (nccl for CUDA tensors, gloo for control messages), which
+            becomes current.
         timeout_s: Longest wait for another rank in one collective.
         share_memory: Go through shared memory between CPU processes of one host: alone where all ranks are on it, else
             inside each host (`HostsTransport`).
+        mpi: Move everything with MPI, in a torch that was built with it.
         host: Name of this rank's host; None finds it out. Ranks with one name must be able to share memory.
 
     Raises:
+        ConfigError: Ranks have the same GPU, and were not to share; or this torch has no MPI.
         WorldError: The process group that the program has already made has another size or rank.
         PeerLost: The other ranks did not come in time.
     """
+    target = torch.device(device)
+    if target.type == "cuda":
+        torch.cuda.set_device(target if target.index is not None else device_of(world, "cuda"))
+    if mpi and not dist.is_mpi_available():
+        raise ConfigError(NO_MPI.format(torch.__version__))
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
             raise WorldError(
@@ -92,10 +109,14 @@ def connect(
                 "Hint: initialise it from the environment."
             )
         leave_groups_at_exit()
-        return _fastest(world, ProcessGroupTransport(owns_group=False), device, timeout_s, share_memory, host)
+        return _fastest(world, ProcessGroupTransport(owns_group=False), target.type, timeout_s, share_memory, host)
     if world.world_size == 1:
         return LoopbackTransport()
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    if mpi:
+        dist.init_process_group("mpi")
+        return ProcessGroupTransport(owns_group=True)
+    # NCCL joins no two ranks on one GPU.
+    backend = "cpu:gloo,cuda:nccl" if target.type == "cuda" and not world.shares_devices else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
         # Keys of its own: a second group of this process must not meet at what the first has left in the store.
@@ -109,13 +130,17 @@ def connect(
             f"within {timeout_s:g} s: {error}"
         ) from error
     leave_groups_at_exit()
-    return _fastest(world, ProcessGroupTransport(owns_group=True), device, timeout_s, share_memory, host)
+    return _fastest(world, ProcessGroupTransport(owns_group=True), target.type, timeout_s, share_memory, host)
 
 
 def _fastest(
     world: World, group: Transport, device: str, timeout_s: float, share_memory: bool, host: str | None
 ) -> Transport:
-    if not share_memory or device != "cpu" or world.world_size == 1:
+    if world.world_size == 1:
+        return group
+    if device == "cuda":
+        check_own_devices(group, world, name_of_device())
+    if not share_memory or (device != "cpu" and not world.shares_devices):
         return group
     if host is not None or not world.is_single_host:
         names = group.all_gather_json(host or name_of_this_host())
@@ -125,6 +150,37 @@ def _fastest(
     if transport.board is not None:
         settle_plan(transport, default_cache())
     return transport
+
+
+def check_own_devices(group: Transport, world: World, device: str) -> None:
+    """Refuse two ranks on one GPU, unless they are to share it; collective.
+
+    Args:
+        group: Joins the ranks.
+        world: Of this rank.
+        device: Name of its host and GPU, which no other GPU has.
+
+    Raises:
+        ConfigError: Names two of them; raised on all ranks.
+    """
+    names = group.all_gather_json(device)
+    problem = find_shared(names)
+    if problem is not None and not world.shares_devices:
+        raise ConfigError(
+            f"expected a GPU for each rank, but {problem}. Hint: start at most one rank for each GPU of a host, or set "
+            f"{SHARE_VARIABLE}=1 to let ranks share."
+        )
+    if problem is not None and len({name.partition("/")[0] for name in names}) > 1:
+        raise ConfigError(
+            f"expected ranks that share GPUs on one host, but {problem} and other ranks are elsewhere. "
+            "Hint: a GPU for each rank where there are several hosts."
+        )
+
+
+def name_of_device() -> str:
+    """Return a name for the current host and the GPU that this rank computes on."""
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"{name_of_this_host()}/{properties.uuid}"
 
 
 def store_of(world: World, timeout: timedelta) -> Store:
@@ -153,7 +209,24 @@ def store_of(world: World, timeout: timedelta) -> Store:
 
 
 def device_of(world: World, asked: str | None = None) -> torch.device:
-    """Return this rank's device: the asked one, else its own GPU where there are enough, else the CPU."""
+    """Return this rank's device: the asked one, else its own GPU where this host has any, else the CPU.
+
+    Ranks in threads of one process compute on the CPU where there are not enough GPUs.
+
+    Raises:
+        ConfigError: There are fewer GPUs than ranks, and they are not to share; or one is asked for and there is none.
+    """
+    if asked not in (None, "cuda"):
+        return torch.device(asked)
+    visible = torch.cuda.device_count()
+    if asked is None and world.launcher == "none" and visible < world.local_world_size:
+        return torch.device("cpu")
+    index = own_index(world.local_rank, world.local_world_size, visible, share=world.shares_devices)
+    if index is not None:
+        return torch.device("cuda", index)
     if asked is None:
-        asked = "cuda" if torch.cuda.device_count() >= world.local_world_size else "cpu"
-    return torch.device("cuda", world.local_rank) if asked == "cuda" else torch.device(asked)
+        return torch.device("cpu")
+    raise ConfigError(
+        f"expected a GPU for device='cuda', got none that torch {torch.__version__} can use. "
+        "Hint: device='cpu', or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch."
+    )

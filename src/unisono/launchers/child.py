@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
             ``function``), target, and the program's own arguments.
     """
     parent, directory, kind, target, *args = argv
-    _die_with(int(parent))
+    die_with(int(parent))
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _show_stack_on_demand(directory, rank)
@@ -62,9 +62,9 @@ def main(argv: list[str]) -> int:
         if os.environ.get(BACKEND_VARIABLE) == "shm":
             sys.meta_path.insert(0, _ShmInsteadOfGloo())
         if kind == "script":
-            _run_script(target, args, local_rank)
+            run_script(target, args, local_rank)
         elif kind == "module":
-            _run_module(target, args, local_rank)
+            run_module(target, args, local_rank)
         else:
             _run_function(Path(directory) / target)
     except BaseException as error:  # noqa: BLE001 - also SystemExit, KeyboardInterrupt and torch's CheckpointException
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when the launcher's thread ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -118,7 +118,7 @@ def _exit_code(error: BaseException) -> int:
     return 1
 
 
-def _run_script(path: str, args: list[str], local_rank: int) -> None:
+def run_script(path: str, args: list[str], local_rank: int) -> None:
     """Run a file as ``python path args...`` would: its module stays ``__main__`` until the process ends."""
     with io.open_code(os.path.abspath(path)) as file:  # noqa: PTH100 - resolve() would follow links
         source = file.read()
@@ -127,7 +127,7 @@ def _run_script(path: str, args: list[str], local_rank: int) -> None:
     _execute(_new_module("__main__", path), source)
 
 
-def _run_module(name: str, args: list[str], local_rank: int) -> None:
+def run_module(name: str, args: list[str], local_rank: int) -> None:
     """Run a module as ``python -m name args...`` would."""
     sys.path.insert(0, str(Path.cwd()))
     spec = importlib.util.find_spec(name)

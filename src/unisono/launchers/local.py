@@ -22,7 +22,7 @@ from unisono.launchers.output import tell
 from unisono.launchers.restarts import GiveUp, Restarts
 from unisono.launchers.spec import LaunchSpec, check_target, count_gpus
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(slots=True)
@@ -106,8 +106,10 @@ def _on_slots(spec: LaunchSpec, slots: tuple[int, ...]) -> LaunchSpec:
     """Return the launch on these slots alone; on GPUs, a slot is a device."""
     if len(slots) == spec.workers:
         return spec
+    if spec.devices and not spec.share_devices:
+        return replace(spec, workers=len(slots), devices=tuple(spec.devices[slot] for slot in slots))
     env = dict(spec.env)
-    if gpus := count_gpus():
+    if (gpus := count_gpus()) and spec.devices is None and not spec.share_devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[slot] for slot in slots)
     return replace(spec, workers=len(slots), env=env)

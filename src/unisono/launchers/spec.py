@@ -16,6 +16,14 @@ from pathlib import Path
 
 from unisono.errors import ConfigError
 from unisono.launchers.beacon import BEACON_VARIABLE
+from unisono.launchers.devices import (
+    SHARE_VARIABLE,
+    VISIBLE_VARIABLE,
+    check_devices,
+    choose_devices,
+    device_variables,
+    visible_devices,
+)
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)
@@ -28,7 +36,7 @@ HANG_S = 30.0
 
 # From 2 MiB on, the C library copies around the caches, which it would only empty: a checkpoint takes two thirds of
 # the time. glibc's own threshold grows with a cache that virtual machines report for more than they have.
-_COPY_AROUND_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+COPY_AROUND_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 _LOOPBACK = "127.0.0.1"
 _NVIDIA_SMI_TIMEOUT_S = 5.0
 
@@ -115,6 +123,9 @@ class LaunchSpec:
         max_restarts: Restarts in a row without progress (see `restarts`); 0 never restarts.
         heartbeat_s: Longest silence of a worker in which a run lives; 0 allows any.
         hang_s: Longest time without any progress before it is reported; 0 reports nothing.
+        devices: GPUs that the workers may use, by the names of ``CUDA_VISIBLE_DEVICES``; empty hides all; None leaves
+            things as they are.
+        share_devices: Whether several workers may compute on one GPU.
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
         seat: Where the workers sit among those of other hosts; None: there are no others.
     """
@@ -130,6 +141,8 @@ class LaunchSpec:
     heartbeat_s: float = HEARTBEAT_S
     hang_s: float = HANG_S
     backend: str | None = None
+    devices: tuple[str, ...] | None = None
+    share_devices: bool = False
     seat: Seat | None = None
 
     @property
@@ -155,6 +168,7 @@ class LaunchSpec:
                 raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}.")
         if self.backend is not None and self.backend not in BACKENDS:
             raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
+        check_devices(self.workers, self.devices or (), share=self.share_devices)
 
 
 def worker_environment(
@@ -177,10 +191,11 @@ def worker_environment(
     outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k != BACKEND_VARIABLE}
     local_rank, workers = str(rank - spec.ranks.start), str(spec.workers)
     return {
-        "GLIBC_TUNABLES": _COPY_AROUND_CACHES,
+        "GLIBC_TUNABLES": COPY_AROUND_CACHES,
         **outer,
         **spec.env,
-        **_thread_variables(spec, {**outer, **spec.env}),
+        **_device_variables(spec, rank - spec.ranks.start),
+        **thread_variables(spec.threads, {**outer, **spec.env}),
         "RANK": str(rank),
         "LOCAL_RANK": local_rank,
         "ROLE_RANK": str(rank),
@@ -245,13 +260,14 @@ def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
             )
 
 
-def resolve_workers(workers: int | str, replicas: int | None = None) -> int:
+def resolve_workers(workers: int | str, replicas: int | None = None, devices: tuple[str, ...] | None = None) -> int:
     """Return the number of workers to start.
 
     Args:
         workers: A number, or ``auto``: the number of GPUs if there are any, else of usable cores; never more
             than `replicas`.
         replicas: Replicas of the run, when known.
+        devices: The GPUs that were chosen; None where all that are visible may be used.
 
     Raises:
         ConfigError: Not a number, below 1, or more workers than replicas.
@@ -259,7 +275,7 @@ def resolve_workers(workers: int | str, replicas: int | None = None) -> int:
     if replicas is not None and replicas < 1:
         raise ConfigError(f"expected replicas >= 1, got {replicas}.")
     if workers == "auto":
-        found = count_gpus() or usable_cores()
+        found = (count_gpus() if devices is None else len(devices)) or usable_cores()
         return found if replicas is None else min(found, replicas)
     try:
         count = int(workers)
@@ -288,9 +304,13 @@ def usable_cores(cpu_max_file: str = "/sys/fs/cgroup/cpu.max") -> int:
 
 def count_gpus() -> int:
     """Return the number of visible NVIDIA GPUs, 0 when torch is built without CUDA; imports no torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VISIBLE_VARIABLE)
     if visible is not None and not visible.strip(" ,"):
         return 0
+    return len(visible_devices(visible, _count_all_gpus()))
+
+
+def _count_all_gpus() -> int:
     tool = shutil.which("nvidia-smi")
     if tool is None or _torch_is_cpu_only():
         return 0
@@ -300,8 +320,7 @@ def count_gpus() -> int:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return 0
-    found = len(re.findall(r"^GPU \d+:", listing, re.MULTILINE))
-    return found if visible is None else min(found, len([name for name in visible.split(",") if name.strip()]))
+    return len(re.findall(r"^GPU \d+:", listing, re.MULTILINE))
 
 
 def _torch_is_cpu_only() -> bool:
@@ -313,13 +332,31 @@ def _torch_is_cpu_only() -> bool:
         return True
 
 
-def _thread_variables(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[str, str]:
+def resolve_devices(asked: str | None) -> tuple[str, ...] | None:
+    """Return the GPUs that ``--devices`` asks for, None where it is not given.
+
+    Raises:
+        ConfigError: One of them is not visible, or torch is built without CUDA.
+    """
+    if asked is None:
+        return None
+    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()))
+
+
+def _device_variables(spec: LaunchSpec, rank: int) -> dict[str, str]:
+    if spec.devices is not None:
+        return device_variables(rank, spec.devices, share=spec.share_devices)
+    return {SHARE_VARIABLE: "1"} if spec.share_devices else {}
+
+
+def thread_variables(count: int | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that fix a process's threads; without a count, the user's ``OMP_NUM_THREADS`` or 1."""
     # Set for one worker too: another number of threads gives other bits. DYNAMIC lets the libraries use fewer
     # threads than asked when the machine is busy, and the bits would depend on the load.
     fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
-    if spec.threads is None:
+    if count is None:
         return {"OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or "1", **fixed}
-    threads = {"OMP_NUM_THREADS": str(spec.threads)}
+    threads = {"OMP_NUM_THREADS": str(count)}
     if "MKL_NUM_THREADS" in environ:  # torch gives MKL's own variable precedence over OpenMP's
-        threads["MKL_NUM_THREADS"] = str(spec.threads)
+        threads["MKL_NUM_THREADS"] = str(count)
     return {**threads, **fixed}

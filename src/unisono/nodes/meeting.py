@@ -117,7 +117,7 @@ class Meeting:
         """Whether this launcher keeps the store."""
         return self._server is not None
 
-    def next_round(self) -> tuple[Board, int, int]:
+    def next_round(self) -> tuple[Board, int, int]:  # noqa: DOC501 - check_counts makes a ConfigError
         """Wait for the other hosts; return a board for this round alone, a place among them, and their number.
 
         Raises:

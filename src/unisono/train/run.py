@@ -61,13 +61,13 @@ class Run:
         checkpoint_every: Steps between checkpoints, or ``"2 epochs"``; None saves at the end of every epoch. The last
             step is always saved.
         checkpoints: How they are written, which are kept; None: the newest two, written beside the training.
-        device: ``cpu`` or ``cuda``; unset, a GPU for each local rank if there are enough, else the CPU.
+        device: ``cpu`` or ``cuda``; unset, each local rank's own GPU where there are any, else the CPU.
         settings: More of the score, JSON-able, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
         detail: Record in ``detail.jsonl`` what each step is made of, so that `unisono diff` can name replica, samples
             and parameter. Changes no bit; costs a pass over weights and gradients.
-        transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``: the process
-            group on the CPU too. Or an object that joins the ranks in place of the launcher (`run_ranks` gives one).
+        transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``, ``mpi``:
+            that process group. Or an object that joins the ranks in place of the launcher (`run_ranks` gives one).
             Never changes a bit.
 
     Raises:
@@ -104,8 +104,8 @@ class Run:
         check_whole(threads=threads, replicas=replicas)
         check_every(checkpoint_every=checkpoint_every)
         self.seed, self.clipping = seed, Clipping(norm=clip_norm, value=clip_value)
-        if isinstance(transport, str) and transport not in ("auto", "gloo"):
-            raise ConfigError(f"expected transport 'auto', 'gloo' or a Transport, got {transport!r}.")
+        if isinstance(transport, str) and transport not in ("auto", "gloo", "mpi"):
+            raise ConfigError(f"expected transport 'auto', 'gloo', 'mpi' or a Transport, got {transport!r}.")
         world = World.current() if isinstance(transport, str) else world_of(transport)
         self.world = world
         self.device = device_of(world, device)
@@ -121,7 +121,7 @@ class Run:
         self.phases = self._watch.phases
         joined = transport
         if isinstance(joined, str):
-            joined = connect(world, device=self.device.type, share_memory=transport == "auto")
+            joined = connect(world, device=str(self.device), share_memory=transport == "auto", mpi=joined == "mpi")
         self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
         enter_world(world)
         directory = world.run_dir or out

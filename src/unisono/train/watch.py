@@ -1,8 +1,8 @@
 """A run's side of supervision: it tells its launcher what it does, and hears that it should stop.
 
 In: the steps of a run. Out: notes on the worker's `Beacon`, a `Pulse`, the times of a `PhaseClock`, and whether
-someone wants the run to stop: the launcher, or whoever sent SIGTERM or SIGINT to this process. Costs no system call
-per step.
+someone wants the run to stop: the launcher, or whoever sent SIGTERM, SIGINT or SIGUSR1 to this process. Costs no
+system call per step.
 """
 
 import os
@@ -114,7 +114,7 @@ class Watch:
             sys.stderr.write(f"unisono: stopped after step {step}, and saved.\n")
 
     def over(self, steps: Generator[T], *, can_save: bool) -> Generator[T]:
-        """Pass on `steps`; meanwhile the first SIGTERM or SIGINT asks to stop, and a second acts as always.
+        """Pass on `steps`; meanwhile the first SIGTERM, SIGINT or SIGUSR1 asks to stop, and a second acts as always.
 
         Without a place to save, and where the program has handlers of its own, signals act as always.
         """
@@ -150,8 +150,12 @@ class Watch:
     def _take_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
-        usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-        taken: dict[int, Any] = {signum: was for signum, was in usual.items() if signal.getsignal(signum) == was}
+        usual: dict[int, tuple[Any, ...]] = {
+            signal.SIGTERM: (signal.SIG_DFL,),
+            signal.SIGINT: (signal.default_int_handler,),
+            signal.SIGUSR1: (signal.SIG_DFL, signal.SIG_IGN),  # schedulers warn by it
+        }
+        taken = {signum: was for signum in usual if (was := signal.getsignal(signum)) in usual[signum]}
         for signum in taken:
             signal.signal(signum, self._hear)
         self._process, self._taken = os.getpid(), taken

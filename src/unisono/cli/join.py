@@ -1,0 +1,44 @@
+"""``unisono join``: run a script as one rank of a world that srun, mpirun or torchrun has started."""
+
+import os
+import sys
+
+import click
+
+from unisono.cli.outcome import perform
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Be one rank of a world that srun or mpirun has started.",
+)
+@click.option("--threads", type=click.IntRange(min=1), metavar="T", help="Threads.  [default: OMP_NUM_THREADS, or 1]")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
+@click.argument("script", metavar="SCRIPT")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...]) -> None:
+    """Run SCRIPT as one rank of the world that srun or mpirun has started: mpirun -n 4 unisono join SCRIPT.
+
+    SCRIPT finds torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so that scripts written
+    for torchrun run unchanged, and a fixed number of threads. Programs that use unisono need none of this:
+    mpirun -n 4 python SCRIPT will do.
+
+    Exit code: 0 if SCRIPT ended well, else its own; 75 if the run was asked to stop and has saved; 1 if no launcher has
+    started it; 2 for wrong usage or settings.
+    """
+    sys.exit(perform("join", lambda: _join(threads, is_module, script, args)))
+
+
+def _join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...]) -> None:
+    from unisono.launchers.joining import joined_environment
+    from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
+    from unisono.world import World
+
+    check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))
+    environ = joined_environment(World.current(), os.environ, threads)
+    kind = "module" if is_module else "script"
+    command = [sys.executable, "-P", "-m", "unisono.launchers.joined", kind, script, *args]
+    sys.stdout.flush()
+    # In place of this process, so that the launcher's signals reach the program; and as a new program, so that the
+    # C library reads its tunables.
+    os.execve(sys.executable, command, environ)

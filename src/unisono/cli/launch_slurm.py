@@ -1,0 +1,166 @@
+"""``unisono launch slurm``: write a batch script, submit it, follow the job."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from unisono.cli.outcome import INTERRUPTED, perform
+
+if TYPE_CHECKING:
+    from unisono.launchers.slurm import SlurmJob
+
+_OWN_OPTIONS = ("time", "partition", "account", "qos", "mem")
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False}, short_help="Write a batch script, submit it, follow the job."
+)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Machines.")
+@click.option(
+    "-n",
+    "--workers-per-node",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="W",
+    help="Ranks on each.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="T",
+    help="Threads and CPUs per rank.",
+)
+@click.option("--gpus-per-node", type=click.IntRange(min=0), default=0, metavar="G", help="GPUs on each machine.")
+@click.option("--time", metavar="LIMIT", help="Time limit, such as 1-00:00:00; the run saves before it and goes on.")
+@click.option("--partition", metavar="NAME", help="Slurm's partition.")
+@click.option("--account", metavar="NAME", help="Slurm's account.")
+@click.option("--qos", metavar="NAME", help="Slurm's quality of service.")
+@click.option("--mem", metavar="SIZE", help="Memory on each machine, such as 64G.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any other option of sbatch (constraint=h100); may be given several times.",
+)
+@click.option("--array", metavar="INDICES", help="A job array, such as 0-3%2; {task} in ARGS becomes the index.")
+@click.option("--setup", multiple=True, metavar="LINE", help="Line of shell before the ranks start (module load ...).")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable for all ranks.")
+@click.option("--python", default=sys.executable, metavar="PATH", help="Interpreter on the nodes.  [default: this one]")
+@click.option("--name", metavar="NAME", help="Name of the job.  [default: the script's]")
+@click.option(
+    "--logs", type=click.Path(), default="logs", show_default=True, metavar="DIR", help="Where output goes; shared."
+)
+@click.option(
+    "--warn",
+    "warn_s",
+    type=click.IntRange(min=1, max=65535),
+    default=60,
+    show_default=True,
+    metavar="S",
+    help="Seconds before the time limit at which the run stops and saves.",
+)
+@click.option(
+    "--max-requeues",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    metavar="K",
+    help="So often a stopped and saved job goes back into the queue.",
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
+@click.option("--dry-run", is_flag=True, help="Print the batch script, and send nothing.")
+@click.option("--detach", is_flag=True, help="Print the job's number, and do not follow it.")
+@click.option(
+    "--interval", "interval_s", type=click.FloatRange(min=0.1), default=2.0, metavar="S", help="Between two looks."
+)
+@click.argument("script", metavar="SCRIPT")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def slurm(
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    dry_run: bool,
+    detach: bool,
+    interval_s: float,
+    **given: Any,
+) -> None:
+    """Submit SCRIPT as a Slurm job, and follow it.
+
+    Each task of the job is a rank. A script that trains through unisono.Run with out=... stops after the step in
+    progress and saves when its time is nearly up or when it is pre-empted; the job then goes back into the queue, and
+    goes on where it stopped, with the same bits. Working directory, script, --logs and the run directory must be on a
+    file system that the nodes share.
+
+    Ctrl-C ends the following; the job goes on.
+
+    Exit code: 0 when the job (all tasks of an array) ended well, or --detach or --dry-run; else its own code, 124 for
+    the time limit, 128 + n for signal n; 75 if it has saved and was not requeued; 1 if Slurm is missing or refuses; 2
+    for wrong usage; 130 after Ctrl-C.
+    """
+    sys.exit(perform("launch slurm", lambda: _slurm(script, args, is_module, dry_run, detach, interval_s, given)))
+
+
+def _slurm(
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    dry_run: bool,
+    detach: bool,
+    interval_s: float,
+    given: dict[str, Any],
+) -> int:
+    from unisono.launchers.slurm import render
+    from unisono.launchers.slurm_client import follow, submit, write_to_stdout
+
+    job = plan(script, args, is_module, given)
+    text = render(job)
+    if dry_run:
+        click.echo(text, nl=False)
+        return 0
+    Path(job.logs).mkdir(parents=True, exist_ok=True)
+    job_id = submit(text)
+    if detach:
+        click.echo(job_id)
+        return 0
+    try:
+        return follow(job_id, tell=_tell, write=write_to_stdout, interval_s=interval_s)
+    except KeyboardInterrupt:
+        _tell(f"job {job_id} goes on. To end it: scancel {job_id}")
+        return INTERRUPTED
+
+
+def _tell(line: str) -> None:
+    click.echo(f"unisono: {line}", err=True)
+
+
+def plan(script: str, args: tuple[str, ...], is_module: bool, given: dict[str, Any]) -> "SlurmJob":
+    """Return the job that the options describe, checked.
+
+    Raises:
+        ConfigError: There is no such script, or a setting cannot be sent.
+    """
+    from unisono.cli.settings import pairs
+    from unisono.launchers.slurm import SlurmJob
+    from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
+
+    check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))
+    own = {name: given[name] for name in _OWN_OPTIONS if given[name] is not None}
+    return SlurmJob(
+        command=(given["python"], "-P", "-m", "unisono", "join", *(["-m"] if is_module else []), script, *args),
+        name=given["name"] or (script if is_module else Path(script).stem),
+        logs=str(Path(given["logs"]).absolute()),
+        chdir=str(Path.cwd()),
+        options={**own, **pairs("--option", given["options"])},
+        setup=given["setup"],
+        env=pairs("--env", given["variables"]),
+        **{
+            name: given[name]
+            for name in ("nodes", "workers_per_node", "threads", "gpus_per_node", "array", "warn_s", "max_requeues")
+        },
+    )

@@ -1,0 +1,307 @@
+"""A job for Kubernetes as manifests: a plain Indexed Job, a JobSet, or a TrainJob of Kubeflow Trainer (pure).
+
+In: a `KubernetesJob`. Out: objects as plain values, and their text. A pod is a node of torchrun's: the index of the pod
+among the job's is its node rank, and all meet at the first pod's stable host name (a headless service for the Indexed
+Job; JobSet and Trainer make their own). Sources: the references of https://kubernetes.io (Job), https://jobset.sigs.k8s.io
+and https://www.kubeflow.org (Trainer).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.errors import ConfigError
+
+KINDS = ("job", "jobset", "trainjob")
+CONTAINER = "node"
+"""Name of the container; Kubeflow Trainer knows the training pods by it."""
+
+_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTP]i?)?")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_LONGEST_NAME = 40  # room for the indices that are appended; a host name has 63 characters
+_USER = 1000  # of the image that our Dockerfile makes
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_INSTANCE = "app.kubernetes.io/instance"
+_TRAINER = "trainer.kubeflow.org"
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KubernetesJob:
+    """One training on a cluster.
+
+    Attributes:
+        name: Name of all objects.
+        image: Container image with Python, torch, unisono and the script.
+        target: What torchrun runs, as words: the script in the image and its arguments.
+        kind: ``job``, ``jobset`` or ``trainjob``.
+        namespace: None: the one that kubectl is set to.
+        nodes: Number of pods.
+        workers_per_node: Ranks in each.
+        threads: Threads per rank.
+        gpus_per_node: GPUs of each pod; 0 asks for none.
+        cpu: CPUs of each pod, such as ``4`` or ``500m``; empty: one for each thread.
+        memory: Memory of each pod, such as ``8Gi``; empty sets none.
+        env: Variables for all ranks.
+        volumes: Persistent volume claims by the path where they are mounted.
+        node_selector: Labels that the machines must have.
+        max_restarts: Failures of pods (``job``) or of the whole set (``jobset``) after which the job has failed.
+        grace_s: Seconds that a run has to stop and save when its pod must go.
+        port: Where the ranks meet.
+    """
+
+    name: str
+    image: str
+    target: tuple[str, ...]
+    kind: str = "job"
+    namespace: str | None = None
+    nodes: int = 1
+    workers_per_node: int = 1
+    threads: int = 1
+    gpus_per_node: int = 0
+    cpu: str = ""
+    memory: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 3
+    grace_s: int = 60
+    port: int = 29500
+
+    def __post_init__(self) -> None:  # noqa: C901 - a list of checks
+        if self.kind not in KINDS:
+            raise ConfigError(f"expected kind to be one of {', '.join(KINDS)}, got {self.kind!r}.")
+        for name in ("nodes", "workers_per_node", "threads", "port", "grace_s"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}.")
+        for name in (self.name, *([self.namespace] if self.namespace is not None else []), *self.volumes.values()):
+            if not _LABEL.fullmatch(name) or len(name) > _LONGEST_NAME:
+                raise ConfigError(
+                    f"expected a name of at most {_LONGEST_NAME} lower case letters, digits and '-' that begins with a "
+                    f"letter, got {name!r}."
+                )
+        if self.gpus_per_node and self.gpus_per_node < self.workers_per_node:
+            raise ConfigError(
+                f"expected a GPU for each of the {self.workers_per_node} workers of a pod, got {self.gpus_per_node}."
+            )
+        for name in ("cpu", "memory"):
+            quantity = getattr(self, name)
+            if quantity and not _QUANTITY.fullmatch(quantity):
+                raise ConfigError(f"expected {name} as a quantity such as 500m, 4 or 8Gi, got {quantity!r}.")
+        for name in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise ConfigError(f"expected --env NAME=VALUE with a variable's name, got {name!r}.")
+        for path in self.volumes:
+            if not path.startswith("/") or ":" in path:
+                raise ConfigError(f"expected --volume CLAIM=PATH with an absolute path, got the path {path!r}.")
+
+
+def manifests(job: KubernetesJob) -> list[Manifest]:
+    """Return the objects, in the order in which they are to be made."""
+    made = {"job": _indexed_job, "jobset": _job_set, "trainjob": _train_job}[job.kind](job)
+    return [_network_policy(job), *made]
+
+
+def _object(job: KubernetesJob, version: str, kind: str, spec: Manifest) -> Manifest:
+    metadata: Manifest = {"name": job.name, "labels": _labels(job)}
+    if job.namespace is not None:
+        metadata["namespace"] = job.namespace
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _labels(job: KubernetesJob) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "unisono", _INSTANCE: job.name}
+
+
+def _network_policy(job: KubernetesJob) -> Manifest:
+    # torch's stores believe whoever connects: only the job's own pods may.
+    own = {"matchLabels": {_INSTANCE: job.name}}
+    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
+    return _object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)
+
+
+def _indexed_job(job: KubernetesJob) -> list[Manifest]:
+    service = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # the ranks meet before any of them could be called ready
+        "selector": {_INSTANCE: job.name},
+        "ports": [{"name": "rendezvous", "port": job.port}],
+    }
+    pod = _pod(job, _meeting(job, f"{job.name}-0.{job.name}"))
+    spec = {
+        **_indexed(job),
+        # Every pod of a run fails with the first: each of them counts.
+        "backoffLimit": job.max_restarts * job.nodes,
+        "template": {"metadata": {"labels": _labels(job)}, "spec": {"subdomain": job.name, **pod}},
+    }
+    return [_object(job, "v1", "Service", service), _object(job, "batch/v1", "Job", spec)]
+
+
+def _job_set(job: KubernetesJob) -> list[Manifest]:
+    pod = _pod(job, _meeting(job, f"{job.name}-{CONTAINER}-0-0.{job.name}"))
+    template = {"metadata": {"labels": _labels(job)}, "spec": pod}
+    spec: Manifest = {
+        "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": job.max_restarts},
+        "replicatedJobs": [
+            {"name": CONTAINER, "replicas": 1, "template": {"spec": {**_indexed(job), "template": template}}}
+        ],
+    }
+    spec["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] = 0  # the set starts all pods again, or none
+    return [_object(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec)]
+
+
+def _train_job(job: KubernetesJob) -> list[Manifest]:
+    # A runtime of our own: what a TrainJob may change in somebody else's differs between Trainer's versions.
+    template = {"metadata": {"labels": _labels(job)}, "spec": _pod(job, [])}
+    runtime = {
+        "mlPolicy": {"numNodes": job.nodes, "torch": {}},  # the processes of a node are the TrainJob's to say
+        "template": {
+            "spec": {
+                "failurePolicy": {"maxRestarts": job.max_restarts},
+                "replicatedJobs": [
+                    {
+                        "name": CONTAINER,
+                        "template": {
+                            "metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}},
+                            "spec": {"backoffLimit": 0, "template": template},
+                        },
+                    }
+                ],
+            }
+        },
+    }
+    trainer = {
+        "image": job.image,
+        "command": _torchrun(),
+        "args": list(job.target),
+        "numNodes": job.nodes,
+        "numProcPerNode": job.workers_per_node,
+        "resourcesPerNode": _resources(job),
+    }
+    reference = {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": job.name}
+    return [
+        _object(job, f"{_TRAINER}/v1alpha1", "TrainingRuntime", runtime),
+        _object(job, f"{_TRAINER}/v1alpha1", "TrainJob", {"runtimeRef": reference, "trainer": trainer}),
+    ]
+
+
+def _indexed(job: KubernetesJob) -> Manifest:
+    return {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        # A machine that is drained or lost is nobody's failure.
+        "podFailurePolicy": {
+            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+        },
+    }
+
+
+def _meeting(job: KubernetesJob, first_pod: str) -> list[Manifest]:
+    """Return torchrun's options as variables, as Kubeflow Trainer sets them too."""
+    fixed = {
+        "PET_NNODES": str(job.nodes),
+        "PET_NPROC_PER_NODE": str(job.workers_per_node),
+        "PET_MASTER_ADDR": first_pod,
+        "PET_MASTER_PORT": str(job.port),
+    }
+    index = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}
+    return [*_variables(fixed), index]
+
+
+def _pod(job: KubernetesJob, meeting: list[Manifest]) -> Manifest:
+    claims = [
+        ({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}}, path)
+        for i, (path, claim) in enumerate(job.volumes.items())
+    ]
+    container = {
+        "name": CONTAINER,
+        "image": job.image,
+        "command": _torchrun(),
+        "args": list(job.target),
+        # torchrun fixes the threads of several ranks only, and one rank would have other bits than two.
+        "env": _variables({"OMP_NUM_THREADS": str(job.threads), "PYTHONUNBUFFERED": "1", **job.env}) + meeting,
+        "ports": [{"name": "rendezvous", "containerPort": job.port}],
+        "resources": _resources(job),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *({"name": volume["name"], "mountPath": path} for volume, path in claims),
+        ],
+    }
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.grace_s,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **({"nodeSelector": dict(job.node_selector)} if job.node_selector else {}),
+        "containers": [container],
+        # Containers get 64 MiB of /dev/shm, too little for data loaders and NCCL.
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}, *(volume for volume, _ in claims)],
+    }
+
+
+def _torchrun() -> list[str]:
+    return ["python", "-m", "torch.distributed.run"]
+
+
+def _resources(job: KubernetesJob) -> Manifest:
+    asked = {"cpu": job.cpu or str(job.workers_per_node * job.threads)}
+    limits = {}
+    if job.memory:
+        asked["memory"] = limits["memory"] = job.memory
+    if job.gpus_per_node:
+        asked["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(job.gpus_per_node)
+    return {"requests": asked, **({"limits": limits} if limits else {})}
+
+
+def _variables(values: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def to_yaml(documents: Iterable[Manifest]) -> str:
+    """Return objects as YAML documents; every scalar is written as JSON, which YAML contains."""
+    return "".join("---\n" + "\n".join(_lines(document, "")) + "\n" for document in documents)
+
+
+def _lines(value: Any, indent: str) -> list[str]:
+    lines = []
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            lines += _entry(f"{indent}{_key(key)}:", entry, indent + "  ")
+    else:
+        for entry in value:
+            inner = _lines(entry, indent + "  ") if _is_nested(entry) else [indent + "  " + _scalar(entry)]
+            lines += [f"{indent}- {inner[0].lstrip()}", *inner[1:]]
+    return lines
+
+
+def _entry(head: str, value: Any, indent: str) -> list[str]:
+    return [head, *_lines(value, indent)] if _is_nested(value) else [f"{head} {_scalar(value)}"]
+
+
+def _is_nested(value: Any) -> bool:
+    return bool(value) and isinstance(value, Mapping | Sequence) and not isinstance(value, str)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z][\w./-]*", key) and key not in _YAML_WORDS else json.dumps(key)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w-]*", value) and value.lower() not in _YAML_WORDS:
+        return value
+    return json.dumps(value)
+
+
+_YAML_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})

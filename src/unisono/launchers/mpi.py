@@ -1,0 +1,81 @@
+"""The command that starts ranks with Open MPI (pure).
+
+Open MPI only starts the processes and tells them who they are; they talk as under any other launcher, through shared
+memory, gloo or NCCL. Source: mpirun(1) of Open MPI 4.1 and 5 (https://docs.open-mpi.org).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from unisono.errors import ConfigError
+
+_HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::(\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MpiJob:
+    """One launch by ``mpirun``.
+
+    Attributes:
+        command: What each rank runs, as words.
+        workers: Number of ranks over all hosts.
+        hosts: ``name:slots`` for each host, the first one holding rank 0; empty for this host alone.
+        port: Where the ranks of several hosts meet on the first one.
+        env: Variables for all ranks.
+        options: More of ``mpirun``'s own words.
+        as_root: Whether the caller is root, which Open MPI refuses unless told.
+    """
+
+    command: tuple[str, ...]
+    workers: int
+    hosts: tuple[str, ...] = ()
+    port: int = 29500
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    as_root: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"expected workers >= 1, got {self.workers}.")
+        if not 0 < self.port < 1 << 16:
+            raise ConfigError(f"expected a port from 1 to 65535, got {self.port}.")
+        slots = slots_of(self.hosts)
+        if slots and sum(slots.values()) != self.workers:
+            raise ConfigError(
+                f"expected as many slots as workers, got {sum(slots.values())} slots on {len(slots)} hosts for "
+                f"{self.workers} workers. Hint: --hosts a:2,b:2 for 4 workers."
+            )
+
+
+def slots_of(hosts: Sequence[str]) -> dict[str, int]:
+    """Return the slots of each host from ``name:slots``; without a number, 1.
+
+    Raises:
+        ConfigError: Not of that form, or a host stands there twice.
+    """
+    slots: dict[str, int] = {}
+    for host in hosts:
+        match = _HOST.fullmatch(host)
+        if not match or match.group(1) in slots or match.group(2) == "0":
+            raise ConfigError(f"expected hosts as name:slots, each once, got {','.join(hosts)!r}.")
+        slots[match.group(1)] = int(match.group(2) or 1)
+    return slots
+
+
+def render(job: MpiJob) -> list[str]:
+    """Return the words of the command."""
+    slots = slots_of(job.hosts)
+    env = dict(job.env)
+    if len(slots) > 1:
+        # Open MPI tells its processes nothing of where another one runs.
+        env = {"MASTER_ADDR": next(iter(slots)), "MASTER_PORT": str(job.port), **env}
+    words = ["mpirun", "-n", str(job.workers)]
+    if slots:
+        words += ["--host", ",".join(f"{name}:{count}" for name, count in slots.items())]
+    else:
+        words += ["--oversubscribe"]  # Open MPI counts cores; how many ranks are of use is the caller's to say
+    # Bound to one core, a rank with several threads would have them all on it.
+    words += ["--bind-to", "none", *(["--allow-run-as-root"] if job.as_root else [])]
+    words += [word for name, value in env.items() for word in ("-x", f"{name}={value}")]
+    return [*words, *job.options, *job.command]

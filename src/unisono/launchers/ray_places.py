@@ -1,0 +1,71 @@
+"""Which rank each of Ray's actors becomes, from where Ray has put them (pure).
+
+Ray places bundles as it likes; the ranks of a node must be consecutive (their replicas are then one range of the sum's
+tree), and all of a node must see the same GPUs in the order of their local ranks, as torchrun's scripts expect.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Where an actor has come to sit.
+
+    Attributes:
+        node: Ray's name of the node.
+        address: The node's address.
+        port: A port that was free there.
+        gpus: The GPUs that Ray has given to this actor.
+    """
+
+    node: str
+    address: str
+    port: int
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """What an actor becomes.
+
+    Attributes:
+        actor: Its index among the seats.
+        world: Who it is.
+        devices: Value for ``CUDA_VISIBLE_DEVICES``; None where Ray has given no GPU to the node.
+    """
+
+    actor: int
+    world: World
+    devices: str | None
+
+
+def assign(seats: Sequence[Seat]) -> list[Place]:
+    """Return the places in rank order; nodes in the order of their first actors.
+
+    Example:
+        >>> seats = [Seat(node=node, address="10.0.0.1", port=1) for node in "abab"]
+        >>> [(place.actor, place.world.local_rank) for place in assign(seats)]
+        [(0, 0), (2, 1), (1, 0), (3, 1)]
+    """
+    nodes: dict[str, list[int]] = {}
+    for actor, seat in enumerate(seats):
+        nodes.setdefault(seat.node, []).append(actor)
+    first = seats[0]
+    places: list[Place] = []
+    for node_rank, actors in enumerate(nodes.values()):
+        gpus = [gpu for actor in actors for gpu in seats[actor].gpus]
+        for local_rank, actor in enumerate(actors):
+            world = World(
+                rank=len(places),
+                world_size=len(seats),
+                local_rank=local_rank,
+                local_world_size=len(actors),
+                node_rank=node_rank,
+                launcher="ray",
+                rendezvous=f"tcp://{first.address}:{first.port}" if len(seats) > 1 else "",
+            )
+            places.append(Place(actor=actor, world=world, devices=",".join(gpus) if gpus else None))
+    return places

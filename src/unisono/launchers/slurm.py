@@ -1,0 +1,265 @@
+"""A Slurm job as text: the batch script that is sent, and what Slurm's answers mean (pure).
+
+In: a `SlurmJob`. Out: the text for ``sbatch``, whose tasks are the ranks themselves (``srun ... unisono join``). Ranks
+that were asked to stop leave a mark when all is saved; the batch script then puts its own job back into the queue, so
+that it goes on where it stopped, whoever asked: the time limit, a job of higher priority, an operator. So does a job
+that was pre-empted before it could stop.
+
+Sources: https://slurm.schedmd.com/sbatch.html and scontrol.html there.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from unisono.errors import ConfigError
+
+WARN_S = 60
+MAX_REQUEUES = 100
+TASK_FIELD = "{task}"
+"""What stands for the index of an array's task in the script's arguments."""
+MARK_VARIABLE = "UNISONO_STOPPED"
+"""Names the file that a stopped and saved run leaves for who has started it."""
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_VALUE = re.compile(r"[\w.:@%+,=/\[\]*()|&!-]+")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"}
+    | {"OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
+)
+_TIMED_OUT = 124
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmJob:
+    """One batch job, or an array of them.
+
+    Attributes:
+        command: What each rank runs, as words; ``{task}`` in a word becomes the index of the array's task.
+        name: Name of the job and of its output file.
+        logs: Directory of the output, absolute, on a file system that all nodes share.
+        chdir: Working directory of all ranks, absolute.
+        nodes: Number of nodes.
+        workers_per_node: Ranks on each.
+        threads: CPUs and threads per rank.
+        gpus_per_node: GPUs on each node; 0 asks for none.
+        options: More of ``sbatch``'s options by name, such as ``{"partition": "gpu", "time": "1-00:00:00"}``.
+        array: Indices of an array's tasks, such as ``0-3%2``; None for a single job.
+        setup: Lines of shell to run before the ranks start (``module load ...``), as they are.
+        env: Variables for all ranks.
+        warn_s: Seconds before the time limit at which the ranks are told to stop and save.
+        max_requeues: So many times a job puts itself back into the queue; 0 never does.
+    """
+
+    command: tuple[str, ...]
+    name: str
+    logs: str
+    chdir: str
+    nodes: int = 1
+    workers_per_node: int = 1
+    threads: int = 1
+    gpus_per_node: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
+    array: str | None = None
+    setup: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    warn_s: int = WARN_S
+    max_requeues: int = MAX_REQUEUES
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("workers_per_node", 1), ("threads", 1), ("gpus_per_node", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"expected {name} >= {least}, got {getattr(self, name)}.")
+        if self.gpus_per_node and self.gpus_per_node < self.workers_per_node:
+            raise ConfigError(
+                f"expected a GPU for each of the {self.workers_per_node} workers of a node, got {self.gpus_per_node}. "
+                "Hint: fewer workers per node, or no GPUs."
+            )
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"expected a job name of letters, digits, '.', '_' and '-', got {self.name!r}.")
+        for name, value in {**self.options, "array": self.array or "-", "logs": self.logs, "chdir": self.chdir}.items():
+            if not _VALUE.fullmatch(value):
+                raise ConfigError(
+                    f"expected the value of --{name} in characters that sbatch takes as they are, got {value!r}. "
+                    "Hint: no spaces, quotes or line breaks."
+                )
+        for name in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise ConfigError(f"expected --env NAME=VALUE with a variable's name, got {name!r}.")
+        if self.array is None and any(TASK_FIELD in word for word in self.command):
+            raise ConfigError(f"expected --array with {TASK_FIELD} in the arguments, got none. Hint: --array 0-3.")
+
+    @property
+    def log(self) -> str:
+        """The output file, in Slurm's notation."""
+        return f"{self.logs}/{self.name}-{'%j' if self.array is None else '%A_%a'}.log"
+
+
+def render(job: SlurmJob) -> str:
+    """Return the batch script."""
+    workers = job.nodes * job.workers_per_node
+    own = {
+        "job-name": job.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.workers_per_node,
+        "cpus-per-task": job.threads,
+        **({"gpus-per-node": job.gpus_per_node} if job.gpus_per_node else {}),
+        **({"array": job.array} if job.array is not None else {}),
+        "chdir": job.chdir,
+        "output": job.log,
+        "open-mode": "append",  # a requeued job writes to the same file
+        "signal": f"USR1@{job.warn_s}",
+    }
+    directives = {**own, **job.options}
+    lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in directives.items())]
+    lines += ["#SBATCH --requeue" if job.max_requeues else "#SBATCH --no-requeue", ""]
+    lines += [f"job={_own_id(job)}", f'export {MARK_VARIABLE}={shlex.quote(job.logs)}/"stopped-$job"']
+    lines += [f'rm -f -- "${MARK_VARIABLE}"', f"export OMP_NUM_THREADS={job.threads}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
+    lines += [*job.setup, ""]
+    # srun takes --cpus-per-task from sbatch no more since 22.05.
+    step = f"srun --ntasks={workers} --ntasks-per-node={job.workers_per_node} --cpus-per-task={job.threads}"
+    lines += [f"{step} --kill-on-bad-exit=1 --label \\", f"    {' '.join(map(_quoted, job.command))}", "code=$?"]
+    return "\n".join(lines) + "\n" + _ending(job)
+
+
+def _own_id(job: SlurmJob) -> str:
+    # The last task of an array has the number of the whole array: by that alone, all would be requeued.
+    return "$SLURM_JOB_ID" if job.array is None else "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+
+
+def _quoted(word: str) -> str:
+    return '"$SLURM_ARRAY_TASK_ID"'.join(
+        shlex.quote(part) if part or TASK_FIELD not in word else "" for part in word.split(TASK_FIELD)
+    )
+
+
+def _ending(job: SlurmJob) -> str:
+    return f"""\
+told=$(scontrol -o show job "$job" 2>/dev/null)
+if [ -e "${MARK_VARIABLE}" ]; then
+    why="stopped and saved"
+elif [ $code -ne 0 ] && [[ $told =~ PreemptTime=[0-9] ]]; then
+    why="pre-empted"
+else
+    exit $code
+fi
+rm -f -- "${MARK_VARIABLE}"
+if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {job.max_requeues} ]; then
+    echo "unisono: $why; requeued {job.max_requeues} times already. Submit it again to go on." >&2
+elif ! command -v scontrol >/dev/null; then
+    echo "unisono: $why; expected scontrol on $HOSTNAME to requeue job $job, got none. \
+Hint: submit it again to go on, or let the setup lines find scontrol." >&2
+elif [[ $told == *JobState=CANCELLED* ]]; then
+    echo "unisono: $why; the job was cancelled." >&2
+else
+    echo "unisono: $why; job $job goes back into the queue." >&2
+    scontrol requeue "$job"
+fi
+exit 75
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """What ``scontrol show job`` says of a job, or of one task of an array.
+
+    Attributes:
+        job_id: ``12``, ``12_3``, or ``12_[4-7]`` for tasks that wait together.
+        state: Slurm's word, such as ``PENDING``.
+        reason: Why it waits, or empty.
+        nodes: Slurm's node list, or empty.
+        restarts: How often it has been requeued.
+        code: Exit code of the batch script.
+        signum: Signal that ended it, or 0.
+        log: Output file, or empty while unknown.
+    """
+
+    job_id: str
+    state: str
+    reason: str
+    nodes: str
+    restarts: int
+    code: int
+    signum: int
+    log: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job will not run any more."""
+        return self.state in _ENDED
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all went well; 124 for the time limit, 128 + n for signal n, else the batch script's code, or 1."""
+        if self.state == "COMPLETED":
+            return 0
+        if self.state == "TIMEOUT":
+            return _TIMED_OUT
+        return self.code or (128 + self.signum if self.signum else 1)
+
+
+def parse_states(text: str) -> list[TaskState]:
+    """Return what ``scontrol -o show job`` says, one entry a line.
+
+    Raises:
+        ConfigError: A line without a job's number or state.
+    """
+    found = []
+    for line in filter(str.strip, text.splitlines()):
+        # Values may hold spaces (a comment, a path); names are single words that begin with a capital.
+        fields = dict(re.findall(r"(\w[\w:/]*)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)", line))
+        if not {"JobId", "JobState"} <= fields.keys():
+            raise ConfigError(f"expected JobId= and JobState= from scontrol, got {line[:200]!r}.")
+        job_id = fields["JobId"]
+        if "ArrayJobId" in fields and "ArrayTaskId" in fields:
+            tasks = fields["ArrayTaskId"]
+            job_id = f"{fields['ArrayJobId']}_{tasks if tasks.isdecimal() else f'[{tasks}]'}"
+        code, _, signum = fields.get("ExitCode", "0:0").partition(":")
+        found.append(
+            TaskState(
+                job_id=job_id,
+                state=fields["JobState"],
+                reason=_known(fields.get("Reason", "")),
+                nodes=_known(fields.get("NodeList", "")),
+                restarts=int(fields.get("Restarts", 0)),
+                code=int(code),
+                signum=int(signum or 0),
+                log=_known(fields.get("StdOut", "")),
+            )
+        )
+    return found
+
+
+def parse_job_id(text: str) -> str:
+    """Return the number that ``sbatch --parsable`` has printed: ``12``, or ``12;cluster``.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    last = text.strip().splitlines()[-1:] or [""]
+    match = re.fullmatch(r"(\d+)(;.*)?", last[0])
+    if not match:
+        raise ConfigError(f"expected a job's number from sbatch --parsable, got {text.strip()!r}.")
+    return match.group(1)
+
+
+def news(before: Mapping[str, TaskState], now: Sequence[TaskState]) -> list[str]:
+    """Return one line for each job that is not as it was."""
+    lines = []
+    for task in now:
+        old = before.get(task.job_id)
+        if old is not None and (old.state, old.restarts, old.nodes) == (task.state, task.restarts, task.nodes):
+            continue
+        detail = f" on {task.nodes}" if task.nodes else f" ({task.reason})" if task.reason else ""
+        if task.has_ended:
+            detail = f", exit code {task.exit_code}"
+        times = f", requeued {task.restarts} time{'s' if task.restarts > 1 else ''}" if task.restarts else ""
+        lines.append(f"job {task.job_id}: {task.state.lower()}{detail}{times}")
+    return lines
+
+
+def _known(value: str) -> str:
+    return "" if value in ("None", "(null)", "N/A") else value
