@@ -20,6 +20,7 @@ autodoc_typehints = "none"  # the signature has them
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
+napoleon_use_ivar = True  # attributes of data classes are fields, told once
 napoleon_custom_sections = [("Source", "notes_style")]
 toc_object_entries_show_parents = "hide"
 

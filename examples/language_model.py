@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import unisono
 from unisono import callbacks
 
-MODULES = ("argparse", "collections/__init__", "datetime", "decimal", "_pydecimal", "doctest", "pathlib", "statistics")
+MODULES = ("argparse", "collections/__init__", "datetime", "_pydecimal", "doctest", "pathlib", "statistics")
 LENGTH, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
 
 
