@@ -106,15 +106,8 @@ def drift(folder: Path, steps: int) -> list[str]:
     top, bottom = 300, 480
     low, high = -4, 0
     parts = [text(20, 256, "How far the loss is from that of one worker", size=17, more=' font-weight="600"')]
-    parts.append(
-        text(
-            20,
-            276,
-            "same data, batches, seed and network (dropout 0.1); with DDP the number of workers decides masks and order of additions",
-            size=13,
-            fill=FAINT,
-        )
-    )
+    note = "same data, batches, seed, network; with DDP, dropout masks and order of additions follow the workers"
+    parts.append(text(20, 276, note, size=13, fill=FAINT))
 
     def height(value: float) -> float:
         return bottom - (math.log10(value) - low) / (high - low) * (bottom - top)

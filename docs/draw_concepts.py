@@ -60,6 +60,11 @@ class Svg:
             f'stroke-width="1.5"{marker}/>'
         )
 
+    def note(self, x: float, y: float, *lines: str) -> None:
+        """Write small lines below each other."""
+        for number, words in enumerate(lines):
+            self.text(x, y + 18 * number, words, size=13, fill=FAINT, at="start")
+
     def done(self) -> str:
         """Return the file's text."""
         return "\n".join([*self.parts, "</svg>", ""])
@@ -78,7 +83,7 @@ def placement() -> str:
             for replica in hosted:
                 svg.box(left + replica * cell, y, cell - 6, 36, COLOURS[rank])
                 svg.text(left + replica * cell + cell / 2 - 3, y + 18, replica, fill="white", bold=True)
-    svg.text(left, 52 + 54 * len(worlds) + 4, "colour: the rank that plays it today", at="start", fill=FAINT, size=13)
+    svg.note(left, 52 + 54 * len(worlds) + 4, "colour: the rank that plays it today")
     return svg.done()
 
 
@@ -95,15 +100,15 @@ def batch() -> str:
         first = x
         for sample in samples.tolist():
             svg.box(x, 48, cell - 2, 34, shade)
-            svg.text(x + cell / 2 - 1, 65, sample, fill="white", size=11)
+            svg.text(x + cell / 2 - 1, 65, sample, fill="white", size=10)
             x += cell
         svg.line((first, 92), (x - 3, 92))
         svg.text((first + x) / 2 - 1, 110, f"v = {replica}", size=13)
         x += 5
-    svg.text(16, 142, "Micro-batch v goes to replica v, whoever hosts it. The first 20 mod 8 are one sample longer.",
-             at="start", size=13, fill=FAINT)  # fmt: skip
-    svg.text(16, 160, "The numbers follow from (seed, epoch, step) alone: to resume, the step number is enough.",
-             at="start", size=13, fill=FAINT)  # fmt: skip
+    svg.note(
+        16, 142, "Micro-batch v goes to replica v, whoever hosts it. The first 20 mod 8 are one sample longer.",
+        "The numbers follow from (seed, epoch, step) alone: to resume, the step is enough.",
+    )  # fmt: skip
     return svg.done()
 
 
@@ -112,7 +117,7 @@ def tree() -> str:
     placed = place_evenly(REPLICAS, 3)
     owner: dict[Node, int] = {}
     partials = owned_nodes(tuple(placed), REPLICAS)
-    svg = Svg(350, "The tree of eight replicas on three workers")
+    svg = Svg(362, "The tree of eight replicas on three workers")
     svg.text(16, 24, "((0+1)+(2+3)) + ((4+5)+(6+7)), whoever adds", at="start", bold=True)
     cell, base = 74, 300
 
@@ -146,8 +151,10 @@ def tree() -> str:
         svg.text(x, y, node[0] if node[1] - node[0] == 1 else "+", fill="white", bold=True)
 
     draw((0, REPLICAS))
-    svg.text(16, 336, "Colour: the rank that adds. Outlined: the partials it sends. Grey: each rank adds its own slice "
-             "of them.", at="start", size=12.5, fill=FAINT)  # fmt: skip
+    svg.note(
+        16, 332, "Colour: the rank that adds. Outlined: the partials it sends.",
+        "Grey: added by every rank for its own slice.",
+    )  # fmt: skip
     return svg.done()
 
 
@@ -156,14 +163,14 @@ def exact_step() -> str:
     exchange = owner_computes(3)
     placed = place_evenly(REPLICAS, 3)
     partials = owned_nodes(tuple(placed), REPLICAS)
-    svg = Svg(446, "One exact step on three workers")
+    svg = Svg(462, "One exact step on three workers")
     columns = (190, 350, 510)
 
     def lane(y: float, title: str, words: Callable[[int], str], fill: str | None = None, height: float = 34) -> None:
         svg.text(16, y + height / 2, title, at="start", bold=True, size=14)
         for rank, x in enumerate(columns):
             svg.box(x - 68, y, 136, height, fill or COLOURS[rank])
-            svg.text(x, y + height / 2, words(rank), fill="white", size=12.5)
+            svg.text(x, y + height / 2, words(rank), fill="white", size=12)
 
     def arrows(y: float, number: int) -> None:
         for move in exchange.rounds[number]:
@@ -172,7 +179,7 @@ def exact_step() -> str:
     for rank, x in enumerate(columns):
         svg.text(x, 22, f"rank {rank}", fill=COLOURS[rank], bold=True)
     lane(40, "data", lambda rank: f"replicas {placed[rank].start} to {placed[rank].stop - 1}")
-    lane(88, "compute", lambda rank: f"{len(placed[rank])} x forward, backward")
+    lane(88, "compute", lambda rank: f"{len(placed[rank])} x loss, gradient")
     lane(136, "add up", lambda rank: " ".join(f"[{a}..{b - 1}]" if b - a > 1 else f"[{a}]" for a, b in partials[rank]))
     arrows(170, 0)
     svg.text(16, 192, "round 1", at="start", size=13, fill=FAINT)
@@ -182,8 +189,10 @@ def exact_step() -> str:
     lane(288, "all have", lambda _: "the whole gradient", SHARED)
     lane(336, "update", lambda _: "clip, Adam, schedule", SHARED)
     lane(384, "record", lambda rank: "ledger line" if rank == 0 else "checksum compared", SHARED)
-    svg.text(16, 434, "Grey: the same code on the same bits. Everything else differs between worlds, and no sum does.",
-             at="start", size=13, fill=FAINT)  # fmt: skip
+    svg.note(
+        16, 434, "Grey: the same code on the same bits.",
+        "Above it worlds differ in who does what, and in no sum.",
+    )  # fmt: skip
     return svg.done()
 
 
@@ -215,7 +224,7 @@ def _play(schedule: Schedule) -> list[list[dict[int, Content]]]:
 def collectives() -> str:
     """The six patterns on four ranks: before and after."""
     names = ("broadcast", "scatter", "gather", "all-gather", "reduce", "all-reduce")
-    svg = Svg(56 + 3 * 150, "Six collectives on four ranks, before and after")
+    svg = Svg(500, "Six collectives on four ranks, before and after")
     for number, name in enumerate(names):
         schedule = plan(name, 4)
         rows = _play(schedule)
@@ -227,8 +236,10 @@ def collectives() -> str:
         for rank in range(4):
             middle = x + rank * 71 + 30
             svg.line((middle, y + 65), (middle, y + 76), tip=True, ink=SHARED)
-    svg.text(20, 486, "Four ranks side by side; above before, below after. Colours: whose values are in it; a sum has "
-             "several.", at="start", size=12.5, fill=FAINT)  # fmt: skip
+    svg.note(
+        20, 462, "Four ranks side by side; above before, below after.",
+        "Colours: whose values are in it; a sum has several.",
+    )  # fmt: skip
     return svg.done()
 
 
@@ -243,12 +254,11 @@ def ring() -> str:
         y = 40 + row * 54
         svg.text(12, y + 20, "start" if row == 0 else f"round {row}", at="start", size=14)
         _buffers(svg, 98, y, schedule, held, cell=29, gap=22, old=rows[row - 1] if row else None)
-    notes = (
-        "Each round a rank sends one chunk to its right neighbour. Rounds 1 to 3 add, 4 to 6 copy.",
-        "Outlined: new. Each chunk is summed once and then copied, so all ranks have the same bits.",
-    )
-    for number, note in enumerate(notes):
-        svg.text(12, 52 + 54 * len(rows) + 18 * number, note, at="start", size=13, fill=FAINT)
+    svg.note(
+        12, 52 + 54 * len(rows),
+        "Each round a rank sends one chunk to its right neighbour: 1 to 3 add, 4 to 6 copy.",
+        "Outlined: new. A chunk is summed once, then copied: the same bits on all ranks.",
+    )  # fmt: skip
     return svg.done()
 
 
