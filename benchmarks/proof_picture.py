@@ -74,7 +74,7 @@ def text(
 def lanes(folder: Path, steps: int) -> list[str]:
     """Return a lane for each exact run: who played which steps, and the fingerprint at its end."""
     parts = [text(20, 34, "One job, 230 steps, played by", size=17, more=' font-weight="600"')]
-    parts.append(text(RIGHT + 14, 34, "SHA-256 of all weights", size=13, fill=FAINT))
+    parts.append(text(RIGHT + 14, 34, "SHA-256 of weights", size=13, fill=FAINT))
     scale = (RIGHT - LEFT) / steps
     for row, name in enumerate(["exact-1", "exact-2", "exact-3", "exact-4", "killed"]):
         y = 52 + 34 * row

@@ -53,6 +53,8 @@ class GPT(nn.Module):
         block = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout, "gelu", batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(block, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
         self.read = nn.Linear(WIDTH, vocabulary, bias=False)
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=0.02)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH), persistent=False)
 
     def forward(self, codes: Tensor) -> Tensor:
