@@ -18,7 +18,8 @@ myst_heading_anchors = 3  # links may name a heading: observe.md#inside-a-step
 myst_enable_extensions = ["colon_fence", "deflist"]
 
 default_role = "code"  # in docstrings, `name` is code
-autodoc_typehints = "none"  # the signature has them
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88

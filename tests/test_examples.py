@@ -89,7 +89,7 @@ def test_long_stops_of_the_tour(program, tmp_path):
         ("parameter_server.py", [1, 2], [95, 95, 93]),
         ("own_texts.py", [1], [60]),
         ("own_images.py", [1], [95]),
-        ("fine_tune.py", [1, 1, 1], [95, 92, 0]),
+        ("fine_tune.py", [1, 1, 1], [92, 90, 85]),
         ("language_model.py", [1], []),
     ],
 )
@@ -102,7 +102,7 @@ def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_p
     assert len(shares) == len(right)
     assert all(share >= least for share, least in zip(shares, right, strict=True)), printed
     if program == "language_model.py":
-        assert float(re.search(r"perplexity ([0-9.]+)", printed)[1]) < 13
+        assert float(re.search(r"perplexity ([0-9.]+)", printed)[1]) < 22
 
 
 @pytest.mark.slow
