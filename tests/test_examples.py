@@ -82,11 +82,11 @@ def test_long_stops_of_the_tour(program, tmp_path):
 @pytest.mark.parametrize(
     ("program", "fingerprints", "right"),
     [
-        ("uneven_shares.py", [3], []),
+        ("uneven_shares.py", [2], []),
         ("pipeline.py", [3], []),
         ("fsdp.py", [1, 2], []),  # after one epoch, after two by both
         ("chaos.py", [2], []),
-        ("parameter_server.py", [1, 2], [95, 95, 93]),
+        ("parameter_server.py", [1, 1], [94, 90]),
         ("own_texts.py", [1], [60]),
         ("own_images.py", [1], [95]),
         ("fine_tune.py", [1, 1, 1], [92, 90, 85]),
@@ -108,12 +108,12 @@ def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["raw_ddp", "torchrun", "accelerate", "lightning", "horovod", "easytext"])
 def test_migrated_programs_run(name, tmp_path):
-    """The program after a migration trains on two processes, and a second start finds it complete with one result."""
-    first = run(f"migration/{name}_after.py", tmp_path, "-m", "unisono", "run", "-n", "2")
-    again = run(f"migration/{name}_after.py", tmp_path, "-m", "unisono", "run", "-n", "1")
-    assert len(set(FINGERPRINT.findall(first))) == 1
-    if name not in ("lightning", "easytext"):  # a trainer that has nothing left to do prints nothing new
-        assert set(FINGERPRINT.findall(first)) == set(FINGERPRINT.findall(again))
+    """The program after a migration trains on two processes, to one fingerprint and a sensible accuracy."""
+    printed = run(f"migration/{name}_after.py", tmp_path, "-m", "unisono", "run", "-n", "2")
+    assert len(set(FINGERPRINT.findall(printed))) == 1
+    found = re.search(r"accuracy ([0-9.]+)", printed)
+    assert (name == "torchrun") == (found is None)
+    assert found is None or float(found[1]) > 0.7
 
 
 @pytest.mark.slow
