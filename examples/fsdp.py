@@ -19,11 +19,8 @@ from unisono.data.digits import load_digits
 def main(name: str, out: str, epochs: int) -> None:
     with unisono.Run(seed=0, replicas=8, out=out, strategy=name) as run:
         data = load_digits()
-        block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-        model = nn.Sequential(
-            nn.Unflatten(2, (2, 4)), nn.Flatten(3), nn.Flatten(1, 2), nn.Linear(32, 32), block, nn.Flatten(),
-            nn.Linear(64, 10),
-        )  # fmt: skip
+        wide = (nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64), nn.LayerNorm(64))
+        model = nn.Sequential(nn.Flatten(), *wide, nn.Linear(64, 10))
         model, _ = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=2e-3))
         loader = run.loader(unisono.ArrayDataset(data.train_images, data.train_labels), batch_size=64)
         for batch in run.steps(loader, epochs=epochs):
