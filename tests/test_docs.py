@@ -72,11 +72,11 @@ def test_the_pictures_are_what_the_code_draws():
 
 
 def test_what_pages_point_at_is_there():
-    """Pictures and included programs exist, and every picture of the documentation is shown somewhere."""
+    """Pictures and included programs exist, and every picture of the documentation is shown or linked somewhere."""
     pages = {path: path.read_text() for path in [ROOT / "README.md", *DOCS.rglob("*.md")]}
     shown = set()
     for path, text in pages.items():
-        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)|^```\{literalinclude\} (\S+)", text, re.M):
+        for target in re.findall(r"\]\(([^):#]+\.(?:png|svg))\)|^```\{literalinclude\} (\S+)", text, re.M):
             found = (path.parent / (target[0] or target[1])).resolve()
             assert found.is_file(), f"{path.name} points at {target}"
             shown.add(found)
