@@ -3,7 +3,7 @@
     python examples/parameter_server.py
 
 The synchronous one adds the workers' gradients along the tree, the same each time. The asynchronous one applies each
-push at once, with a bound on staleness: nobody waits for a slow worker, and no two runs are alike. Expect 96 to 98 %
+push at once, with a bound on staleness: nobody waits for a slow worker, and no two runs are alike. Expect 94 to 98 %
 right from both, in 15 s on 2 cores.
 """
 
@@ -18,7 +18,7 @@ def main(name: str, options: dict[str, int]) -> None:
     run = unisono.Run(seed=0, strategy=unisono.strategy(name, **options))
     data = load_digits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    trainer = unisono.Trainer(run, model, torch.optim.Adam(model.parameters(), lr=2e-3), loss=nn.CrossEntropyLoss())
+    trainer = unisono.Trainer(run, model, torch.optim.Adam(model.parameters(), lr=5e-3), loss=nn.CrossEntropyLoss())
     result = trainer.fit(
         unisono.ArrayDataset(data.train_images, data.train_labels),
         epochs=6,
