@@ -113,7 +113,7 @@ def test_migrated_programs_run(name, tmp_path):
     assert len(set(FINGERPRINT.findall(printed))) == 1
     found = re.search(r"accuracy ([0-9.]+)", printed)
     assert (name == "torchrun") == (found is None)
-    assert found is None or float(found[1]) > 0.7
+    assert found is None or float(found[1]) > 0.6
 
 
 @pytest.mark.slow

@@ -44,9 +44,19 @@ def unknown(command: str) -> list[str]:
         if following is None:
             return [name]
         found = following
-    known = {name for parameter in found.params for name in [*parameter.opts, *parameter.secondary_opts]}
-    ours = words[: words.index("--")] if "--" in words else words
-    return [word for word in ours if word.startswith("-") and word.partition("=")[0] not in {*known, "--help", "-h"}]
+    options = {name: one for one in found.params for name in [*one.opts, *one.secondary_opts] if name.startswith("-")}
+    missing: list[str] = []
+    ours = iter(words[: words.index("--")] if "--" in words else words)
+    for word in ours:
+        name, _, value = word.partition("=")
+        if name in options:
+            if not value and not getattr(options[name], "is_flag", False):
+                next(ours, None)
+        elif word.startswith("-") and word not in ("-h", "--help"):
+            missing.append(word)
+        elif not word.startswith("-") and not found.context_settings.get("allow_interspersed_args", True):
+            break  # a script, and what is its own
+    return missing
 
 
 def run(command: list[str], directory: Path) -> str:
@@ -114,4 +124,6 @@ def test_made_up_commands_would_be_noticed():
     assert unknown("unisono trian digits") == ["trian"]
     assert unknown("unisono train digits --replica 8 -- --anything") == ["--replica"]
     assert unknown("unisono bench collectives -r 2 --png f.png") == []
+    assert unknown("unisono run -n 2 train.py --anything") == []
+    assert unknown("unisono run --nn 2 train.py") == ["--nn"]
     assert sum(len(commands(page.read_text())) for page in PAGES) > 15
