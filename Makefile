@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 
-.PHONY: help install train test test-slow faults cluster test-all check format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults cluster test-all check docs format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -42,6 +43,13 @@ check: $(STAMP)  ## style, types, and the law of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP)  ## the site, in build/docs; every warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
 
 format: $(STAMP)  ## write the code in house style
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,11 @@
-"""The examples do what they say."""
+"""The examples do what they say: all of them run, as programs of their own, and end with what they promise."""
 
 import importlib.util
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +13,16 @@ import pytest
 from ranks import run_threads
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+FINGERPRINT = re.compile(r"\b[0-9a-f]{64}\b")
+SHARE = re.compile(r"([0-9.]+)% right")
+
+
+def run(program: str, directory: Path, *start: str) -> str:
+    """Run an example in a directory of its own and return what it prints."""
+    command = [sys.executable, *start, str(EXAMPLES / program)]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=230, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def load(name):
@@ -38,3 +53,97 @@ def test_easytext_style(tmp_path, capsys):
     assert [line.rpartition(", ")[2] for line in told[3]] == ["seen by several ranks"] * 2
     assert [line.partition(",")[0] for line in told[1]] == [line.partition(",")[0] for line in told[3]]
     assert capsys.readouterr().out.count(expected[0]) == 2
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_every_example_compiles_and_says_what_to_expect(path, tmp_path):
+    """Each is Python and begins with what it shows; those of the top folder tell how long they take."""
+    py_compile.compile(str(path), cfile=str(tmp_path / "compiled"), doraise=True)
+    text = path.read_text()
+    assert text.startswith('"""')
+    if path.parent == EXAMPLES and path.stem not in ("own_loop", "trainer", "easytext_style"):
+        assert re.search(r"Expect .* on\s+2 cores", text.split('"""')[1], re.S)
+
+
+@pytest.mark.parametrize("program", ["tour/words.py", "tour/components.py"])
+def test_quick_stops_of_the_tour(program, tmp_path):
+    """They check what they tell by assertions of their own."""
+    assert run(program, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["tour/from_scratch.py", "tour/strategies.py", "tour/text_on_many.py"])
+def test_long_stops_of_the_tour(program, tmp_path):
+    """They check what they tell by assertions of their own."""
+    assert run(program, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "fingerprints", "right"),
+    [
+        ("uneven_shares.py", [2], []),
+        ("pipeline.py", [3], []),
+        ("fsdp.py", [1, 2], []),  # after one epoch, after two by both
+        ("chaos.py", [2], []),
+        ("parameter_server.py", [1, 1], [92, 88]),
+        ("own_texts.py", [1], [60]),
+        ("own_images.py", [1], [95]),
+        ("fine_tune.py", [1, 1, 1], [92, 90, 85]),
+        ("language_model.py", [1], []),
+    ],
+)
+def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_path):
+    """So many equal fingerprints of each kind, and at least so many percent right."""
+    printed = run(program, tmp_path)
+    found = FINGERPRINT.findall(printed)
+    assert sorted(found.count(one) for one in set(found)) == fingerprints
+    shares = [float(share) for share in SHARE.findall(printed)]
+    assert len(shares) == len(right)
+    assert all(share >= least for share, least in zip(shares, right, strict=True)), printed
+    if program == "language_model.py":
+        assert float(re.search(r"perplexity ([0-9.]+)", printed)[1]) < 22
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raw_ddp", "torchrun", "accelerate", "lightning", "horovod", "easytext"])
+def test_migrated_programs_run(name, tmp_path):
+    """The program after a migration trains on two processes, to one fingerprint and a sensible accuracy."""
+    printed = run(f"migration/{name}_after.py", tmp_path, "-m", "unisono", "run", "-n", "2")
+    assert len(set(FINGERPRINT.findall(printed))) == 1
+    found = re.search(r"accuracy ([0-9.]+)", printed)
+    assert (name == "torchrun") == (found is None)
+    assert found is None or float(found[1]) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "needs", "start"),
+    [
+        ("raw_ddp", "torch", []),
+        ("torchrun", "torch", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]),
+        ("accelerate", "accelerate", ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=2"]),
+        ("lightning", "lightning", []),
+        ("horovod", "horovod", ["-m", "horovod.runner.launch", "-np", "2", sys.executable]),
+        ("easytext", "easytext", []),
+    ],
+)
+def test_programs_before_their_migration_run(name, needs, start, tmp_path):
+    """They are real programs: each runs where its library is installed."""
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed; the program is compiled only")
+    run(f"migration/{name}_before.py", tmp_path, *start)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path):
+    """Every cell of the notebook runs, in order, in a kernel of its own."""
+    nbclient = pytest.importorskip("nbclient", reason="needs the extra docs")
+    pytest.importorskip("ipykernel", reason="needs the extra docs")
+    nbformat = pytest.importorskip("nbformat", reason="needs the extra docs")
+    shutil.copy(EXAMPLES / "notebook.ipynb", tmp_path)
+    notebook = nbformat.read(tmp_path / "notebook.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("69 steps" in output.get("text", "") for output in printed)

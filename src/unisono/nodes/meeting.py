@@ -117,7 +117,7 @@ class Meeting:
         """Whether this launcher keeps the store."""
         return self._server is not None
 
-    def next_round(self) -> tuple[Board, int, int]:  # noqa: DOC501 - check_counts makes a ConfigError
+    def next_round(self) -> tuple[Board, int, int]:
         """Wait for the other hosts; return a board for this round alone, a place among them, and their number.
 
         Raises:
@@ -125,7 +125,7 @@ class Meeting:
             NotNeeded: The run is over.
             PeerLost: The store is out of reach.
             Interrupted: A signal came.
-        """
+        """  # noqa: DOC501 - check_counts makes a ConfigError
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def join() -> None:

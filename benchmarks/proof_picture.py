@@ -1,0 +1,165 @@
+"""Draw the README's picture from real runs: one job on 1 to 4 workers, killed and resumed, beside plain DDP.
+
+    python benchmarks/proof_picture.py [DIR]
+
+plays proof_job.py nine times or so (a minute), keeps the runs in DIR, and writes docs/pictures/proof.svg. Exits with 1,
+and writes nothing, where the fingerprints of the exact runs differ.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from html import escape
+from pathlib import Path
+
+from unisono.observe.phases import read_phases
+
+HERE = Path(__file__).parent
+PICTURE = HERE.parent / "docs" / "pictures" / "proof.svg"
+LIVES = ((4, 97), (2, 171), (3, None))
+"""The disturbed run: workers of each life, and the step in which one of them is killed."""
+
+INK, FAINT, RULE, ALARM = "#222222", "#6b6b6b", "#c9c9c9", "#b00020"
+BLUES = {1: "#9ecae9", 2: "#4f9bd0", 3: "#1f6fab", 4: "#0b4a7a"}
+WIDTH, LEFT, RIGHT = 900, 150, 740
+
+
+def play(workers: int, out: Path, *options: str) -> int:
+    """Run the job and return its exit code."""
+    program = [
+        sys.executable,
+        "-m",
+        "unisono",
+        "run",
+        "-n",
+        str(workers),
+        str(HERE / "proof_job.py"),
+        "--out",
+        str(out),
+    ]
+    return subprocess.run([*program, *options], check=False, stderr=subprocess.DEVNULL).returncode
+
+
+def play_all(folder: Path) -> None:
+    """Play what is not there yet."""
+    for workers in (1, 2, 3, 4):
+        for strategy in ("exact", "ddp"):
+            if not (folder / f"{strategy}-{workers}" / "result.json").exists():
+                code = play(workers, folder / f"{strategy}-{workers}", "--strategy", strategy)
+                assert code == 0, f"{strategy} on {workers} workers ended with code {code}"
+    if not (folder / "killed" / "result.json").exists():
+        for workers, step in LIVES:
+            code = play(workers, folder / "killed", *(() if step is None else ("--die-at", str(step))))
+            assert code == (0 if step is None else 128 + 9), f"the life with {workers} workers ended with code {code}"
+
+
+def losses(run: Path) -> list[float]:
+    """Return the loss of each step, exactly."""
+    return [float.fromhex(json.loads(line)["loss"]) for line in (run / "ledger.jsonl").read_text().splitlines()]
+
+
+def fingerprint(run: Path) -> str:
+    return json.loads((run / "result.json").read_text())["fingerprint"]
+
+
+def text(
+    x: float, y: float, words: str, *, size: float = 15, fill: str = INK, anchor: str = "start", more: str = ""
+) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} font-size="{size}" fill="{fill}"{more}>{escape(words)}</text>'
+
+
+def lanes(folder: Path, steps: int) -> list[str]:
+    """Return a lane for each exact run: who played which steps, and the fingerprint at its end."""
+    parts = [text(20, 34, "One job, 230 steps, played by", size=17, more=' font-weight="600"')]
+    parts.append(text(RIGHT + 14, 34, "SHA-256 of weights", size=13, fill=FAINT))
+    scale = (RIGHT - LEFT) / steps
+    for row, name in enumerate(["exact-1", "exact-2", "exact-3", "exact-4", "killed"]):
+        y = 52 + 34 * row
+        count = name.rpartition("-")[2]
+        label = "killed twice" if name == "killed" else f"{count} worker{'s' if count != '1' else ''}"
+        parts.append(text(20, y + 17, label))
+        found = [record for record in read_phases(folder / name) if record.rank == 0]
+        played = {record.launch: record.world_size for record in found}  # as the run itself has recorded it
+        ends = [step - 1 for _, step in LIVES if step is not None] if name == "killed" else []
+        for workers, first, end in zip(played.values(), [0, *ends], [*ends, steps], strict=True):
+            parts.append(
+                f'<rect x="{LEFT + first * scale:.1f}" y="{y}" width="{(end - first) * scale - 2:.1f}" height="24" '
+                f'rx="3" fill="{BLUES[workers]}"/>'
+            )
+            if name == "killed":
+                middle = LEFT + (first + end) / 2 * scale
+                parts.append(text(middle, y + 17, f"{workers} workers", size=13, fill="white", anchor="middle"))
+        for end in ends:
+            x = LEFT + end * scale - 1
+            parts.append(f'<path d="M{x - 7:.1f} {y + 4}l14 16m0 -16l-14 16" stroke="{ALARM}" stroke-width="4"/>')
+        parts.append(
+            text(RIGHT + 14, y + 17, fingerprint(folder / name)[:16], size=14, more=' font-family="monospace"')
+        )
+    return parts
+
+
+def drift(folder: Path, steps: int) -> list[str]:
+    """Return the lower half: how far each run's loss is from the same way of training on one worker."""
+    top, bottom = 300, 480
+    low, high = -4, 0
+    parts = [text(20, 256, "How far the loss is from that of one worker", size=17, more=' font-weight="600"')]
+    note = "same data, batches, seed, network; with DDP, dropout masks and order of additions follow the workers"
+    parts.append(text(20, 276, note, size=13, fill=FAINT))
+
+    def height(value: float) -> float:
+        return bottom - (math.log10(value) - low) / (high - low) * (bottom - top)
+
+    scale = (RIGHT - LEFT) / steps
+    for power in (-4, -3, -2, -1, 0):
+        y = height(10.0**power)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="{RULE}" stroke-width="0.8"/>')
+        parts.append(text(LEFT - 10, y + 5, f"{10.0**power:g}", size=13, fill=FAINT, anchor="end"))
+    alone = losses(folder / "ddp-1")
+    for workers, colour in ((2, "#e6a23c"), (3, "#d9772b"), (4, ALARM)):
+        apart = [abs(a - b) for a, b in zip(losses(folder / f"ddp-{workers}"), alone, strict=True)]
+        worst = [max(apart[max(0, at - 4) : at + 1]) for at in range(len(apart))]
+        points = [f"{LEFT + at * scale:.1f},{height(value):.1f}" for at, value in enumerate(worst) if value > 10.0**low]
+        parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(text(RIGHT + 14, 320 + 22 * workers - 44, f"DDP, {workers} workers", size=14, fill=colour))
+    whole = losses(folder / "exact-1")
+    for name in ("exact-2", "exact-3", "exact-4", "killed"):
+        assert losses(folder / name) == whole, f"{name} has other losses"
+    parts.append(
+        f'<line x1="{LEFT}" y1="{bottom + 22}" x2="{RIGHT}" y2="{bottom + 22}" stroke="{BLUES[3]}" stroke-width="4"/>'
+    )
+    parts.append(text(LEFT - 10, bottom + 27, "0", size=13, fill=FAINT, anchor="end"))
+    parts.append(text(RIGHT + 14, bottom + 27, "unisono, all five", size=14, fill=BLUES[3]))
+    parts.append(text(LEFT, bottom + 50, "first step", size=13, fill=FAINT))
+    parts.append(text(RIGHT, bottom + 50, f"step {steps}", size=13, fill=FAINT, anchor="end"))
+    return parts
+
+
+def main() -> int:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    play_all(folder)
+    found = {name: fingerprint(folder / name) for name in ("exact-1", "exact-2", "exact-3", "exact-4", "killed")}
+    for name, value in found.items():
+        print(f"{name:8} {value}")
+    if len(set(found.values())) > 1:
+        print("DIFFERENT")
+        return 1
+    steps = len(losses(folder / "exact-1"))
+    height = 546
+    label = "Five runs of one job with one fingerprint, and how far the losses of plain DDP drift apart"
+    PICTURE.write_text(
+        "\n".join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+            f'font-family="system-ui, sans-serif" role="img" aria-label="{label}">',
+            f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
+            *lanes(folder, steps), *drift(folder, steps), "</svg>", "",
+        ])
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

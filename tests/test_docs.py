@@ -1,0 +1,91 @@
+"""The documentation is about this code: messages, names, pictures and pages exist."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import unisono
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "unisono"
+HOLE = "…"
+
+
+def text_of(node: ast.expr) -> str:
+    """Return the text that an expression is written as, with holes for values."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else HOLE
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    return HOLE
+
+
+def messages(source: str) -> Iterator[str]:
+    """Return every text in a source, as `text_of` gives it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
+            yield text_of(node)
+
+
+def is_said(heading: str, said: str) -> bool:
+    """Whether the parts of a heading between its holes follow each other in one of the texts (one a line)."""
+    parts = [re.escape(part.strip()) for part in heading.split(HOLE) if part.strip()]
+    return re.search(".*".join(parts), said) is not None
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    texts = {text.replace("\n", " ") for path in SOURCE.rglob("*.py") for text in messages(path.read_text())}
+    return "\n".join(sorted(texts))
+
+
+def test_troubleshooting_is_about_messages_of_this_code(said):
+    """Each heading is, but for its holes, a text of the source; a made-up one would be noticed."""
+    page = (DOCS / "troubleshooting.md").read_text().partition("## Messages of others")[0]
+    headings = re.findall(r"^### `(.*)`$", page, re.M)
+    assert len(headings) > 40
+    assert [heading for heading in headings if not is_said(heading, said)] == []
+    assert not is_said("expected … bananas, got …", said)
+    assert not is_said("got … expected workers <=", said)
+
+
+def test_the_reference_has_every_public_name():
+    """Each name of the public list stands in the reference, once, and no other."""
+    named = re.findall(r"^\.\. auto(?:class|function|exception):: unisono\.(\w+)$", (DOCS / "api.md").read_text(), re.M)
+    assert sorted(named) == sorted(unisono.__all__)
+
+
+def test_the_pictures_are_what_the_code_draws():
+    """docs/draw_concepts.py draws the pictures as they are kept, from the functions that train."""
+    spec = importlib.util.spec_from_file_location("draw_concepts", DOCS / "draw_concepts.py")
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    kept = {path.stem: path.read_text() for path in (DOCS / "pictures" / "concepts").glob("*.svg")}
+    assert kept == {name: draw() for name, draw in drawing.DRAWN.items()}
+
+
+def test_what_pages_point_at_is_there():
+    """Pictures and included programs exist, and every picture of the documentation is shown or linked somewhere."""
+    pages = {path: path.read_text() for path in [ROOT / "README.md", *DOCS.rglob("*.md")]}
+    shown = set()
+    for path, text in pages.items():
+        for target in re.findall(r"\]\(([^):#]+\.(?:png|svg))\)|^```\{literalinclude\} (\S+)", text, re.M):
+            found = (path.parent / (target[0] or target[1])).resolve()
+            assert found.is_file(), f"{path.name} points at {target}"
+            shown.add(found)
+    pictures = {path for path in (DOCS / "pictures").rglob("*.*") if path.suffix in (".svg", ".png")}
+    assert pictures - shown == set()
+
+
+def test_every_example_is_listed():
+    """docs/examples.md names each program of examples/."""
+    listed = (DOCS / "examples.md").read_text()
+    programs = [path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")]
+    assert [name for name in programs if f"`{name}`" not in listed] == []
