@@ -1,10 +1,15 @@
 """A callback that hangs is interrupted and named."""
 
+import contextlib
+import signal
 import threading
 import time
 
 import pytest
+import torch
+from torch import nn
 
+import unisono
 from train.callbacks.small import fit
 from unisono.callbacks import Callback
 from unisono.errors import CallbackTimeout, ConfigError
@@ -66,6 +71,25 @@ def test_in_time_is_in_time():
     watch.close()
     with pytest.raises(ConfigError, match="above 0 s"):
         Watch(0)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_trainer_that_never_trains_leaves_nothing_behind(refuses):
+    """Neither a handler nor a thread, also where a callback's setup refuses to go on."""
+
+    class Picky(Callback):
+        def setup(self, loop):
+            if refuses:
+                raise ConfigError("not like this")
+
+    model = nn.Linear(2, 2)
+    with unisono.Run(replicas=1) as run:
+        expected = pytest.raises(ConfigError, match="not like this") if refuses else contextlib.nullcontext()
+        with expected:
+            unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss(),
+                            callbacks=[Picky()])  # fmt: skip
+        assert signal.getsignal(signal.SIGVTALRM) is signal.SIG_DFL
+        assert all(thread.name != "callback-watch" for thread in threading.enumerate())
 
 
 def test_the_trainer_watches():

@@ -39,7 +39,10 @@ class Chain:
         self._hooks = {hook: [_Hook(c, hook) for c in here if _overrides(c, hook)] for hook in HOOKS}
         self._may_draw = {hook: any(each.callback.draws for each in found) for hook, found in self._hooks.items()}
         self._watch = Watch(deadline_s)
-        self("setup")
+        try:
+            self("setup")
+        finally:
+            self._watch.close()  # nothing is watched until the training begins, and it may never begin
         for callback in self.callbacks:
             if _overrides(callback, "state_dict"):
                 loop.run.register(f"callback/{name_of(callback)}", callback)
