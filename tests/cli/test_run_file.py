@@ -32,7 +32,7 @@ def planned(monkeypatch, *arguments: str) -> tuple[int, str, dict]:
     """Return exit code, output, and what would be played."""
     seen = {}
 
-    def keep(recipe, workers, as_json, given, watching):
+    def keep(recipe, workers, as_json, given, settings, nodes):
         seen.update({"recipe": recipe, "workers": workers, **given})
 
     monkeypatch.setattr(verb, "_train", keep)

@@ -121,6 +121,7 @@ def test_a_store_that_is_gone(start, boards):
     class Broken:
         def __init__(self, act):
             self.set = lambda key, value: act()
+            self.check = lambda keys: act()
 
     def breaks():
         raise RuntimeError("Connection reset by peer\nstack")

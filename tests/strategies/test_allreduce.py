@@ -59,12 +59,12 @@ def test_the_naive_ring_lets_ranks_drift_apart_and_says_so(world_size):
 
 def test_ranks_that_drift_apart_otherwise_are_stopped():
     """A rank that changes its weights between steps is named."""
+    data = unisono.ArrayDataset(torch.randn(8, 64), torch.arange(8))
 
     def program(transport):
         with unisono.Run(strategy="allreduce", transport=transport) as run:
             model = mlp()
             front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            data = unisono.ArrayDataset(torch.randn(8, 64), torch.arange(8))
             for batch in run.steps(run.loader(data, batch_size=4), epochs=2):
                 run.step(batch, loss_of(front))
                 if batch.step == 2 and run.world.rank == 1:
