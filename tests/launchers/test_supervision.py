@@ -24,9 +24,12 @@ def once(name):
 def test_a_failed_worker_is_replaced(place):
     """All workers start again after one has died; what they are told about the world is the same."""
     body = ONCE + (
-        "if os.environ['RANK'] == '1' and once('died'):\n    os._exit(3)\n"
-        "if os.path.exists('died'): print(os.environ['WORLD_SIZE'], os.environ['UNISONO_REPLICAS'])\n"
-        "else: time.sleep(60)\n"
+        "rank = os.environ['RANK']\n"
+        "if not once('began-' + rank): print(os.environ['WORLD_SIZE'], os.environ['UNISONO_REPLICAS'])\n"
+        "elif rank == '0': time.sleep(60)\n"
+        "else:\n"
+        "    while not os.path.exists('began-0'): time.sleep(0.01)\n"
+        "    os._exit(3)\n"
     )
     result = place.run(body, "-n2", "--max-restarts", "1")
     assert result.returncode == 0, result.stderr
