@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,22 @@ def seconds_to(epochs: Lines, target: float) -> tuple[float, bool]:
 
 
 def seeds_table(job: str, lines: Lines) -> None:
-    """Test accuracy after the last epoch, seed by seed."""
-    print("| | seeds | accuracy after the last epoch | mean | spread |\n|---|---|---|---|---|")
+    """Test accuracy after each epoch: mean and spread over the seeds, and the same of each seed's best epoch."""
+    num_epochs = min(len(line["epochs"]) for line in lines)
+    head = " | ".join(f"epoch {number}" for number in range(1, num_epochs + 1))
+    print(f"| | seeds | {head} | best epoch |\n|---|---|{'---|' * (num_epochs + 1)}")
     for name in names_of(lines):
-        ends = [line["epochs"][-1]["accuracy"] for line in lines if line["name"] == name]
-        spread = f"{statistics.stdev(ends):.4f}" if len(ends) > 1 else "-"
-        listed = ", ".join(f"{accuracy:.4f}" for accuracy in ends)
-        print(f"| {name} | {len(ends)} | {listed} | {statistics.mean(ends):.4f} | {spread} |")
-    print(f"\n{len(lines[0]['epochs'])} epochs of {job}, equal model, batch, optimizer and rate")
+        own = [line["epochs"][:num_epochs] for line in lines if line["name"] == name]
+        curves = [[epoch["accuracy"] for epoch in epochs] for epochs in own]
+        columns = [*zip(*curves, strict=True), [max(curve) for curve in curves]]
+        print(f"| {name} | {len(curves)} | {' | '.join(map(mean_and_spread, columns))} |")
+    print(f"\ntest accuracy of {job} in %, mean ± standard deviation (each seed), at equal settings")
+
+
+def mean_and_spread(accuracies: Sequence[float]) -> str:
+    """Return a table's cell, in %."""
+    spread = f" ± {100 * statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+    return f"{100 * statistics.mean(accuracies):.2f}{spread} ({', '.join(f'{100 * a:.2f}' for a in accuracies)})"
 
 
 def draw(curves: dict[str, Lines], picture: Path) -> None:

@@ -1,8 +1,8 @@
 """Sentiment of film reviews (IMDB): a gated convolutional network, or a bag of words.
 
-Three presets: ``best`` is regularised, ``fast`` is the shortest way to 85 %, ``article`` are the settings of the
-article that the network comes from (Adam 1e-3, gradient norm clipped at 0.1, no regularisation: it overfits from its
-second epoch on).
+Three presets: ``best`` is regularised, ``fast`` is the shortest way to 85 % (one epoch), ``article`` are the settings
+of the article that the network comes from (Adam 1e-3, gradient norm clipped at 0.1, no regularisation: it overfits from
+its second epoch on).
 """
 
 from typing import Any
