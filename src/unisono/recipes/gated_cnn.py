@@ -61,9 +61,8 @@ class GatedCNN(nn.Module):
         feature_dropout: Rate on what the convolutions give in training.
         shift: Training texts begin up to so many tokens late, all of a micro-batch alike: what stands in a window
             differs from epoch to epoch. 0: never.
-        readout: What is read: the mean of the ``last`` convolution; of ``all`` three levels, words and both
-            convolutions (16,384 parameters more); or ``peaks``: these and the largest feature of the first
-            convolution (8,192 more).
+        readout: What is read: the mean of the ``last`` convolution; or of ``all`` three levels, words and both
+            convolutions, and the first one's largest features (24,576 parameters more).
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class GatedCNN(nn.Module):
         dropout: float = 0.0,
         feature_dropout: float = 0.0,
         shift: int = 0,
-        readout: Literal["last", "all", "peaks"] = "last",
+        readout: Literal["last", "all"] = "last",
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, CHANNELS, padding_idx=PAD)
@@ -83,7 +82,7 @@ class GatedCNN(nn.Module):
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
         self.conv1, self.conv2 = GatedConv(), GatedConv()
-        read = CHANNELS * {"last": 1, "all": 3, "peaks": 4}[readout]
+        read = CHANNELS * {"last": 1, "all": 4}[readout]
         self.classify = nn.Sequential(nn.Linear(read, 128), nn.Linear(128, num_classes))
         self.word_dropout, self.dropout, self.feature_dropout = word_dropout, dropout, feature_dropout
         self.shift, self.readout = shift, readout
@@ -98,7 +97,7 @@ class GatedCNN(nn.Module):
         high = drop(self.conv2(low), self.feature_dropout, self.training)
         levels = [(2, high)] if self.readout == "last" else [(0, x), (1, low), (2, high)]
         read = [means(rows, lengths, texts.lengths, level) for level, rows in levels]
-        if self.readout == "peaks":
+        if self.readout == "all":
             read.append(peaks(low, lengths, texts.lengths))
         scores: Tensor = self.classify(drop(torch.cat(read, dim=1), self.dropout, self.training))
         return scores

@@ -57,7 +57,7 @@ def train(options: Options) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
         steps = options.epochs * -(-len(train_set) // options.batch_size)
         trainer = unisono.Trainer(
-            run, model, optimizer, loss=nn.CrossEntropyLoss(), scheduler=one_cycle(optimizer, lr=lr, steps=steps)
+            run, model, optimizer, loss=nn.CrossEntropyLoss(), scheduler=one_cycle(optimizer, steps=steps)
         )
         result = fit(trainer, options, train_set, test_set)
         if data.skipped:

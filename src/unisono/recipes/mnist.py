@@ -73,6 +73,6 @@ def train(options: Options) -> dict[str, Any]:
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
             steps = options.epochs * -(-len(train_set) // options.batch_size)
-            scheduler = one_cycle(optimizer, lr=lr, steps=steps, warm_up=WARM_UP[options.preset_name])
+            scheduler = one_cycle(optimizer, steps=steps, warm_up=WARM_UP[options.preset_name])
         trainer = unisono.Trainer(run, model, optimizer, loss=F.nll_loss, scheduler=scheduler)
         return fit(trainer, options, train_set, test_set)

@@ -50,10 +50,11 @@ def channels_last(model: M) -> M:
 
 
 def one_cycle(
-    optimizer: torch.optim.Optimizer, *, lr: float, steps: int, warm_up: float = 0.3
+    optimizer: torch.optim.Optimizer, *, steps: int, warm_up: float = 0.3
 ) -> torch.optim.lr_scheduler.OneCycleLR:
-    """Return a schedule that rises to `lr` for a share `warm_up` of all `steps`, then falls to nothing.
+    """Return a schedule: a share `warm_up` of all `steps` raises each group's rate to its own, the rest lowers it.
 
     Source: L. Smith, N. Topin, "Super-Convergence", 2018 (torch's implementation).
     """
-    return torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=max(steps, 2), pct_start=warm_up)
+    highest = [group["lr"] for group in optimizer.param_groups]
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, highest, total_steps=max(steps, 2), pct_start=warm_up)
