@@ -12,6 +12,17 @@ GOLDEN = [
     (77, "kill-worker", 0, 1, 0.697),
 ]
 
+GOLDEN_OF_SEVEN = [
+    (6, "resize", 1, 3, 0.906),
+    (22, "stop", 1, 3, 0.779),
+    (26, "resize", 1, 7, 0.658),
+    (28, "resize", 3, 3, 1.096),
+    (38, "stop", 2, 3, 0.653),
+    (51, "resize", 2, 1, 0.737),
+    (54, "resize", 0, 2, 0.553),
+    (64, "stop", 0, 2, 1.164),
+]
+
 
 def test_one_number_repeats_the_schedule():
     """The same seed gives the same faults, another one others."""
@@ -22,10 +33,12 @@ def test_one_number_repeats_the_schedule():
 
 def test_golden_schedule():
     """The draws do not change with Python or numpy: a seed that someone has written down still works."""
-    plan = plan_faults(1, 4, steps=100, workers=2)
-    found = [(fault.step, fault.kind, fault.rank, fault.workers, round(fault.hold_s, 6)) for fault in plan]
-    assert found == GOLDEN
-    assert [fault.number for fault in plan] == [1, 2, 3, 4]
+    few = plan_faults(1, 4, steps=100, workers=2)
+    many = plan_faults(3, 8, steps=100, workers=7, kinds=("stop", "resize"))
+    for plan, golden in ((few, GOLDEN), (many, GOLDEN_OF_SEVEN)):
+        found = [(fault.step, fault.kind, fault.rank, fault.workers, round(fault.hold_s, 6)) for fault in plan]
+        assert found == golden
+        assert [fault.number for fault in plan] == list(range(1, len(plan) + 1))
 
 
 def test_a_run_can_be_full_of_faults():

@@ -220,25 +220,49 @@ def made(*rounds, n=3, holds=None):
     )
 
 
+ONE = [range(1), range(0), range(0)]
+WHERE = "made, round 1 of 1: "
+
+
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (made([Move(0, 1, 0, "copy"), Move(1, 2, 0, "copy")], holds=[range(1), range(0), range(0)]), "rank 1 sends"),
-        (made([Move(0, 1, 2, "copy")]), "rank 0 sends chunk 2"),
-        (made([Move(0, 1, 0, "add")], holds=[range(1), range(0), range(0)]), "rank 1 has no chunk 0 to add to"),
-        (made([Move(0, 1, 0, "forward")], holds=[range(1), range(0), range(0)]), "has no chunk 0 to add to"),
-        (made([Move(0, 2, 0, "copy"), Move(1, 2, 0, "copy")]), "expected one move, or additions"),
-        (made([Move(0, 2, 0, "add"), Move(1, 2, 0, "copy")]), "expected one move, or additions"),
-        (made([Move(0, 2, 0, "add"), Move(0, 2, 0, "add")]), "expected one move, or additions"),
-        (made([Move(0, 3, 0, "copy")]), "expected ranks 0 to 2"),
-        (made([Move(-1, 0, 0, "copy")]), "expected ranks 0 to 2"),
-        (made([Move(1, 1, 0, "add")]), "between two ranks"),
+        (
+            made([Move(0, 1, 0, "copy")], [Move(1, 2, 0, "copy"), Move(1, 0, 1, "copy")], holds=ONE),
+            "made, round 2 of 2: rank 1 sends chunk 1, but holds only [0] before this round. "
+            "Hint: what a round delivers can be sent in the next one.",
+        ),
+        (
+            made([Move(0, 1, 0, "copy"), Move(1, 2, 0, "copy")], holds=ONE),
+            WHERE + "rank 1 sends chunk 0, but holds only [] before this round. "
+            "Hint: what a round delivers can be sent in the next one.",
+        ),
+        (made([Move(0, 1, 0, "add")], holds=ONE), f"{WHERE}rank 1 has no chunk 0 to add to, got {Move(0, 1, 0, 'add')}."),
+        (
+            made([Move(0, 1, 0, "forward")], holds=ONE),
+            f"{WHERE}rank 1 has no chunk 0 to add to, got {Move(0, 1, 0, 'forward')}.",
+        ),
+        *(
+            (
+                made(moves),
+                f"{WHERE}expected one move, or additions from different ranks, into chunk 1 of rank 2, got {moves}.",
+            )
+            for moves in (
+                [Move(0, 2, 1, "copy"), Move(1, 2, 1, "copy")],
+                [Move(0, 2, 1, "add"), Move(1, 2, 1, "copy")],
+                [Move(0, 2, 1, "add"), Move(0, 2, 1, "add")],
+            )
+        ),
+        (made([Move(0, 3, 0, "copy")]), f"{WHERE}expected ranks 0 to 2, got {Move(0, 3, 0, 'copy')}."),
+        (made([Move(-1, 0, 0, "copy")]), f"{WHERE}expected ranks 0 to 2, got {Move(-1, 0, 0, 'copy')}."),
+        (made([Move(1, 1, 0, "add")]), f"{WHERE}expected a move between two ranks, got {Move(1, 1, 0, 'add')}."),
     ],
 )
 def test_impossible_schedules_are_refused(schedule, message):
-    """What a round has not delivered cannot be sent, and two moves cannot fight for one chunk."""
-    with pytest.raises(ConfigError, match=message):
+    """What a round has not delivered cannot be sent, and two moves cannot fight for one chunk: named where it is."""
+    with pytest.raises(ConfigError) as caught:
         simulate(schedule, start(schedule, lambda rank, chunk: 1), lambda left, right: left + right)
+    assert str(caught.value) == message
 
 
 def test_a_round_reads_what_was_there_before_it():

@@ -46,6 +46,15 @@ def test_a_step_is_known_from_its_number():
     assert sampler(1003, 32, seed=1).batch(1).tolist() != forward[1]
 
 
+def test_golden_order():
+    """These batches never change: runs stay comparable between versions. Two full pools and a half one."""
+    samples = ExactSampler(20, 2, 2, seed=7, lengths=np.arange(1, 21), length_pool=4)
+    assert [samples.batch(step).tolist() for step in range(1, 21)] == [
+        *([14, 11], [19, 18], [16, 15], [5, 0], [3, 2], [17, 12], [6, 4], [10, 7], [8, 1], [13, 9]),
+        *([5, 4], [2, 1], [18, 15], [14, 12], [3, 0], [7, 6], [9, 8], [16, 11], [13, 10], [19, 17]),
+    ]
+
+
 def test_the_number_of_replicas_does_not_change_a_batch():
     """Replicas share a batch out; which samples it holds is decided without them."""
     for step in range(1, 20):

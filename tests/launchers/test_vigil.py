@@ -28,9 +28,10 @@ def test_silence_is_noticed_in_time():
 
 
 def test_a_straggler_is_told_of():
-    """A worker that was away for seconds, though not long enough to act, is mentioned when it is back."""
-    found = watch(Vigil(10, 30), 20, beat=lambda rank, now: 5 if rank and 5 <= now < 9 else now)
-    assert found == [(9.0, Back(1, 4.0))]
+    """A worker away for more than 3 seconds, though not long enough to act, is mentioned when it is back."""
+    for back, told in ((9, [(9.0, Back(1, 4.0))]), (8.5, [(8.5, Back(1, 3.5))]), (8, [])):
+        found = watch(Vigil(10, 30), 20, beat=lambda rank, now, back=back: 5 if rank and 5 <= now < back else now)
+        assert found == told
 
 
 def test_standstill_is_reported_ever_more_rarely():
@@ -62,3 +63,11 @@ def test_our_own_absence_is_nobodys_fault():
     assert vigil.look(1000.0, reading) == []
     assert vigil.look(1060.0, reading) == []
     assert vigil.look(1061.0, reading) == []
+
+
+def test_looks_may_be_as_rare_as_2_5_seconds():
+    """So far apart they still count as watching; a little further, and the clock starts anew with each look."""
+    for apart_s, found in ((2.5, [[], [], [Silent(0, 5.0, 1)]]), (2.75, [[], [], []])):
+        vigil = Vigil(5, 0)
+        reading = {0: Reading(beats=1, ticks=1, state=JOINED)}
+        assert [vigil.look(1000 + number * apart_s, reading) for number in range(3)] == found
