@@ -176,6 +176,22 @@ def test_no_round_waits_for_itself(name, n):
             assert len({source for source, _ in pairs}) == len({target for _, target in pairs}) == len(pairs)
 
 
+@pytest.mark.parametrize("n", RANKS)
+def test_a_schedule_says_what_it_is(n):
+    """Its name is the one it was asked by; each rank starts with its own chunk, rank 0 with all, or everyone with all."""
+    own = tuple(range(rank, rank + 1) for rank in range(n))
+    for name in SCHEDULES:
+        schedule = plan(name, n)
+        everything, nothing = range(schedule.num_chunks), range(0)
+        assert (schedule.name, schedule.world_size) == (name, n)
+        if name in ("gather", "all-gather"):
+            assert schedule.holds == own
+        elif name in ("scatter", "broadcast"):
+            assert schedule.holds == (everything, *[nothing] * (n - 1))
+        else:
+            assert schedule.holds == (everything,) * n
+
+
 def test_golden_ring_of_three():
     """The moves of a ring of three, and how each chunk is added up, as on paper."""
     schedule = plan("ring", 3)

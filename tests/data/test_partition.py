@@ -53,6 +53,13 @@ def test_bad_fractions_are_refused(sizes):
         DataPartitioner(range(10), sizes)
 
 
+def test_rounding_errors_are_no_more_than_a_whole():
+    """Fractions that miss 1 by what sums of floats miss it by are a whole."""
+    for sizes in ([0.1] * 10, [1 / 3] * 3, [1 + 1e-9]):
+        parts = DataPartitioner(range(10), sizes)
+        assert sorted(sample for part in parts.partitions for sample in part) == list(range(10))
+
+
 def test_a_partition_is_a_sequence_over_the_data():
     """A part has a length, items, slices and iteration, and reads the data behind it."""
     part = Partition("abcdef", [4, 0, 2])

@@ -170,6 +170,15 @@ def test_the_order_changes_by_itself_and_set_epoch_repeats_it():
     assert all(type(sample) is int for sample in third)
 
 
+def test_the_order_is_the_runs():
+    """Shared out by hand or cut for replicas, an epoch has one order: seed 0 and shuffled unless said otherwise."""
+    for settings in ({}, {"seed": 3}, {"shuffle": False}):
+        shared = DistributedSampler(range(64), 2, 1, **settings)
+        for number in range(2):
+            assert list(shared) == epoch(ExactSampler(64, 64, **settings), number)[1::2]
+    assert epoch(ExactSampler(64, 64), 0) == epoch(ExactSampler(64, 64, seed=0, shuffle=True), 0)
+
+
 @pytest.mark.parametrize(("num_replicas", "rank"), [(2, 2), (2, -1), (0, 0)])
 def test_a_rank_outside_is_refused(num_replicas, rank):
     """A rank must be one of the replicas."""

@@ -46,6 +46,18 @@ def test_silence_explains_standstill():
     assert found == []
 
 
+def test_a_short_silence_does_not_hide_a_standstill():
+    """Up to 3 seconds the clock of a standstill goes on; after a longer silence it starts anew."""
+    for back, at in ((8.5, 30.0), (9.0, 39.0)):
+        found = watch(
+            *(Vigil(100, 30), 45),
+            ranks=(1,),
+            beat=lambda rank, now, back=back: 5 if 5 <= now < back else now,
+            tick=lambda now: 0.5,
+        )
+        assert found == [(back, Back(1, back - 5)), (at, Still(30.0))]
+
+
 def test_zero_turns_both_off():
     """No heartbeat and no hang report where they are not wanted."""
     assert watch(Vigil(0, 0), 100, beat=lambda rank, now: 0, tick=lambda now: 0) == []
