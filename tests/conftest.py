@@ -2,7 +2,7 @@
 
 import os
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # The tests' bits and numbers of ranks are those of the CPU; a test of GPUs makes its own visible.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -11,4 +11,6 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # No deadlines: how long a case takes says how busy the machine is.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, max_examples=2000)
+# `make mutation`: that a test fails is the answer; the smallest case that fails is not asked for.
+settings.register_profile("mutation", derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("same")

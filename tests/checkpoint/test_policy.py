@@ -83,4 +83,13 @@ def test_names_of_files():
         {"model-00001-of-00002.safetensors": ["b"]},
         {"model-00002-of-00002.safetensors": ["a"]},
     ]
+    assert plan_shards({"b": {"x": 1}, "a": {"y": 1}}, 2) == [  # equal sizes in the order of their names
+        {"a-00001-of-00002.safetensors": ["y"]},
+        {"b-00002-of-00002.safetensors": ["x"]},
+    ]
+    assert plan_shards({"none": {}}, 1) == [{"none.safetensors": []}]
+    assert plan_shards({"none": {}}, 2) == [{"none-00001-of-00002.safetensors": []}, {}]
+    for stem in ("model", "my-model", "best-of-three"):
+        for sizes in ({"a": 1}, {"a": 1, "b": 2}):
+            assert {stem_of(file) for share in plan_shards({stem: sizes}, len(sizes)) for file in share} == {stem}
     assert stem_of("model.safetensors") == stem_of("model-00002-of-00004.safetensors") == "model"

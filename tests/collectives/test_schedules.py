@@ -178,12 +178,14 @@ def test_no_round_waits_for_itself(name, n):
 
 @pytest.mark.parametrize("n", RANKS)
 def test_a_schedule_says_what_it_is(n):
-    """Its name is the one it was asked by; each rank starts with its own chunk, rank 0 with all, or everyone with all."""
+    """Its name is the one it was asked by; each rank starts with its own chunk, rank 0 with all, or all with all."""
     own = tuple(range(rank, rank + 1) for rank in range(n))
     for name in SCHEDULES:
         schedule = plan(name, n)
         everything, nothing = range(schedule.num_chunks), range(0)
         assert (schedule.name, schedule.world_size) == (name, n)
+        actions = {move.action for moves in schedule.rounds for move in moves}
+        assert actions <= ({"forward"} if name == "naive-ring" else {"copy", "add"})
         if name in ("gather", "all-gather"):
             assert schedule.holds == own
         elif name in ("scatter", "broadcast"):
@@ -207,7 +209,9 @@ def test_golden_ring_of_three():
 
 def test_golden_naive_ring_of_three():
     """Each rank of the naive ring adds first its own, then its left neighbours', nearest first."""
-    final = simulate(plan("naive-ring", 3), [{0: "0"}, {0: "1"}, {0: "2"}], spell)
+    schedule = plan("naive-ring", 3)
+    assert schedule.rounds == ((Move(0, 1, 0, "forward"), Move(1, 2, 0, "forward"), Move(2, 0, 0, "forward")),) * 2
+    final = simulate(schedule, [{0: "0"}, {0: "1"}, {0: "2"}], spell)
     assert [held[0] for held in final] == ["((0+2)+1)", "((1+0)+2)", "((2+1)+0)"]
 
 
@@ -253,7 +257,10 @@ WHERE = "made, round 1 of 1: "
             WHERE + "rank 1 sends chunk 0, but holds only [] before this round. "
             "Hint: what a round delivers can be sent in the next one.",
         ),
-        (made([Move(0, 1, 0, "add")], holds=ONE), f"{WHERE}rank 1 has no chunk 0 to add to, got {Move(0, 1, 0, 'add')}."),
+        (
+            made([Move(0, 1, 0, "add")], holds=ONE),
+            f"{WHERE}rank 1 has no chunk 0 to add to, got {Move(0, 1, 0, 'add')}.",
+        ),
         (
             made([Move(0, 1, 0, "forward")], holds=ONE),
             f"{WHERE}rank 1 has no chunk 0 to add to, got {Move(0, 1, 0, 'forward')}.",
@@ -291,7 +298,9 @@ def test_a_round_reads_what_was_there_before_it():
 
 def test_wrong_names_and_numbers():
     """An unknown schedule names the nearest; no ranks and missing buffers are refused."""
-    with pytest.raises(ConfigError, match=r"naive-ring.*did you mean 'owner-computes'"):
+    with pytest.raises(
+        ConfigError, match=rf"^expected a schedule: {', '.join(SCHEDULES)}; got 'owner-compute'\. .*did you"
+    ):
         plan("owner-compute", 2)
     for name in SCHEDULES:
         for n in (0, -1):

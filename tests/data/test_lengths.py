@@ -55,6 +55,16 @@ def test_golden_order():
     ]
 
 
+def test_pools_need_an_order_to_sort_and_lengths_to_sort_by():
+    """Unshuffled data keep their batches, data without lengths their random ones; two batches are already a pool."""
+    kept = ExactSampler(20, 4, lengths=np.arange(20), length_pool=5, shuffle=False)
+    assert [sorted(kept.batch(step)) for step in range(1, 6)] == [list(part) for part in cut(20, 5)]
+    for more in ({"length_pool": 5}, {"length_pool": 1, "lengths": np.ones(20, dtype=np.int64)}):
+        assert np.array_equal(ExactSampler(20, 4, **more).batch(2), ExactSampler(20, 4).batch(2))
+    two = ExactSampler(20, 10, lengths=np.arange(20), length_pool=2)
+    assert {min(two.batch(1)), min(two.batch(2))} == {0, 10}
+
+
 def test_the_number_of_replicas_does_not_change_a_batch():
     """Replicas share a batch out; which samples it holds is decided without them."""
     for step in range(1, 20):
@@ -121,8 +131,12 @@ def test_evaluation_is_shared_out_evenly():
 
 
 def test_wrong_lengths_are_refused():
-    """One length per sample."""
-    with pytest.raises(ConfigError, match="expected length_pool >= 0 and 10 lengths"):
-        ExactSampler(10, 2, lengths=np.ones(9, dtype=np.int64))
-    with pytest.raises(ConfigError, match="length_pool=-1"):
-        ExactSampler(10, 2, length_pool=-1)
+    """One length per sample, and no pools of fewer than none."""
+    expected = "expected length_pool >= 0 and 10 lengths, one per sample, got length_pool="
+    for wrong, got in (
+        ({"lengths": np.ones(9, dtype=np.int64), "length_pool": 2}, "2 and 9."),
+        ({"length_pool": -1}, "-1 and None."),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            ExactSampler(10, 2, **wrong)
+        assert str(caught.value) == expected + got

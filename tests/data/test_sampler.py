@@ -44,6 +44,21 @@ def test_permute_needs_no_neighbours(num_samples, key, data):
     assert permute(np.array([place]), num_samples, key)[0] == permutation(num_samples, key)[place]
 
 
+GOLDEN_PERMUTATIONS = {
+    16: [2, 14, 15, 13, 3, 5, 1, 6, 10, 12, 7, 0, 9, 4, 11, 8],
+    33: [
+        *(5, 18, 25, 29, 19, 4, 22, 2, 6, 12, 17, 9, 14, 26, 21, 32, 0),
+        *(1, 16, 3, 10, 31, 15, 24, 28, 23, 8, 20, 7, 13, 30, 27, 11),
+    ],
+}
+
+
+@pytest.mark.parametrize("num_samples", GOLDEN_PERMUTATIONS)
+def test_golden_permutations(num_samples):
+    """The network is as wide as the next power of two, no wider: a power of two itself, and one more."""
+    assert permutation(num_samples, 12345) == GOLDEN_PERMUTATIONS[num_samples]
+
+
 def test_every_bit_of_the_key_counts():
     """No two of the keys that differ in one of 63 bits give one order."""
     orders = {tuple(permutation(40, key)) for key in [5, *(5 ^ (1 << bit) for bit in range(63))]}
@@ -109,6 +124,12 @@ def test_micro_batches_are_the_batch_cut_for_the_replicas(num_samples, batch_siz
     assert batch.dtype == np.int64
 
 
+def test_one_replica_computes_the_whole_batch():
+    """Without a number of replicas a step is one micro-batch."""
+    sampler = ExactSampler(10, 4)
+    assert [micro.tolist() for micro in sampler.micro_batches(1)] == [sampler.batch(1).tolist()]
+
+
 def test_a_step_does_not_depend_on_the_steps_asked_before():
     """Resuming needs the step's number only: any order of questions has the same answers."""
     num_steps = 3 * ExactSampler(40_000, 4096).steps_per_epoch
@@ -117,6 +138,21 @@ def test_a_step_does_not_depend_on_the_steps_asked_before():
     for step in range(num_steps, 0, -1):
         assert np.array_equal(ExactSampler(40_000, 4096, seed=9).batch(step), forward[step])
         assert np.array_equal(walked.batch(step), forward[step])
+
+
+def test_an_order_is_computed_by_blocks(monkeypatch):
+    """16,384 positions at once, whatever part of them a step asks for: what makes a sample cost nanoseconds."""
+    computed = []
+
+    def counted(positions, *rest):
+        computed.append((int(positions[0]), len(positions)))
+        return permute(positions, *rest)
+
+    monkeypatch.setattr("unisono.data.sampler.permute", counted)
+    sampler = ExactSampler(40_000, 4096)
+    for step in (1, 2, 1, 3, 4, 5, 6, 5, 10):
+        sampler.batch(step)
+    assert computed == [(0, 16384), (16384, 16384), (36864, 40_000 - 36864)]
 
 
 def test_a_far_step_of_a_huge_data_set_costs_nothing():
@@ -172,10 +208,10 @@ def test_the_order_changes_by_itself_and_set_epoch_repeats_it():
 
 def test_the_order_is_the_runs():
     """Shared out by hand or cut for replicas, an epoch has one order: seed 0 and shuffled unless said otherwise."""
-    for settings in ({}, {"seed": 3}, {"shuffle": False}):
-        shared = DistributedSampler(range(64), 2, 1, **settings)
+    for more in ({}, {"seed": 3}, {"shuffle": False}):
+        shared = DistributedSampler(range(64), 2, 1, **more)
         for number in range(2):
-            assert list(shared) == epoch(ExactSampler(64, 64, **settings), number)[1::2]
+            assert list(shared) == epoch(ExactSampler(64, 64, **more), number)[1::2]
     assert epoch(ExactSampler(64, 64), 0) == epoch(ExactSampler(64, 64, seed=0, shuffle=True), 0)
 
 

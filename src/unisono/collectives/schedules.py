@@ -117,8 +117,7 @@ def owner_computes(world_size: int) -> Schedule:
     """
     ranks = range(world_size)
     to_owners = [Move(source, owner, owner, "add") for owner in ranks for source in ranks if source != owner]
-    rounds = [to_owners, *_mirrored([to_owners])] if to_owners else []
-    return _build("owner-computes", world_size, world_size, rounds)
+    return _build("owner-computes", world_size, world_size, [to_owners, *_mirrored([to_owners])])
 
 
 def halving_doubling(world_size: int) -> Schedule:
