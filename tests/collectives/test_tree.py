@@ -83,6 +83,18 @@ def test_five_leaves():
     assert combine({(leaf, leaf + 1): str(leaf) for leaf in range(5)}, 5, spell) == "(((0+1)+(2+3))+4)"
 
 
+def test_a_subtree_and_its_last_addition():
+    """One subtree can be asked for; `last` does the one addition at its root and no other."""
+    leaves = {(leaf, leaf + 1): str(leaf) for leaf in range(7)}
+
+    def last(left, right):
+        return f"[{left} and {right}]"
+
+    assert combine(leaves, 7, spell, last) == "[((0+1)+(2+3)) and ((4+5)+6)]"
+    assert combine(leaves, 7, spell, last, root=(4, 7)) == "[(4+5) and 6]"
+    assert combine(leaves, 7, spell, root=(0, 4)) == "((0+1)+(2+3))"
+
+
 def test_the_check_can_fail():
     """Negative control: adding from left to right gives other bits, and another expression."""
     values = random_leaves(8, [64], torch.float32, seed=0)
