@@ -24,6 +24,7 @@ def test_sigkill_of_the_launcher(place, note):
     place.wait_gone(pids, 2.0)
 
 
+@pytest.mark.slow
 def test_sigkill_of_the_launcher_in_a_collective(place, note):
     """A worker blocked inside a gloo collective dies with its launcher, too."""
     body = (
