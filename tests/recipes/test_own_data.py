@@ -83,7 +83,8 @@ def test_own_texts_are_learnt(tmp_path, reviews):
 def test_the_order_by_length_is_exact(tmp_path, reviews):
     """A second run, also with loader processes, has the same bits; another pool has others."""
     plain, again, other = (
-        texts(tmp_path, reviews, epochs=1, **more)["fingerprint"] for more in ({}, {"num_workers": 2}, {"length_pool": 5})
+        texts(tmp_path, reviews, epochs=1, **more)["fingerprint"]
+        for more in ({}, {"num_workers": 2}, {"length_pool": 5})
     )
     assert plain == again != other
 
@@ -144,8 +145,8 @@ def own_pictures(tmp_path_factory):
     return folder
 
 
-# A rank of several is a thread, and forking loader processes from a thread ends some of them by SIGSEGV when other tests
-# run beside these (seen with Python 3.11): the quick worlds do not.
+# A rank of several is a thread, and forking loader processes from a thread ended some of them by SIGSEGV where other
+# tests ran beside these (Python 3.11): the quick worlds do not.
 QUICK = [(1, 0), (1, 1), (2, 0), (3, 0)]
 EVERY = [(ranks, loaders) for ranks in (1, 2, 3, 4) for loaders in (0, 1, 2)]
 
