@@ -38,7 +38,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def train(*arguments: str) -> tuple[int, str, str]:
     process = start(*arguments)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=220)
     return process.returncode, out, err
 
 

@@ -33,7 +33,7 @@ def verify(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
     strange = re.compile(r"RANK|WORLD_SIZE|MASTER_.*|(UNISONO|SLURM|OMPI|LOCAL)_.*|(OMP|MKL)_NUM_THREADS")
     env = {name: value for name, value in os.environ.items() if not strange.fullmatch(name)}
     command = [sys.executable, "-m", "unisono", "verify", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=220, check=False)
 
 
 def is_said(answer: dict, workers: list[int]) -> bool:
