@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 
-.PHONY: help install train test test-slow faults cluster test-all check docs format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults cluster test-all coverage check docs format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -37,6 +37,13 @@ cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
 test-all: test test-slow  ## every test
+
+coverage: $(STAMP)  ## lines of src that the default tests reach, in all their processes; fails below 90 %
+	@mkdir -p build/coverage
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -m 'not slow and not cluster'
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report
 
 check: $(STAMP)  ## style, types, and the law of imports
 	$(BIN)/ruff check .

@@ -65,15 +65,17 @@ def test_every_example_compiles_and_says_what_to_expect(path, tmp_path):
         assert re.search(r"Expect .* on\s+2 cores", text.split('"""')[1], re.S)
 
 
-@pytest.mark.parametrize("program", ["tour/words.py", "tour/components.py"])
-def test_quick_stops_of_the_tour(program, tmp_path):
-    """They check what they tell by assertions of their own."""
-    assert run(program, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ["tour/from_scratch.py", "tour/strategies.py", "tour/text_on_many.py"])
-def test_long_stops_of_the_tour(program, tmp_path):
+@pytest.mark.parametrize(
+    "program",
+    [
+        "tour/words.py",
+        *(
+            pytest.param(f"tour/{name}.py", marks=pytest.mark.slow)
+            for name in ("components", "from_scratch", "strategies", "text_on_many")
+        ),
+    ],
+)
+def test_stops_of_the_tour(program, tmp_path):
     """They check what they tell by assertions of their own."""
     assert run(program, tmp_path)
 

@@ -1,15 +1,12 @@
 """Run files: defaults from TOML, the command line wins, what a run was played with gives the same run again."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from cli.test_train import environment
 from unisono.cli import train as verb
 from unisono.cli.run_file import describe_run_file, read_run_file
 from unisono.recipes.catalog import Options
@@ -100,14 +97,13 @@ def test_what_is_written_is_read_back(tmp_path):
     assert Options(**found, out="elsewhere", strategy=strategy) == options
 
 
-def test_a_run_is_repeated_from_its_directory(tmp_path):
+def test_a_run_is_repeated_from_its_directory(tmp_path, here):
     """The fingerprint of `--config RUN` is the run's own; other settings on top give another."""
 
     def play(*arguments: str) -> dict:
-        command = [sys.executable, "-m", "unisono", "train", *arguments, "-n", "1", "--json"]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        result = CliRunner().invoke(verb.train, [*arguments, "-n", "1", "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout.splitlines()[-1])
 
     settings = ("--limit", "60", "--epochs", "1", "--batch-size", "20", "--replicas", "2", "--seed", "4")
     first = play("digits", *settings, "--out", str(tmp_path / "run"))

@@ -17,6 +17,8 @@ from unisono.placement import place_evenly
 from unisono.world import World
 
 LAYOUTS = {3: ["aab", "abb"], 4: ["aabb", "aaab", "abbc"], 5: ["aaabb", "abbbb", "aabcc"]}
+QUICK = 4
+"""The world size that the default tests play: on it, fewer numbers of replicas."""
 LENGTH = 5003
 
 
@@ -24,7 +26,7 @@ def compare(transport: Transport, flat: Transport) -> tuple[list[str], bool]:
     """Reduce every case over both; return what differs, and whether another order would have been seen."""
     wrong, serial_differs, size = [], False, transport.world_size
     for replicas, leaves in CASES:
-        if size > replicas or leaves < 1:
+        if size > replicas or leaves < 1 or (size == QUICK and replicas not in (QUICK, 13)):
             continue
         uneven = [*range(size), replicas]
         placements = [place_evenly(replicas, size), [range(uneven[r], uneven[r + 1]) for r in range(size)]]

@@ -170,7 +170,8 @@ import torch
 seen = []
 for number, asked in enumerate(ASKED):
     # A place of their own for each: a rank may be early and still meet the server that is about to go.
-    place = {"rank": int(os.environ["RANK"]), "world_size": 2, "init_method": f"file://{os.getcwd()}/store-{number}"}
+    world = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    place = {**world, "init_method": f"file://{os.getcwd()}/store-{number}"}
     init_process_group(**asked, **(place if number else {}))
     value = torch.ones(2)
     dist.all_reduce(value)
@@ -186,10 +187,10 @@ if os.environ["RANK"] == "0":
 """
 
 
-def run_script(folder, asked, refused, *options):
-    """Run the script on two ranks, and return what rank 0 has seen."""
+def run_script(folder, asked, refused, *options, workers=2):
+    """Run the script, and return what rank 0 has seen."""
     (folder / "script.py").write_text(SCRIPT.replace("ASKED", repr(asked)).replace("REFUSED", repr(refused)))
-    command = [sys.executable, "-m", "unisono", "run", "-n", "2", "--output", "leader", *options, "script.py"]
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(workers), "--output", "leader", *options, "script.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -205,7 +206,7 @@ def test_a_script_that_asks_for_gloo(tmp_path):
 
 def test_a_script_without_the_option(tmp_path):
     """The control: without the option the same script gets what it asks for."""
-    assert run_script(tmp_path, [{"backend": "gloo"}], None) == [["gloo", "gloo", "gloo", [2.0, 2.0]]]
+    assert run_script(tmp_path, [{"backend": "gloo"}], None, workers=1) == [["gloo", "gloo", "gloo", [1.0, 1.0]]]
 
 
 def test_whose_place_it_takes():

@@ -45,7 +45,7 @@ def test_only_the_owner_closes(world_size):
 
 def test_several_groups_one_after_the_other():
     """A program may connect, close and connect again: several runs in one launch."""
-    assert run_processes(meet_again_and_again, 3) == [[[0, 1, 2]] * 4] * 3
+    assert run_processes(meet_again_and_again, 2) == [[[0, 1]] * 4] * 2
 
 
 @pytest.mark.parametrize("world_size", SIZES)

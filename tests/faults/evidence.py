@@ -81,7 +81,7 @@ class Theatre:
 
     def wait_for_step(self, step: int, workers: int = 2) -> list[Reading]:
         """Wait until all workers have begun `step`."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 150
         while True:
             found = self.readings()
             if len(found) == workers and all(reading.step >= step and reading.is_joined for reading in found):

@@ -17,7 +17,7 @@ def rows(text: str) -> dict[int, str]:
 def missing(text: str) -> list[str]:
     """Return the tests that are named but do not exist."""
     defined: dict[str, set[str]] = {}
-    for file, _ in NAME.findall(text):
+    for file in sorted({file for file, _ in NAME.findall(text)}):
         path = TESTS / file
         tree = ast.parse(path.read_text()) if path.exists() else ast.Module(body=[], type_ignores=[])
         defined[file] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

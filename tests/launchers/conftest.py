@@ -55,13 +55,13 @@ class Place:
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.finish(self.popen(sys.executable, *arguments))
 
-    def finish(self, process: subprocess.Popen[bytes], timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def finish(self, process: subprocess.Popen[bytes], timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         out, err = process.communicate(timeout=timeout_s)
         # Decoded here: text mode would turn a carriage return into a newline.
         out, err = (out or b"").decode(), (err or b"").decode()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def wait_files(self, pattern: str, count: int, timeout_s: float = 40) -> list[int]:
+    def wait_files(self, pattern: str, count: int, timeout_s: float = 120) -> list[int]:
         """Wait for `count` files that each hold a number (written in one rename), and return the numbers."""
 
         def found() -> list[Path]:

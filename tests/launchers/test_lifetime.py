@@ -24,6 +24,7 @@ def test_sigkill_of_the_launcher(place, note):
     place.wait_gone(pids, 2.0)
 
 
+@pytest.mark.slow
 def test_sigkill_of_the_launcher_in_a_collective(place, note):
     """A worker blocked inside a gloo collective dies with its launcher, too."""
     body = (
@@ -90,7 +91,7 @@ def test_ctrl_c(place, note):
     pids = place.wait_files("pid-*[0-9]", 6)
     start = time.monotonic()
     launcher.send_signal(signal.SIGINT)
-    result = place.finish(launcher, 20)
+    result = place.finish(launcher)
     assert result.returncode == 130
     assert time.monotonic() - start < 4
     assert (result.stdout, result.stderr) == ("", "")
@@ -106,7 +107,7 @@ def test_second_ctrl_c(place, note):
     place.wait_files("asked-*[0-9]", 2)
     start = time.monotonic()
     launcher.send_signal(signal.SIGINT)
-    assert place.finish(launcher, 20).returncode == 130
+    assert place.finish(launcher).returncode == 130
     assert time.monotonic() - start < 3  # the grace is 5
     place.wait_gone(pids, 1.0)
 
@@ -118,7 +119,7 @@ def test_ctrl_c_against_deaf_workers(place, note):
     pids = place.wait_files("pid-*[0-9]", 2)
     start = time.monotonic()
     launcher.send_signal(signal.SIGINT)
-    assert place.finish(launcher, 20).returncode == 130
+    assert place.finish(launcher).returncode == 130
     assert 4.5 < time.monotonic() - start < 8
     place.wait_gone(pids, 1.0)
 
@@ -132,7 +133,7 @@ def test_polite_signals(place, note, signum, code):
     launcher = place.start(body + PID + WAIT, "-n2")
     pids = place.wait_files("pid-*[0-9]", 2)
     launcher.send_signal(signum)
-    result = place.finish(launcher, 20)
+    result = place.finish(launcher)
     assert result.returncode == code
     assert sorted(result.stdout.splitlines()) == ["[rank 0] saved", "[rank 1] saved"]
     place.wait_gone(pids, 1.0)

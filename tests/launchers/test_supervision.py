@@ -119,7 +119,7 @@ def test_a_signal_between_attempts_is_heard(place, note):
     )  # fmt: skip
     place.wait_files("pid-*[0-9]", 3)
     launcher.send_signal(signal.SIGINT)
-    assert place.finish(launcher, 20).returncode == 130
+    assert place.finish(launcher).returncode == 130
 
 
 class FailingPopen:

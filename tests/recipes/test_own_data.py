@@ -65,9 +65,9 @@ def result_of(tmp_path, **options) -> dict:
     return json.loads((tmp_path / chosen.out / "result.json").read_text())
 
 
-def texts(tmp_path, reviews, **more) -> dict:
+def texts(tmp_path, reviews, *, epochs=4, **more) -> dict:
     return result_of(
-        tmp_path, recipe="text", model="bag", epochs=4, batch_size=20, data=str(reviews), text_column="review",
+        tmp_path, recipe="text", model="bag", epochs=epochs, batch_size=20, data=str(reviews), text_column="review",
         label_column="mark", skip_broken=True, lr=0.05, **more,
     )  # fmt: skip
 
@@ -80,12 +80,13 @@ def test_own_texts_are_learnt(tmp_path, reviews):
     assert result["metrics"]["train_texts_cut"] > 50
 
 
-@pytest.mark.parametrize("more", [{"length_pool": 5}, {"num_workers": 2}])
-def test_the_order_by_length_is_exact(tmp_path, reviews, more):
+def test_the_order_by_length_is_exact(tmp_path, reviews):
     """A second run, also with loader processes, has the same bits; another pool has others."""
-    plain = texts(tmp_path, reviews)
-    again = texts(tmp_path, reviews, **more)
-    assert (plain["fingerprint"] == again["fingerprint"]) == ("num_workers" in more)
+    plain, again, other = (
+        texts(tmp_path, reviews, epochs=1, **more)["fingerprint"]
+        for more in ({}, {"num_workers": 2}, {"length_pool": 5})
+    )
+    assert plain == again != other
 
 
 def test_own_images_are_learnt(tmp_path):
@@ -144,17 +145,23 @@ def own_pictures(tmp_path_factory):
     return folder
 
 
-QUICK = [(1, 0), (2, 1), (3, 0), (4, 0)]
+# A rank of several is a thread, and forking loader processes from a thread ended some of them by SIGSEGV where other
+# tests ran beside these (Python 3.11): the quick worlds do not.
+QUICK = [(1, 0), (1, 1), (2, 0), (3, 0)]
 EVERY = [(ranks, loaders) for ranks in (1, 2, 3, 4) for loaders in (0, 1, 2)]
+
+
+def train_as(ranks, folder: Path, loaders: int, *, is_moved: bool = False) -> list[str]:
+    """Return what each rank finds; a rank alone is this process."""
+    if ranks == 1:
+        return [train_pictures("auto", folder, loaders, is_moved=is_moved)]
+    return run_ranks(lambda transport: train_pictures(transport, folder, loaders, is_moved=is_moved), ranks)
 
 
 @pytest.mark.parametrize("worlds", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)])
 def test_own_images_are_the_same_for_ranks_and_loaders(own_pictures, worlds):
     """1 to 4 ranks, 0 to 2 loader processes each, augmented: one fingerprint on every rank."""
-    found = [
-        set(run_ranks(lambda transport: train_pictures(transport, own_pictures, loaders), ranks))  # noqa: B023
-        for ranks, loaders in worlds
-    ]
+    found = [set(train_as(ranks, own_pictures, loaders)) for ranks, loaders in worlds]
     assert found == [found[0]] * len(worlds)
     assert len(found[0]) == 1
 
@@ -163,9 +170,8 @@ def test_own_images_are_the_same_for_ranks_and_loaders(own_pictures, worlds):
 def test_the_comparison_of_worlds_can_fail(own_pictures, world):
     """Negative control: changes that depend on the rank, or on the loader process, have other bits."""
     ranks, loaders = world
-    alone = train_pictures("auto", own_pictures, 0, is_moved=True)
-    moved = run_ranks(lambda transport: train_pictures(transport, own_pictures, loaders, is_moved=True), ranks)
-    assert alone not in moved
+    (alone,) = train_as(1, own_pictures, 0, is_moved=True)
+    assert alone not in train_as(ranks, own_pictures, loaders, is_moved=True)
 
 
 @pytest.mark.slow

@@ -45,13 +45,13 @@ def figure(monkeypatch):
 @pytest.mark.parametrize(
     "given",
     [
-        rows(),
+        pytest.param(rows(), marks=pytest.mark.slow),
         rows(ranks=(2, 4)),
-        rows(sizes=(64,)),
+        pytest.param(rows(sizes=(64,)), marks=pytest.mark.slow),
         [row("barrier", "shm", 0, 1e-5)],
         [row("all_reduce", "shm", 4096, 1e-5)],
         [row("a$^{", "b\n$_{" * 20, 4096, 1e-5)],
-        rows(sizes=[1 << k for k in range(10, 29)]),
+        pytest.param(rows(sizes=[1 << k for k in range(10, 29)]), marks=pytest.mark.slow),
     ],
     ids=["plain", "two-worlds", "one-size", "barrier-only", "no-limit", "hostile-names", "many-sizes"],
 )

@@ -75,19 +75,19 @@ def loss_of(model: nn.Module) -> Callable[[Any], Tensor]:
 
 
 def learns(transport: Transport | None, case: str, data: str) -> dict[str, bool]:
-    """Train digits with the trainer: above 95 %, with the metrics of the weights that it leaves, equal on all ranks."""
+    """Train digits with the trainer: above 90 %, with the metrics of the weights that it leaves, equal on all ranks."""
     with run_of(transport, case) as run:
         model = mlp()
         trainer = unisono.Trainer(run, model, torch.optim.Adam(model.parameters(), lr=8e-3), loss=nn.CrossEntropyLoss())
         test_set = digits_for_test(data)
-        result = trainer.fit(digits(data, 1437), epochs=6, batch_size=64, test_set=test_set, show_progress=False)
+        result = trainer.fit(digits(data, 1437), epochs=3, batch_size=64, test_set=test_set, show_progress=False)
         accuracy = result["metrics"]["test_accuracy"]
         told = run.transport.all_gather_json([result["fingerprint"], result["metrics"]])
         right = torch.tensor(0)
         with run._prepared().strategy.reading(), torch.no_grad():  # all ranks, in equal calls
             right = (trainer.model(test_set.arrays[0]).argmax(1) == test_set.arrays[1]).sum()
         return {
-            "above 95 %": accuracy > 0.95,
+            "above 90 %": accuracy > 0.9,
             "ranks agree": all(item == told[0] for item in told),
             "evaluation": abs(accuracy - int(right) / len(test_set)) < 1e-12,
             "strategy": result["strategy"] == CASES[case][0],
