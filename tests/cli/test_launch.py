@@ -142,11 +142,11 @@ def test_kubectl_is_given_the_manifests_and_the_job_is_followed(script, tmp_path
     state = {"terminated": {"exitCode": 4, "reason": "Error", "finishedAt": "2026-11-21T10:00:09Z"}}
     made = {"name": "train", "creationTimestamp": "2026-11-21T10:00:00Z"}
     why = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
-    containers = [{"name": "node", "state": state}]
+    ended = [{"name": "node", "state": state}]
     items = [
         {"kind": "Job", "metadata": made, "status": {"conditions": [why]}},
-        {"kind": "Pod", "metadata": {**made, "name": "p0"}, "status": {"phase": "Failed", "containerStatuses": containers}},
-    ]  # fmt: skip
+        {"kind": "Pod", "metadata": {**made, "name": "p0"}, "status": {"phase": "Failed", "containerStatuses": ended}},
+    ]
     (tmp_path / "state").write_text(json.dumps({"items": items}))
     (tmp_path / "kubectl").write_text(
         f"""#!/bin/bash

@@ -64,16 +64,18 @@ class Pod:
 
     def packed(self) -> dict:
         """Return it as the API does."""
-        ended = {"exitCode": self.code, "reason": "Error" if self.code else "Completed", "finishedAt": self.finished}
-        state = {"running": {"startedAt": self.made}} if self.code is None else {"terminated": ended}
-        phase = "Running" if self.code is None else "Failed" if self.code else "Succeeded"
+        code = self.code  # asked once: it may end meanwhile
+        ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": self.finished}
+        state = {"running": {"startedAt": self.made}} if code is None else {"terminated": ended}
+        phase = "Running" if code is None else "Failed" if code else "Succeeded"
+        metadata = {"name": self.name, "namespace": "default", "labels": self.labels, "creationTimestamp": self.made}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": self.name, "namespace": "default", "labels": self.labels, "creationTimestamp": self.made},
+            "metadata": metadata,
             "spec": {"nodeName": "here", "containers": [{"name": "node", "image": "it"}]},
             "status": {"phase": phase, "containerStatuses": [{"name": "node", "state": state}]},
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -135,33 +137,38 @@ class LittleCluster:
         url = urlparse(request.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         self.seen.append(f"{request.command} {request.path}")
+        parts = url.path.strip("/").split("/")
         if self.outages:
             self.outages -= 1
-            return self._refuse(request, 503, "ServiceUnavailable", "the server is currently unable to handle it")
-        parts = url.path.strip("/").split("/")
-        if "namespaces" not in parts:
-            return self._discover(request, parts)
-        _, plural, *rest = parts[parts.index("namespaces") + 1 :]
-        if rest[1:] == ["log"]:
-            return self._log(request, rest[0], query)
-        with self._lock:
-            self._control()
-            if request.command == "POST":
-                return self._create(request, plural, json.loads(body))
-            if request.command == "DELETE":
-                return self._delete(request, plural, rest[0])
-            found = self._list(plural)
-        if rest:
-            if rest[0] in found:
-                return self._send(request, 200, found[rest[0]])
-            return self._refuse(request, 404, "NotFound", f'{plural} "{rest[0]}" not found')
-        wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
-        fits = [one for one in found.values() if wanted.items() <= one["metadata"].get("labels", {}).items()]
-        version, kind = KINDS[plural]
-        self._send(request, 200, {"apiVersion": version, "kind": f"{kind}List", "metadata": {}, "items": fits})
+            self._refuse(request, 503, "ServiceUnavailable", "the server is currently unable to handle the request")
+        elif "namespaces" not in parts:
+            self._discover(request, parts)
+        else:
+            _, plural, *rest = parts[parts.index("namespaces") + 1 :]
+            if rest[1:] == ["log"]:
+                self._log(request, rest[0], query)
+            else:
+                with self._lock:
+                    self._control()
+                    self._serve(request, plural, rest[0] if rest else "", query, body)
 
-    def _list(self, plural: str) -> dict[str, dict]:
-        return {name: pod.packed() for name, pod in self.pods.items()} if plural == "pods" else self.objects[plural]
+    def _serve(
+        self, request: BaseHTTPRequestHandler, plural: str, name: str, query: dict[str, str], body: bytes
+    ) -> None:
+        found = {key: pod.packed() for key, pod in self.pods.items()} if plural == "pods" else self.objects[plural]
+        if request.command == "POST":
+            self._create(request, plural, json.loads(body))
+        elif name and name not in found:
+            self._refuse(request, 404, "NotFound", f'{plural} "{name}" not found')
+        elif request.command == "DELETE":
+            self._delete(request, plural, name)
+        elif name:
+            self._send(request, 200, found[name])
+        else:
+            wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+            fits = [one for one in found.values() if wanted.items() <= one["metadata"].get("labels", {}).items()]
+            version, kind = KINDS[plural]
+            self._send(request, 200, {"apiVersion": version, "kind": f"{kind}List", "metadata": {}, "items": fits})
 
     def _create(self, request: BaseHTTPRequestHandler, plural: str, made: dict) -> None:
         name = made["metadata"]["name"]
@@ -173,9 +180,6 @@ class LittleCluster:
         self._send(request, 201, made)
 
     def _delete(self, request: BaseHTTPRequestHandler, plural: str, name: str) -> None:
-        if name not in self.objects[plural]:
-            self._refuse(request, 404, "NotFound", f'{plural} "{name}" not found')
-            return
         gone = self.objects[plural].pop(name)
         if plural == "jobs":
             for pod in list(self.pods.values()):
@@ -199,9 +203,7 @@ class LittleCluster:
                 made = f"{name}-{index}-{len(self.pods):05d}"
                 self.pods[made] = Pod(made, index, job, self._environment)
             if not missing and all(pod.code == 0 for pod in own if pod not in failures):
-                job["status"] = _condition(
-                    "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
-                )
+                job["status"] = _condition("Complete", "CompletionsReached", "Reached the expected number of pods")
 
     def _log(self, request: BaseHTTPRequestHandler, name: str, query: dict[str, str]) -> None:
         pod = self.pods[name]

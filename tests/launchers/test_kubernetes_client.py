@@ -4,8 +4,8 @@ import json
 import threading
 
 import pytest
-
 from test_kubernetes_state import ended, job, pod
+
 from unisono.errors import LaunchError
 from unisono.launchers.following import PATIENCE
 from unisono.launchers.kubernetes import KubernetesJob
@@ -17,7 +17,7 @@ RUNNING = {"running": {}}
 DONE = job(("Complete", "True", "CompletionsReached", ""))
 FAILED = job(("Failed", "True", "BackoffLimitExceeded", ""))
 
-# `get` gives one prepared answer after the other, the last one for ever; `logs` what lies there for the pod's n-th call.
+# `get` gives one prepared answer after the other, the last one for ever; `logs` what lies there for its n-th call.
 KUBECTL = """#!/bin/bash
 here=$(dirname "$0"); echo "$*" >> "$here/asked"
 [ "$1" = -n ] && shift 2
@@ -143,7 +143,7 @@ def test_nobody_reads_the_output(kubectl):
 
 
 def test_a_refusal_names_what_was_made_before(tmp_path, monkeypatch):
-    """kubectl makes what it can: the reader must know of the rest."""
+    """It makes what it can before: the reader must know of the rest."""
     tool = tmp_path / "kubectl"
     tool.write_text(
         "#!/bin/bash\ncat > /dev/null; echo 'service/train created'; "

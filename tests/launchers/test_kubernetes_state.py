@@ -1,5 +1,6 @@
 """What kubectl says of a job and its pods, in the published form; the real kubectl says it in tests/cluster."""
 
+import itertools
 import json
 
 import pytest
@@ -124,7 +125,7 @@ def test_each_change_is_told_once():
         pod("train-1-fghij", "Failed", index="1", state=ended(3)),
     )
     states = [None, first, first, second, second, third, last]
-    told = [news("train", before, now) for before, now in zip(states, states[1:], strict=False)]
+    told = [news("train", before, now) for before, now in itertools.pairwise(states)]
     assert told == [
         ["pod train-0-abcde: pending (ContainerCreating)"],
         [],
