@@ -73,7 +73,7 @@ def test_the_shell_completes(asked):
     assert recipes == ["digits"]
     assert files == ["x"]
     assert "--batch-size" in options
-    assert set(benches) == {"collectives", "scaling", "strategies", "tune"}
+    assert set(benches) == {"collectives", "links", "scaling", "strategies", "tune"}
     assert {"--help", "--version"} <= set(flags)
 
 

@@ -25,6 +25,18 @@ MARK_VARIABLE = "UNISONO_STOPPED"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _VALUE = re.compile(r"[\w.:@%+,=/\[\]*()|&!-]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
+# Those whose slips would be found only when the job is sent, if at all: a wrong array is one task.
+_FORMS = {
+    "time": (
+        re.compile(r"\d+(:\d\d?){0,2}|\d+-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE", re.IGNORECASE),
+        "minutes (90), hours:minutes:seconds (12:00:00) or days-hours:minutes:seconds (1-00:00:00)",
+    ),
+    "mem": (re.compile(r"\d+[KMGT]?", re.IGNORECASE), "a size such as 64G; 0 for all of the machine"),
+    "array": (
+        re.compile(r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?"),
+        "indices such as 0-3, 0-15:4 or 1,3,7, perhaps with %2 for two at a time",
+    ),
+}
 _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"}
     | {"OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
@@ -85,6 +97,10 @@ class SlurmJob:
                     f"expected the value of --{name} in characters that sbatch takes as they are, got {value!r}. "
                     "Hint: no spaces, quotes or line breaks."
                 )
+        for name, value in {**self.options, **({} if self.array is None else {"array": self.array})}.items():
+            form, words = _FORMS.get(name, (None, ""))
+            if form and not form.fullmatch(value):
+                raise ConfigError(f"expected --{name} as {words}, got {value!r}.")
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
                 raise ConfigError(f"expected --env NAME=VALUE with a variable's name, got {name!r}.")
