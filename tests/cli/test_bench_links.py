@@ -18,7 +18,7 @@ def test_names_of_ways():
     """The exact step is always measured: all are compared with it; a slip is answered with what was meant."""
     assert parse_ways(None) == list(WAYS)
     assert parse_ways("local_sgd,bf16") == ["exact", "local_sgd", "bf16"]
-    with pytest.raises(ConfigError, match="got 'local-sgd'. Hint: did you mean 'local_sgd'"):
+    with pytest.raises(ConfigError, match=r"got 'local-sgd'\. Hint: did you mean 'local_sgd'"):
         parse_ways("local-sgd")
     assert CliRunner().invoke(bench, ["links", "digits", "--ways", "x"]).exit_code == 2
 
@@ -34,7 +34,7 @@ def test_the_table():
     """Median, range, what to type; the proposed one is marked."""
     lines = table({"exact": [10.0, 30.0, 20.0], "bf16": [4000.0]}, "bf16")
     assert lines == [
-        "           20 samples/s (10-30)  exact",
+        "          20 samples/s (10-30)  exact",
         " *     4,000 samples/s (4,000-4,000)  bf16       --strategy ddp --comm-hook bf16",
     ]
 

@@ -91,16 +91,8 @@ class SlurmJob:
             )
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"expected a job name of letters, digits, '.', '_' and '-', got {self.name!r}.")
-        for name, value in {**self.options, "array": self.array or "-", "logs": self.logs, "chdir": self.chdir}.items():
-            if not _VALUE.fullmatch(value):
-                raise ConfigError(
-                    f"expected the value of --{name} in characters that sbatch takes as they are, got {value!r}. "
-                    "Hint: no spaces, quotes or line breaks."
-                )
-        for name, value in {**self.options, **({} if self.array is None else {"array": self.array})}.items():
-            form, words = _FORMS.get(name, (None, ""))
-            if form and not form.fullmatch(value):
-                raise ConfigError(f"expected --{name} as {words}, got {value!r}.")
+        _check_values({**self.options, **({} if self.array is None else {"array": self.array})})
+        _check_values({"logs": self.logs, "chdir": self.chdir})
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
                 raise ConfigError(f"expected --env NAME=VALUE with a variable's name, got {name!r}.")
@@ -111,6 +103,16 @@ class SlurmJob:
     def log(self) -> str:
         """The output file, in Slurm's notation."""
         return f"{self.logs}/{self.name}-{'%j' if self.array is None else '%A_%a'}.log"
+
+
+def _check_values(options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise ConfigError(f"expected --option NAME=VALUE with the name of one of sbatch's options, got {name!r}.")
+        form, words = _FORMS.get(name, (_VALUE, "characters that sbatch takes as they are"))
+        if not form.fullmatch(value):
+            hint = " Hint: no spaces, quotes or line breaks." if form is _VALUE else ""
+            raise ConfigError(f"expected the value of --{name} as {words}, got {value!r}.{hint}")
 
 
 def render(job: SlurmJob) -> str:
