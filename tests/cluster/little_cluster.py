@@ -22,6 +22,8 @@ RESOURCES = {
     "batch/v1": [("jobs", "Job")],
     "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy")],
 }
+# What kubectl before 1.27 checks fields by: OpenAPI 2 as a protocol buffer, with version and title, and no path.
+EMPTY_OPENAPI = b"\x0a\x032.0" + b"\x12\x0b" + b"\x0a\x06little" + b"\x12\x011" + b"\x42\x00"
 KINDS = {plural: (version, kind) for version, found in RESOURCES.items() for plural, kind in found}
 
 
@@ -242,7 +244,9 @@ class LittleCluster:
             if "/" in version
         ]
         version = "/".join(parts[1:])
-        if parts == ["openapi", "v3"]:
+        if parts == ["openapi", "v2"]:
+            self._send_bytes(request, 200, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf", EMPTY_OPENAPI)
+        elif parts == ["openapi", "v3"]:
             urls = {("apis/" if "/" in each else "api/") + each for each in RESOURCES}
             self._send(request, 200, {"paths": {url: {"serverRelativeURL": f"/openapi/v3/{url}"} for url in urls}})
         elif parts[:2] == ["openapi", "v3"]:
@@ -263,12 +267,14 @@ class LittleCluster:
             self._refuse(request, 404, "NotFound", "there is no such thing here")
 
     def _send(self, request: BaseHTTPRequestHandler, code: int, value: dict) -> None:
-        text = json.dumps(value).encode()
+        self._send_bytes(request, code, "application/json", json.dumps(value).encode())
+
+    def _send_bytes(self, request: BaseHTTPRequestHandler, code: int, kind: str, content: bytes) -> None:
         request.send_response(code)
-        request.send_header("Content-Type", "application/json")
-        request.send_header("Content-Length", str(len(text)))
+        request.send_header("Content-Type", kind)
+        request.send_header("Content-Length", str(len(content)))
         request.end_headers()
-        request.wfile.write(text)
+        request.wfile.write(content)
 
     def _refuse(self, request: BaseHTTPRequestHandler, code: int, reason: str, message: str) -> None:
         status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message}

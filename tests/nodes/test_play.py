@@ -227,6 +227,21 @@ def test_programs_of_others_on_two_hosts(hosts):
 
 
 @pytest.mark.slow
+def test_two_hosts_meet_over_ipv6(hosts):
+    """An endpoint in brackets: the workers are told of the same address and interface."""
+    try:
+        port = free_port("::1")
+    except OSError as error:
+        pytest.skip(f"there is no IPv6 loopback here: {error}")
+    hosts.endpoint = f"[::1]:{port}"
+    script = hosts.folder / "told.py"
+    script.write_text("import os; print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])")
+    pair = [hosts.start("ab"[rank], rank=rank, script=script) for rank in (0, 1)]
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert [host.out_file.read_text() for host in pair] == [f"[rank {rank}] ::1 lo\n" for rank in (0, 1)]
+
+
+@pytest.mark.slow
 def test_each_host_chooses_its_own_gpus(hosts):
     """Host a's ranks see its two chosen ones, host b's rank its one; too many ranks are refused before any meeting."""
     hosts.env |= pretend_gpus(hosts.folder, 4)

@@ -129,7 +129,7 @@ def plan(target: tuple[str, ...], given: dict[str, Any]) -> "KubernetesJob":
     from unisono.launchers.kubernetes import KubernetesJob
 
     settings = {name: given[name] for name in given if name not in ("name", "variables", "claims", "labels")}
-    claims = pairs("--volume", given["claims"])
+    claims = pairs("--volume", given["claims"], "CLAIM=PATH")
     # A module's dots end where its name does, a file's before what kind it is.
     own = target[1].replace(".", "-") if target[0] == "-m" else PurePosixPath(target[0]).stem
     return KubernetesJob(
@@ -137,6 +137,6 @@ def plan(target: tuple[str, ...], given: dict[str, Any]) -> "KubernetesJob":
         target=target,
         env=pairs("--env", given["variables"]),
         volumes={path: claim for claim, path in claims.items()},
-        node_selector=pairs("--node-selector", given["labels"]),
+        node_selector=pairs("--node-selector", given["labels"], "LABEL=VALUE"),
         **settings,
     )
