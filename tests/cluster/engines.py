@@ -16,7 +16,11 @@ import pytest
 HERE = Path(__file__).parent
 DIGITS, PLAIN_DDP = str(HERE / "programs" / "digits.py"), str(HERE / "programs" / "plain_ddp.py")
 UNISONO = [sys.executable, "-m", "unisono"]
-SHOW_WORLD = "import dataclasses, json, unisono; print(json.dumps(dataclasses.asdict(unisono.World.current())))"
+# In one piece: print writes the end of a line apart, and mpirun mixes the pieces of its ranks.
+SHOW_WORLD = (
+    "import dataclasses, json, os, unisono; "
+    "os.write(1, (json.dumps(dataclasses.asdict(unisono.World.current())) + os.linesep).encode())"
+)
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "SLURM_CONF")}
 
 
