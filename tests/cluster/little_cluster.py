@@ -6,10 +6,13 @@ Not Kubernetes: no images, no network, no scheduler. What it answers has the for
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,11 +44,15 @@ class Pod:
         told = {entry["name"]: entry.get("value", str(index)) for entry in container["env"]}
         told["PET_MASTER_ADDR"] = "127.0.0.1"  # what the first pod's name would lead to
         self.lines: list[tuple[str, bytes]] = []
+        self._mark = uuid.uuid4().hex
         self.finished = ""
         self.process = subprocess.Popen(
             [sys.executable, *container["command"][1:], *container["args"]],
-            env={**environment, **told}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            env={**environment, **told, "LITTLE_POD": self._mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -79,10 +86,18 @@ class Pod:
             "status": {"phase": phase, "containerStatuses": [{"name": "node", "state": state}]},
         }
 
+    def kill(self) -> None:
+        """End all its processes, as a container ends: torchrun's ranks would outlive it."""
+        mark = f"LITTLE_POD={self._mark}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self._reader.join()
+        while self._reader.is_alive():
+            self.kill()
+            self._reader.join(0.1)
 
 
 class LittleCluster:

@@ -147,7 +147,7 @@ def test_a_pod_that_is_killed_is_made_again(cluster, tmp_path):
     while "step 21" not in process.stdout.readline():
         assert process.poll() is None
     (pod,) = little.pods.values()
-    pod.process.kill()
+    pod.kill()
     code, out, err = finish(process)
     assert code == 0, err + out
     assert f"pod {pod.name}: failed, exit code 137" in err
