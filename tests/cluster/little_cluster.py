@@ -190,7 +190,9 @@ class LittleCluster:
     def _create(self, request: BaseHTTPRequestHandler, plural: str, made: dict) -> None:
         name = made["metadata"]["name"]
         if name in self.objects[plural]:
-            self._refuse(request, 409, "AlreadyExists", f'{plural} "{name}" already exists')
+            group = KINDS[plural][0].rpartition("/")[0]
+            what = f"{plural}.{group}" if group else plural
+            self._refuse(request, 409, "AlreadyExists", f'{what} "{name}" already exists')
             return
         made["metadata"]["creationTimestamp"] = now()
         self.objects[plural][name] = made
