@@ -1,5 +1,6 @@
 """``unisono launch``: what would be sent, and what is said where the engine is missing."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from unisono.cli.launch import ENGINES
 from unisono.cli.main import unisono
 
 NEEDED = {"slurm": [], "mpi": ["-n", "2"], "ray": ["-n", "2"], "kubernetes": ["--image", "registry.example/it:1"]}
+
+TO_END = "kubectl -n team delete job.batch/train service/train networkpolicy.networking.k8s.io/train"
 
 
 @pytest.fixture
@@ -41,9 +44,10 @@ def test_every_engine_explains_itself(engine):
 
 def test_an_unknown_engine_is_wrong_usage():
     """Code 2."""
-    result = invoke("pbs", "train.py")
+    result = invoke("slum", "train.py")
     assert result.exit_code == 2
-    assert "pbs" in result.output
+    assert "No such engine 'slum'. Hint: did you mean 'slurm'?" in result.output
+    assert "Engines: slurm, mpi, ray, kubernetes." in invoke("zzz", "train.py").output
 
 
 @pytest.mark.parametrize(
@@ -133,18 +137,68 @@ def test_slurm_is_given_the_script_and_followed(script, tmp_path, monkeypatch):
     assert (detached.returncode, detached.stdout, detached.stderr) == (0, "5\n", "")
 
 
-def test_kubectl_is_given_the_manifests(script, tmp_path, monkeypatch):
-    """Its answer is shown, and how to follow; its refusal is code 1 with its reason."""
+def test_kubectl_is_given_the_manifests_and_the_job_is_followed(script, tmp_path):
+    """News on the error output, the pods' on the standard output, their code; how to end it, also when not followed."""
+    state = {"terminated": {"exitCode": 4, "reason": "Error", "finishedAt": "2026-11-21T10:00:09Z"}}
+    made = {"name": "train", "creationTimestamp": "2026-11-21T10:00:00Z"}
+    why = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    ended = [{"name": "node", "state": state}]
+    items = [
+        {"kind": "Job", "metadata": made, "status": {"conditions": [why]}},
+        {"kind": "Pod", "metadata": {**made, "name": "p0"}, "status": {"phase": "Failed", "containerStatuses": ended}},
+    ]
+    (tmp_path / "state").write_text(json.dumps({"items": items}))
+    (tmp_path / "kubectl").write_text(
+        f"""#!/bin/bash
+        case "$*" in
+        "create -f -") cat > {tmp_path}/sent; echo "job.batch/train created" ;;
+        "-n team get "*) cat {tmp_path}/state ;;
+        "-n team logs "*) echo "2026-11-21T10:00:01Z fingerprint abc" ;;
+        *) echo "$*" >&2; exit 1 ;;
+        esac
+        """
+    )
+    (tmp_path / "kubectl").chmod(0o755)
+    command = [sys.executable, "-m", "unisono", "launch", "kubernetes", *NEEDED["kubernetes"], "--namespace", "team"]
+    env = {**os.environ, "PATH": f"{tmp_path}:/bin:/usr/bin"}
+    done = subprocess.run([*command, script], capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stdout) == (4, "fingerprint abc\n")
+    assert done.stderr.splitlines() == [
+        "job.batch/train created",
+        "unisono: pod p0: failed, exit code 4",
+        "unisono: job train: failed (BackoffLimitExceeded), exit code 4",
+        f"unisono: its objects and logs stay in the cluster. To remove them: {TO_END}",
+    ]
+    assert "kind: Job" in (tmp_path / "sent").read_text()
+    detached = subprocess.run([*command, "--detach", script], capture_output=True, text=True, env=env, check=False)
+    assert (detached.returncode, detached.stdout) == (0, "job.batch/train created\n")
+    assert detached.stderr == f"unisono: to end it: {TO_END}\n"
+
+
+def test_kubectl_refuses(script, tmp_path, monkeypatch):
+    """Code 1, with its reason."""
     kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f'#!/bin/bash\ncat > {tmp_path}/sent; echo "job.batch/train created ($*)"\n')
+    kubectl.write_text("#!/bin/bash\ncat > /dev/null; echo 'jobs.batch \"train\" already exists' >&2; exit 1\n")
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    result = invoke("kubernetes", *NEEDED["kubernetes"], "--namespace", "team", script)
-    assert result.exit_code == 0, result.output
-    assert "job.batch/train created (create -f -)" in result.output
-    assert "kubectl -n team logs -f" in result.output
-    assert "kind: Job" in (tmp_path / "sent").read_text()
-    kubectl.write_text("#!/bin/bash\ncat > /dev/null; echo 'jobs.batch \"train\" already exists' >&2; exit 1\n")
     refused = invoke("kubernetes", *NEEDED["kubernetes"], script)
     assert refused.exit_code == 1
     assert "already exists" in refused.output
+
+
+def test_a_module_in_the_image():
+    """-m is torchrun's; the module's name makes the job's."""
+    result = invoke("kubernetes", "--dry-run", *NEEDED["kubernetes"], "-m", "our.train_it", "--lr", "1")
+    assert result.exit_code == 0, result.output
+    assert "name: our-train-it\n" in result.output
+    assert [line.strip() for line in result.output.partition("args:")[2].splitlines()[1:5]] == [
+        '- "-m"', '- "our.train_it"', '- "--lr"', '- "1"',
+    ]  # fmt: skip
+
+
+def test_what_engines_share_is_said_in_the_same_words():
+    """One option, one text, whichever engine."""
+    helps = {engine: invoke(engine, "--help").output for engine in ENGINES}
+    for option, engines in {"--env": 4, "--dry-run": 4, "--threads": 4, "--detach": 2, "--interval": 2, "--nodes": 2,
+                            "--python": 2, "--name": 2, "-m ": 4}.items():  # fmt: skip
+        assert len([text for text in helps.values() if f" {option}" in text]) == engines, option

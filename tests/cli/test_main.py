@@ -31,6 +31,7 @@ from unisono.cli.main import unisono
 complete = BashComplete(unisono, {}, "unisono", "_UNISONO_COMPLETE").get_completions
 completed = [[item.value for item in complete(*typed)] for typed in [
     ([], "c"), (["train"], "di"), (["verify"], "x"), (["train", "digits"], "--batch"), (["bench"], ""), ([], "-"),
+    (["launch"], "s"),
 ]]
 heavy = [name for name in ("torch", "numpy", "rich", "sklearn") if name in sys.modules]
 print(json.dumps([answers, heavy, completed]))
@@ -68,13 +69,14 @@ def test_the_start_page_names_the_first_steps(asked):
 
 def test_the_shell_completes(asked):
     """Verbs, recipes, options and verbs of a verb; where no recipe begins so, a file (click's empty word)."""
-    verbs, recipes, files, options, benches, flags = asked[2]
+    verbs, recipes, files, options, benches, flags, engines = asked[2]
     assert verbs == ["chaos", "checkpoint", "completion"]
     assert recipes == ["digits"]
     assert files == ["x"]
     assert "--batch-size" in options
-    assert set(benches) == {"collectives", "scaling", "strategies", "tune"}
+    assert set(benches) == {"collectives", "links", "scaling", "strategies", "tune"}
     assert {"--help", "--version"} <= set(flags)
+    assert engines == ["slurm"]
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

@@ -39,6 +39,9 @@ def test_two_spellings():
         ({"node_rank": 1}, "needs --nnodes"),
         ({"nnodes": "2", "rdzv_endpoint": "a", "node_rank": 2}, "0 <= --node-rank < 2"),
         ({"nnodes": "x"}, "--nnodes N or MIN:MAX"),
+        ({"nnodes": "0"}, "1 <= MIN <= MAX, got '0'"),
+        ({"nnodes": "3:2", "rdzv_endpoint": "a"}, "1 <= MIN <= MAX, got '3:2'"),
+        ({"rdzv_endpoint": "a:1"}, "--rdzv-endpoint a:1 needs --nnodes.*--nnodes 1 for this one alone"),
     ],
 )
 def test_refused(given, words):

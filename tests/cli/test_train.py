@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gpus import forget, pretend_gpus, told
 from unisono.cli.train import train as train_command
 from unisono.data.mnist import PINS
 
@@ -26,18 +27,18 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not strange.fullmatch(name)}
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "unisono", "train", *arguments],
-        env=environment(),
+        env={**environment(), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def train(*arguments: str) -> tuple[int, str, str]:
-    process = start(*arguments)
+def train(*arguments: str, **variables: str) -> tuple[int, str, str]:
+    process = start(*arguments, **variables)
     out, err = process.communicate(timeout=220)
     return process.returncode, out, err
 
@@ -229,3 +230,19 @@ def test_no_option_stands_for_two_things():
     names = [name for parameter in train_command.params for name in parameter.opts]
     assert len(names) > 30
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_recipe_are_told_their_gpus(tmp_path):
+    """--gpus reaches every process, shared on request; more processes than GPUs are refused, and none starts."""
+    gpus = pretend_gpus(tmp_path, 4)
+    job = ("digits", "--epochs", "1", "--limit", "64", "--gpus", "0,2")
+    code, _, err = train(*job, "-n", "2", **gpus)
+    assert (code, told(tmp_path)) == (0, ["0,2", "0,2"]), err
+    forget(tmp_path)
+    code, _, err = train(*job, "-n", "3", "--share-devices", **gpus)
+    assert (code, told(tmp_path)) == (0, ["0 1", "2 1", "0 1"]), err
+    forget(tmp_path)
+    code, _, err = train(*job, "-n", "3", **gpus)
+    assert (code, told(tmp_path)) == (2, [])
+    assert "expected a GPU for each worker, got 3 workers and 2 GPUs" in err

@@ -12,11 +12,11 @@ RECORD = Path(__file__).parents[2] / "build" / "cluster.jsonl"
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if Path(__file__).parent in item.path.parents and (report.when == "call" or report.outcome == "skipped"):
-        reason = report.longrepr[2] if report.outcome == "skipped" else ""
+    if Path(__file__).parent in item.path.parents and (report.when == "call" or report.outcome != "passed"):
         line = {
             "test": item.nodeid, "what": (item.function.__doc__ or "").strip(), "seen": report.outcome,
-            "reason": reason, "seconds": round(report.duration, 1), "date": time.strftime("%Y-%m-%d"),
+            "reason": report.longrepr[2] if report.outcome == "skipped" else report.longreprtext[-2000:],
+            "seconds": round(report.duration, 1), "date": time.strftime("%Y-%m-%d"),
         }  # fmt: skip
         RECORD.parent.mkdir(exist_ok=True)
         with RECORD.open("a") as file:

@@ -16,13 +16,17 @@ import pytest
 HERE = Path(__file__).parent
 DIGITS, PLAIN_DDP = str(HERE / "programs" / "digits.py"), str(HERE / "programs" / "plain_ddp.py")
 UNISONO = [sys.executable, "-m", "unisono"]
-SHOW_WORLD = "import dataclasses, json, unisono; print(json.dumps(dataclasses.asdict(unisono.World.current())))"
+# In one piece: print writes the end of a line apart, and mpirun mixes the pieces of its ranks.
+SHOW_WORLD = (
+    "import dataclasses, json, os, unisono; "
+    "os.write(1, (json.dumps(dataclasses.asdict(unisono.World.current())) + os.linesep).encode())"
+)
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "SLURM_CONF")}
 
 
 def install(script: str, *arguments: str) -> str:
     """Run ``SCRIPT install`` and return its last line; skip the test where that cannot be."""
-    if script != "ray.sh" and os.geteuid() != 0:
+    if script not in ("ray.sh", "kubectl.sh") and os.geteuid() != 0:
         pytest.skip(f"installing and starting engines needs root ({script})")
     done = subprocess.run(
         ["bash", str(HERE / script), "install", *arguments], capture_output=True, text=True, check=False
@@ -30,6 +34,19 @@ def install(script: str, *arguments: str) -> str:
     if done.returncode != 0:
         pytest.skip(f"{script} could not install: {(done.stderr or done.stdout).strip()[-300:]}")
     return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def environment(name: str, *packages: str) -> Path:
+    """Return the folder of programs of a virtual environment with these packages, kept in ``build``; skip without."""
+    folder = Path(f"build/{name}-venv").absolute()
+    if not (folder / "done").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        python = str(folder / "bin" / "python")
+        done = call(python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *packages)
+        if done.returncode != 0:
+            pytest.skip(f"{' and '.join(packages)} could not be installed: {done.stderr.strip()[-300:]}")
+        (folder / "done").touch()
+    return folder / "bin"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpus import pretend_gpus, told
 from unisono.errors import ConfigError
 from unisono.launchers.devices import (
     check_devices,
@@ -119,3 +120,38 @@ def test_ranks_with_one_gpu_are_named():
     """The first two with the same one; equal numbers on different hosts are different GPUs."""
     assert find_shared(["a/x", "a/y", "b/x"]) is None
     assert find_shared(["a/x", "b/x", "b/x"]) == "ranks 1 and 2 have the same GPU (b/x)"
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        (("-n2", "--devices", "0,2"), ["3,2", "3,2"]),
+        (("-nauto", "--devices", "2,0"), ["2,3", "2,3"]),  # as many as chosen
+        (("-n3", "--devices", "0,2", "--share-devices"), ["3 1", "2 1", "3 1"]),
+        (("-n2", "--devices", "cpu"), ["", ""]),
+        (("-nauto",), ["3,1,2", "3,1,2", "3,1,2"]),  # as many as are visible; the user's own list stays
+    ],
+    ids=["chosen", "auto", "shared", "cpu", "all"],
+)
+def test_real_workers_are_told_their_gpus(place, options, ranks):
+    """`unisono run` on a machine that seems to have four GPUs, of which three are visible: what each process finds."""
+    place.env |= pretend_gpus(place.folder, 4, visible="3,1,2")
+    result = place.run("", *options)
+    assert result.returncode == 0, result.stderr
+    assert told(place.folder) == ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-n3", "--devices", "0,2"), "expected a GPU for each worker, got 3 workers and 2 GPUs. Hint: 2 workers; or"),
+        (("-n1", "--devices", "3"), "out of 3 visible ones, got '3': '3' is not there. Hint: indices from 0 to 2"),
+    ],
+)
+def test_no_worker_starts_with_wrong_gpus(place, options, words):
+    """Code 2, said once, before any process."""
+    place.env |= pretend_gpus(place.folder, 4, visible="3,1,2")
+    result = place.run("", *options)
+    assert result.returncode == 2
+    assert result.stderr.count(words) == 1, result.stderr
+    assert told(place.folder) == []

@@ -182,6 +182,7 @@ def test_a_job_that_must_not_go_back_says_why(tmp_path, circumstances, why):
         {"name": "-x"},
         {"array": "0-3\n#SBATCH --uid=root"},
         {"options": {"comment": "two words"}},
+        {"options": {"a b": "c"}},
         {"logs": "/a b"},
         {"env": {"A B": ""}},
         {"command": ("python", "{task}")},
@@ -230,6 +231,25 @@ def test_exit_codes(state, exit_code, code):
     (task,) = parse_states(f"JobId=1 JobState={state} ExitCode={exit_code}")
     assert task.has_ended
     assert task.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("time", ["90", "90:30", "12:00:00", "1-0", "1-12:30", "1-00:00:00", "UNLIMITED"], ["soon", "1h", "1-", ""]),
+        ("mem", ["0", "500", "64G", "64g"], ["64GB", "much", "1.5G", "-1"]),
+        ("array", ["3", "0-3", "0-15:4", "1,3,7-9%2"], ["0..3", "a", "3-", "0-3%0", "0-3%"]),
+    ],
+)  # fmt: skip
+def test_slips_that_slurm_would_find_late(name, right, wrong):
+    """Found before anything is sent, --dry-run too, with the forms that there are."""
+    for value in right:
+        given = {"array": value} if name == "array" else {"options": {name: value}}
+        assert f"#SBATCH --{name}={value}\n" in render(replace(JOB, **given))
+    for value in wrong:
+        given = {"array": value} if name == "array" else {"options": {name: value}}
+        with pytest.raises(ConfigError, match=f"expected the value of --{name} as .* such as|--time as minutes"):
+            replace(JOB, **given)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "NEW"])

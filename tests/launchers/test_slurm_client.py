@@ -3,7 +3,7 @@
 import pytest
 
 from unisono.errors import LaunchError
-from unisono.launchers import slurm_client
+from unisono.launchers.following import PATIENCE
 from unisono.launchers.slurm_client import follow, submit
 
 
@@ -109,7 +109,7 @@ def test_a_controller_that_is_away_for_a_moment(tools, tmp_path):
     tools("scontrol", answers(tmp_path, gone))
     with pytest.raises(LaunchError, match="Unable to contact slurm controller"):
         watch()
-    assert int((tmp_path / "count").read_text()) == slurm_client._PATIENCE
+    assert int((tmp_path / "count").read_text()) == PATIENCE
     (tmp_path / "count").unlink()
     tools("scontrol", answers(tmp_path, "error: Invalid job id specified"))
     with pytest.raises(LaunchError, match=r"Invalid job id.*sacct -j 5"):

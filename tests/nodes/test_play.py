@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpus import pretend_gpus, told
 from hosts import JOB, differs, free_port, gate, result_of
 
 RESTARTS = ("--max-restarts", "3")
@@ -223,6 +224,36 @@ def test_programs_of_others_on_two_hosts(hosts):
     assert hosts.finish() == [0, 0], hosts.words()
     told = [(hosts.folder / f"told{rank}").read_text() for rank in range(3)]
     assert told == ["6.0 0 0 0 3 1", "6.0 1 0 1 3 2", "6.0 2 1 1 3 2"]
+
+
+@pytest.mark.slow
+def test_two_hosts_meet_over_ipv6(hosts):
+    """An endpoint in brackets: the workers are told of the same address and interface."""
+    try:
+        port = free_port("::1")
+    except OSError as error:
+        pytest.skip(f"there is no IPv6 loopback here: {error}")
+    hosts.endpoint = f"[::1]:{port}"
+    script = hosts.folder / "told.py"
+    script.write_text("import os; print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])")
+    pair = [hosts.start("ab"[rank], rank=rank, script=script) for rank in (0, 1)]
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert [host.out_file.read_text() for host in pair] == [f"[rank {rank}] ::1 lo\n" for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_each_host_chooses_its_own_gpus(hosts):
+    """Host a's ranks see its two chosen ones, host b's rank its one; too many ranks are refused before any meeting."""
+    hosts.env |= pretend_gpus(hosts.folder, 4)
+    script = hosts.folder / "nothing.py"
+    script.write_text("")
+    hosts.start("a", rank=0, workers=2, options=("--devices", "0,2"), script=script)
+    hosts.start("b", rank=1, options=("--devices", "3"), script=script)
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert told(hosts.folder) == ["0,2", "0,2", "3"]
+    refused = hosts.start("c", rank=0, workers=2, options=("--devices", "1"), script=script)
+    assert refused.finish(60) == 2, refused.err
+    assert "expected a GPU for each worker, got 2 workers and 1 GPU." in refused.err
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.bench_links import links
 from unisono.cli.bench_scaling import scaling
 from unisono.cli.bench_strategies import strategies
 from unisono.cli.bench_tune import tune
@@ -39,6 +40,7 @@ def bench() -> None:
 bench.add_command(scaling)
 bench.add_command(strategies)
 bench.add_command(tune)
+bench.add_command(links)
 
 
 @bench.command(short_help="Time collectives over message sizes, or explain one.")

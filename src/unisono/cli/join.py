@@ -5,17 +5,16 @@ import sys
 
 import click
 
+from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.outcome import perform
 
 
 @click.command(
-    context_settings={"allow_interspersed_args": False},
+    context_settings=AFTER_SCRIPT,
     short_help="Be one rank of a world that srun or mpirun has started.",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="T", help="Threads.  [default: OMP_NUM_THREADS, or 1]")
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@program_arguments
 def join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...]) -> None:
     """Run SCRIPT as one rank of the world that srun or mpirun has started: mpirun -n 4 unisono join SCRIPT.
 

@@ -1,14 +1,24 @@
-"""``unisono launch kubernetes``: write manifests and hand them to kubectl."""
+"""``unisono launch kubernetes``: write manifests, hand them to kubectl, follow the job."""
 
-import shutil
-import subprocess
 import sys
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.outcome import perform
+from unisono.cli.launch import ENGINES
+from unisono.cli.launch_options import (
+    AFTER_SCRIPT,
+    dry_run_option,
+    env_option,
+    follow_options,
+    name_option,
+    port_option,
+    program_arguments,
+    size_options,
+    threads_option,
+)
+from unisono.cli.outcome import INTERRUPTED, perform
 
 if TYPE_CHECKING:
     from unisono.launchers.kubernetes import KubernetesJob
@@ -16,9 +26,7 @@ if TYPE_CHECKING:
 _KINDS = ("job", "jobset", "trainjob")
 
 
-@click.command(
-    context_settings={"allow_interspersed_args": False}, short_help="Write manifests and hand them to kubectl."
-)
+@click.command(context_settings=AFTER_SCRIPT, short_help=ENGINES["kubernetes"])
 @click.option("--image", required=True, metavar="IMAGE", help="Container image with torch, unisono and SCRIPT.")
 @click.option(
     "--kind",
@@ -27,26 +35,23 @@ _KINDS = ("job", "jobset", "trainjob")
     show_default=True,
     help="job: an Indexed Job with a headless service, on any cluster. jobset: JobSet. trainjob: Kubeflow Trainer.",
 )
-@click.option("--name", metavar="NAME", help="Name of all objects.  [default: the script's]")
+@name_option("Name of all objects.")
 @click.option("--namespace", metavar="NAME", help="Namespace.  [default: kubectl's]")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Pods.")
-@click.option(
-    "-n",
-    "--workers-per-node",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="W",
-    help="Ranks in each.",
-)
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="T", help="Per rank.")
-@click.option("--gpus-per-node", type=click.IntRange(min=0), default=0, metavar="G", help="GPUs of each pod.")
+@size_options("pod")
+@threads_option()
 @click.option("--cpu", default="", metavar="CPUS", help="CPUs of each pod.  [default: one for each thread]")
 @click.option("--memory", default="", metavar="SIZE", help="Memory of each pod, such as 8Gi.")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable for all ranks.")
+@env_option
 @click.option("--volume", "claims", multiple=True, metavar="CLAIM=PATH", help="Mount a persistent volume claim.")
 @click.option("--node-selector", "labels", multiple=True, metavar="LABEL=VALUE", help="What machines must have.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, metavar="K", help="Failures.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    metavar="K",
+    help="Failures of a pod (jobset, trainjob: of all pods together) after which the job has failed.",
+)
 @click.option(
     "--grace",
     "grace_s",
@@ -56,53 +61,66 @@ _KINDS = ("job", "jobset", "trainjob")
     metavar="S",
     help="Seconds that a run has to stop and save when its pod must go.",
 )
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=29500, show_default=True, metavar="PORT", help="Where ranks meet."
-)
-@click.option("--dry-run", is_flag=True, help="Print the manifests, and send nothing.")
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def kubernetes(script: str, args: tuple[str, ...], dry_run: bool, **given: Any) -> None:
-    """Create SCRIPT, a path in the image, as a job on a Kubernetes cluster.
+@port_option
+@dry_run_option("the manifests")
+@follow_options("what was made")
+@program_arguments
+def kubernetes(
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    dry_run: bool,
+    detach: bool,
+    interval_s: float,
+    **given: Any,
+) -> None:
+    """Create SCRIPT, a path in the image, as a job on a Kubernetes cluster, and follow it.
 
     Pods are torchrun's nodes. A pod that must go has --grace seconds; a run with out=... on a volume that all pods
     share stops after the step in progress, saves, and goes on in the pods that follow.
 
-    Exit code: 0 if kubectl has created all objects, or --dry-run; 1 if there is no kubectl or it refuses; 2 for wrong
-    usage.
+    Ctrl-C ends the following; the job goes on.
+
+    Exit code: 0 when the job is complete, or --detach or --dry-run; else the code of the pod that failed first; 1 if
+    there is no kubectl, it refuses, or the job was deleted; 2 for wrong usage; 130 after Ctrl-C.
     """
-    sys.exit(perform("launch kubernetes", lambda: _kubernetes(script, args, dry_run, given)))
+    target = ("-m", script, *args) if is_module else (script, *args)
+    sys.exit(perform("launch kubernetes", lambda: _kubernetes(target, dry_run, detach, interval_s, given)))
 
 
-def _kubernetes(script: str, args: tuple[str, ...], dry_run: bool, given: dict[str, Any]) -> None:
-    from unisono.errors import LaunchError
+def _kubernetes(target: tuple[str, ...], dry_run: bool, detach: bool, interval_s: float, given: dict[str, Any]) -> int:
+    from unisono.launchers.following import write_to_stdout
     from unisono.launchers.kubernetes import manifests, to_yaml
+    from unisono.launchers.kubernetes_client import follow, how_to_end, submit
 
-    job = plan(script, args, given)
-    text = to_yaml(manifests(job))
+    job = plan(target, given)
     if dry_run:
-        click.echo(text, nl=False)
-        return
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        raise LaunchError(
-            "expected kubectl on PATH, got none. Hint: install it and point it at the cluster, or send the output of "
-            "--dry-run from where it is: unisono launch kubernetes --dry-run ... | kubectl create -f -"
-        )
-    done = subprocess.run([kubectl, "create", "-f", "-"], input=text, capture_output=True, text=True, check=False)
-    click.echo(done.stdout, nl=False)
-    if done.returncode != 0:
-        raise LaunchError(f"kubectl create ended with code {done.returncode}: {done.stderr.strip()}")
-    where = "" if job.namespace is None else f"-n {job.namespace} "
-    click.echo(
-        f"follow it: kubectl {where}logs -f --prefix --max-log-requests {max(5, job.nodes)} "
-        f"-l app.kubernetes.io/instance={job.name}",
-        err=True,
-    )
+        click.echo(to_yaml(manifests(job)), nl=False)
+        return 0
+    made = submit(job)
+    click.echo(made, nl=False, err=not detach)
+    if detach:
+        _tell(f"to end it: {how_to_end(job)}")
+        return 0
+    try:
+        code = follow(job, tell=_tell, write=write_to_stdout, interval_s=interval_s)
+    except KeyboardInterrupt:
+        _tell(f"job {job.name} goes on. To end it: {how_to_end(job)}")
+        return INTERRUPTED
+    _tell(f"its objects and logs stay in the cluster. To remove them: {how_to_end(job)}")
+    return code
 
 
-def plan(script: str, args: tuple[str, ...], given: dict[str, Any]) -> "KubernetesJob":
+def _tell(line: str) -> None:
+    click.echo(f"unisono: {line}", err=True)
+
+
+def plan(target: tuple[str, ...], given: dict[str, Any]) -> "KubernetesJob":
     """Return the job that the options describe, checked.
+
+    Args:
+        target: What torchrun runs, as words.
+        given: The other options.
 
     Raises:
         ConfigError: A setting is out of range, or no name can be made of the script's.
@@ -111,12 +129,14 @@ def plan(script: str, args: tuple[str, ...], given: dict[str, Any]) -> "Kubernet
     from unisono.launchers.kubernetes import KubernetesJob
 
     settings = {name: given[name] for name in given if name not in ("name", "variables", "claims", "labels")}
-    claims = pairs("--volume", given["claims"])
+    claims = pairs("--volume", given["claims"], "CLAIM=PATH")
+    # A module's dots end where its name does, a file's before what kind it is.
+    own = target[1].replace(".", "-") if target[0] == "-m" else PurePosixPath(target[0]).stem
     return KubernetesJob(
-        name=given["name"] or PurePosixPath(script).stem.lower().replace("_", "-"),
-        target=(script, *args),
+        name=given["name"] or own.lower().replace("_", "-"),
+        target=target,
         env=pairs("--env", given["variables"]),
         volumes={path: claim for claim, path in claims.items()},
-        node_selector=pairs("--node-selector", given["labels"]),
+        node_selector=pairs("--node-selector", given["labels"], "LABEL=VALUE"),
         **settings,
     )

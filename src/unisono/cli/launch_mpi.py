@@ -2,36 +2,37 @@
 
 import os
 import shlex
-import shutil
 import sys
 from typing import Any
 
 import click
 
+from unisono.cli.launch import ENGINES
+from unisono.cli.launch_options import (
+    AFTER_SCRIPT,
+    dry_run_option,
+    env_option,
+    port_option,
+    program_arguments,
+    python_option,
+    ranks_option,
+    threads_option,
+)
 from unisono.cli.outcome import perform
 
 
-@click.command(context_settings={"allow_interspersed_args": False}, short_help="Start ranks with Open MPI's mpirun.")
-@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, metavar="N", help="Ranks over all hosts.")
+@click.command(context_settings=AFTER_SCRIPT, short_help=ENGINES["mpi"])
+@ranks_option
 @click.option(
     "--hosts", default="", metavar="HOST:SLOTS,...", help="Where, rank 0 on the first.  [default: this machine]"
 )
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=29500,
-    show_default=True,
-    metavar="PORT",
-    help="Where the ranks of several hosts meet, on the first.",
-)
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="T", help="Per rank.")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable for all ranks.")
+@port_option
+@threads_option()
+@env_option
 @click.option("--option", "options", multiple=True, metavar="WORD", help="More words for mpirun, one each time.")
-@click.option("--python", default=sys.executable, metavar="PATH", help="Interpreter on all hosts.  [default: this one]")
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
-@click.option("--dry-run", is_flag=True, help="Print the command, and start nothing.")
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@python_option
+@dry_run_option("the command")
+@program_arguments
 def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **given: Any) -> None:
     """Start SCRIPT with Open MPI: mpirun finds the hosts and starts the ranks, which then talk among themselves.
 
@@ -44,7 +45,7 @@ def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
 
 def _mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, given: dict[str, Any]) -> None:
     from unisono.cli.settings import pairs
-    from unisono.errors import LaunchError
+    from unisono.launchers.following import find_tool
     from unisono.launchers.mpi import MpiJob, render
     from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
 
@@ -64,11 +65,11 @@ def _mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, giv
     if dry_run:
         click.echo(shlex.join(command))
         return
-    tool = shutil.which(command[0])
-    if tool is None:
-        raise LaunchError(
-            "expected Open MPI's mpirun on PATH, got none. Hint: load its module (module load openmpi), or install "
-            "openmpi-bin; ranks of this machine alone need no MPI: unisono run -n N SCRIPT."
-        )
+    tool = find_tool(
+        command[0],
+        "Open MPI's",
+        "load its module (module load openmpi), or install openmpi-bin; ranks of this machine alone need no MPI: "
+        "unisono run -n N SCRIPT.",
+    )
     sys.stdout.flush()
     os.execv(tool, command)

@@ -5,20 +5,40 @@ from typing import Any
 
 import click
 
+from unisono.cli.launch import ENGINES
+from unisono.cli.launch_options import (
+    AFTER_SCRIPT,
+    dry_run_option,
+    env_option,
+    program_arguments,
+    ranks_option,
+    threads_option,
+)
 from unisono.cli.outcome import perform
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
-@click.command(
-    context_settings={"allow_interspersed_args": False}, short_help="Start ranks in a placement group of Ray."
-)
-@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, metavar="N", help="Ranks in all.")
+@click.command(context_settings=AFTER_SCRIPT, short_help=ENGINES["ray"])
+@ranks_option
 @click.option(
-    "--cpus-per-worker", "cpus", type=float, default=1.0, show_default=True, metavar="C", help="That Ray keeps."
+    "--cpus-per-worker",
+    "cpus",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="C",
+    help="CPUs that Ray keeps for each rank.",
 )
-@click.option("--gpus-per-worker", "gpus", type=click.IntRange(min=0), default=0, metavar="G", help="That Ray keeps.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="T", help="Per rank.")
+@click.option(
+    "--gpus-per-worker",
+    "gpus",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="G",
+    help="GPUs that Ray keeps for each rank.",
+)
+@threads_option()
 @click.option(
     "--strategy",
     type=click.Choice(_STRATEGIES),
@@ -35,7 +55,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
     metavar="DIR",
     help="Let Ray copy DIR to all nodes and start there.  [default: this directory, which they must share]",
 )
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable for all ranks.")
+@env_option
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
@@ -45,12 +65,16 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
     help="Start the ranks again after one has failed or its node is lost; for scripts that resume.",
 )
 @click.option(
-    "--wait", "wait_s", type=click.FloatRange(min=0), default=300.0, metavar="S", help="For room.  [default: 300]"
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Longest wait for room.",
 )
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
-@click.option("--dry-run", is_flag=True, help="Print what Ray would be asked for, and start nothing.")
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@dry_run_option("what Ray would be asked for")
+@program_arguments
 def ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **given: Any) -> None:
     """Start SCRIPT on a Ray cluster: all ranks or none, those of a node side by side.
 

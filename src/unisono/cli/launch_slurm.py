@@ -6,6 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.launch import ENGINES
+from unisono.cli.launch_options import (
+    AFTER_SCRIPT,
+    dry_run_option,
+    env_option,
+    follow_options,
+    name_option,
+    program_arguments,
+    python_option,
+    size_options,
+    threads_option,
+)
 from unisono.cli.outcome import INTERRUPTED, perform
 
 if TYPE_CHECKING:
@@ -14,28 +26,9 @@ if TYPE_CHECKING:
 _OWN_OPTIONS = ("time", "partition", "account", "qos", "mem")
 
 
-@click.command(
-    context_settings={"allow_interspersed_args": False}, short_help="Write a batch script, submit it, follow the job."
-)
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Machines.")
-@click.option(
-    "-n",
-    "--workers-per-node",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="W",
-    help="Ranks on each.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="T",
-    help="Threads and CPUs per rank.",
-)
-@click.option("--gpus-per-node", type=click.IntRange(min=0), default=0, metavar="G", help="GPUs on each machine.")
+@click.command(context_settings=AFTER_SCRIPT, short_help=ENGINES["slurm"])
+@size_options("machine")
+@threads_option("Threads and CPUs per rank.")
 @click.option("--time", metavar="LIMIT", help="Time limit, such as 1-00:00:00; the run saves before it and goes on.")
 @click.option("--partition", metavar="NAME", help="Slurm's partition.")
 @click.option("--account", metavar="NAME", help="Slurm's account.")
@@ -50,9 +43,9 @@ _OWN_OPTIONS = ("time", "partition", "account", "qos", "mem")
 )
 @click.option("--array", metavar="INDICES", help="A job array, such as 0-3%2; {task} in ARGS becomes the index.")
 @click.option("--setup", multiple=True, metavar="LINE", help="Line of shell before the ranks start (module load ...).")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable for all ranks.")
-@click.option("--python", default=sys.executable, metavar="PATH", help="Interpreter on the nodes.  [default: this one]")
-@click.option("--name", metavar="NAME", help="Name of the job.  [default: the script's]")
+@env_option
+@python_option
+@name_option("Name of the job.")
 @click.option(
     "--logs", type=click.Path(), default="logs", show_default=True, metavar="DIR", help="Where output goes; shared."
 )
@@ -73,14 +66,9 @@ _OWN_OPTIONS = ("time", "partition", "account", "qos", "mem")
     metavar="K",
     help="So often a stopped and saved job goes back into the queue.",
 )
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
-@click.option("--dry-run", is_flag=True, help="Print the batch script, and send nothing.")
-@click.option("--detach", is_flag=True, help="Print the job's number, and do not follow it.")
-@click.option(
-    "--interval", "interval_s", type=click.FloatRange(min=0.1), default=2.0, metavar="S", help="Between two looks."
-)
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@dry_run_option("the batch script")
+@follow_options("the job's number")
+@program_arguments
 def slurm(
     script: str,
     args: tuple[str, ...],
@@ -115,8 +103,9 @@ def _slurm(
     interval_s: float,
     given: dict[str, Any],
 ) -> int:
+    from unisono.launchers.following import write_to_stdout
     from unisono.launchers.slurm import render
-    from unisono.launchers.slurm_client import follow, submit, write_to_stdout
+    from unisono.launchers.slurm_client import follow, submit
 
     job = plan(script, args, is_module, given)
     text = render(job)

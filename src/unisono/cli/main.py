@@ -1,15 +1,12 @@
 """``unisono``: finds the verb and loads only its file, so that ``--help`` answers at once."""
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, final
+from typing import NoReturn
 
 import click
 
 from unisono import __version__
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+from unisono.cli.lazy import LazyGroup
 
 VERBS = {
     "run": "Start a script on several processes, of one machine or more.",
@@ -41,44 +38,6 @@ Tab completes verbs, options and recipes: unisono completion --help.
 """
 
 
-@final
-class LazyGroup(click.Group):
-    """A group whose verbs live in ``unisono.cli.<verb>``, under the same name."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a verb."""
-        if cmd_name not in VERBS:
-            return None
-        command: click.Command = getattr(importlib.import_module(f"unisono.cli.{cmd_name}"), cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without loading them."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Complete the verbs without loading them."""
-        from click.shell_completion import CompletionItem
-
-        if not incomplete or incomplete[0].isalnum():
-            return [CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)]
-        return super().shell_complete(ctx, incomplete)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or say what was meant."""
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            hint = _meant(args[0]) or f" Verbs: {', '.join(VERBS)}."
-            ctx.fail(f"No such verb {args[0]!r}.{hint}")
-        return super().resolve_command(ctx, args)
-
-
 def _meant(word: str) -> str:
     """Return a hint for a word that is no verb: a script, a recipe, a verb spelled otherwise."""
     from unisono.hints import nearest
@@ -91,7 +50,15 @@ def _meant(word: str) -> str:
     return nearest(word, VERBS)
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    entries=VERBS,
+    module="unisono.cli.{}",
+    noun="verb",
+    meant=_meant,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__)
 @click.pass_context
 def unisono(context: click.Context) -> None:

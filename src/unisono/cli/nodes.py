@@ -53,6 +53,10 @@ def plan_nodes(given: dict[str, Any]) -> "NodesPlan | None":
     if most == 1:
         if given["node_rank"]:
             raise ConfigError(f"--node-rank {given['node_rank']} needs --nnodes, the number of hosts.")
+        if endpoint and given["nnodes"] is None:  # each host would train alone, and nobody would notice
+            raise ConfigError(
+                f"--rdzv-endpoint {endpoint} needs --nnodes, the number of hosts. Hint: --nnodes 1 for this one alone."
+            )
         return None
     if endpoint and addr:
         raise ConfigError("--rdzv-endpoint and --master-addr say the same. Hint: give one of them.")

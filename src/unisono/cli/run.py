@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
+from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.nodes import nodes_options, plan_nodes, start
 from unisono.cli.outcome import perform
 
 
 @click.command(
-    # Everything after SCRIPT belongs to the script.
-    context_settings={"allow_interspersed_args": False},
+    context_settings=AFTER_SCRIPT,
     short_help="Start a script on several processes, of one machine or more.",
 )
 @click.option(
@@ -38,7 +38,6 @@ from unisono.cli.outcome import perform
     help="GPUs to use: indices among the visible ones, or names, such as 0,2; cpu: none.  [default: the visible ones]",
 )
 @click.option("--share-devices", is_flag=True, help="Let several processes compute on one GPU.")
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
 @click.option(
     "--output",
     type=click.Choice(["auto", "prefix", "leader"]),
@@ -81,8 +80,7 @@ from unisono.cli.outcome import perform
     help="Seconds that a run has to finish its step and save when it is asked to stop.  [default: 30]",
 )
 @nodes_options
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@program_arguments
 def run(
     workers: str,
     threads: int | None,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from unisono.errors import ConfigError
 
 
-def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
+def pairs(option: str, given: Iterable[str], form: str = "NAME=VALUE") -> dict[str, str]:
     """Return the settings of an option that is given as NAME=VALUE, perhaps several times.
 
     Raises:
@@ -15,6 +15,6 @@ def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
     for setting in given:
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            raise ConfigError(f"expected {option} NAME=VALUE, got {setting!r}.")
+            raise ConfigError(f"expected {option} {form}, got {setting!r}.")
         found[name] = value
     return found

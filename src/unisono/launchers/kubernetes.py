@@ -17,6 +17,8 @@ from unisono.errors import ConfigError
 KINDS = ("job", "jobset", "trainjob")
 CONTAINER = "node"
 """Name of the container; Kubeflow Trainer knows the training pods by it."""
+INSTANCE = "app.kubernetes.io/instance"
+"""Label of all objects and pods of one job, whose value is its name."""
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTP]i?)?")
@@ -24,7 +26,6 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _LONGEST_NAME = 40  # room for the indices that are appended; a host name has 63 characters
 _USER = 1000  # of the image that our Dockerfile makes
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-_INSTANCE = "app.kubernetes.io/instance"
 _TRAINER = "trainer.kubeflow.org"
 
 Manifest = dict[str, Any]
@@ -114,12 +115,12 @@ def _object(job: KubernetesJob, version: str, kind: str, spec: Manifest) -> Mani
 
 
 def _labels(job: KubernetesJob) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "unisono", _INSTANCE: job.name}
+    return {"app.kubernetes.io/name": "unisono", INSTANCE: job.name}
 
 
 def _network_policy(job: KubernetesJob) -> Manifest:
     # torch's stores believe whoever connects: only the job's own pods may.
-    own = {"matchLabels": {_INSTANCE: job.name}}
+    own = {"matchLabels": {INSTANCE: job.name}}
     spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
     return _object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
@@ -128,7 +129,7 @@ def _indexed_job(job: KubernetesJob) -> list[Manifest]:
     service = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # the ranks meet before any of them could be called ready
-        "selector": {_INSTANCE: job.name},
+        "selector": {INSTANCE: job.name},
         "ports": [{"name": "rendezvous", "port": job.port}],
     }
     pod = _pod(job, _meeting(job, f"{job.name}-0.{job.name}"))

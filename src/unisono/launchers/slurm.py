@@ -25,6 +25,18 @@ MARK_VARIABLE = "UNISONO_STOPPED"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _VALUE = re.compile(r"[\w.:@%+,=/\[\]*()|&!-]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
+# Those whose slips would be found only when the job is sent, if at all: a wrong array is one task.
+_FORMS = {
+    "time": (
+        re.compile(r"\d+(:\d\d?){0,2}|\d+-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE", re.IGNORECASE),
+        "minutes (90), hours:minutes:seconds (12:00:00) or days-hours:minutes:seconds (1-00:00:00)",
+    ),
+    "mem": (re.compile(r"\d+[KMGT]?", re.IGNORECASE), "a size such as 64G; 0 for all of the machine"),
+    "array": (
+        re.compile(r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?"),
+        "indices such as 0-3, 0-15:4 or 1,3,7, perhaps with %2 for two at a time",
+    ),
+}
 _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"}
     | {"OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
@@ -79,12 +91,8 @@ class SlurmJob:
             )
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"expected a job name of letters, digits, '.', '_' and '-', got {self.name!r}.")
-        for name, value in {**self.options, "array": self.array or "-", "logs": self.logs, "chdir": self.chdir}.items():
-            if not _VALUE.fullmatch(value):
-                raise ConfigError(
-                    f"expected the value of --{name} in characters that sbatch takes as they are, got {value!r}. "
-                    "Hint: no spaces, quotes or line breaks."
-                )
+        _check_values({**self.options, **({} if self.array is None else {"array": self.array})})
+        _check_values({"logs": self.logs, "chdir": self.chdir})
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
                 raise ConfigError(f"expected --env NAME=VALUE with a variable's name, got {name!r}.")
@@ -95,6 +103,16 @@ class SlurmJob:
     def log(self) -> str:
         """The output file, in Slurm's notation."""
         return f"{self.logs}/{self.name}-{'%j' if self.array is None else '%A_%a'}.log"
+
+
+def _check_values(options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise ConfigError(f"expected --option NAME=VALUE with the name of one of sbatch's options, got {name!r}.")
+        form, words = _FORMS.get(name, (_VALUE, "characters that sbatch takes as they are"))
+        if not form.fullmatch(value):
+            hint = " Hint: no spaces, quotes or line breaks." if form is _VALUE else ""
+            raise ConfigError(f"expected the value of --{name} as {words}, got {value!r}.{hint}")
 
 
 def render(job: SlurmJob) -> str:

@@ -3,23 +3,16 @@
 Talks through ``sbatch`` and ``scontrol`` alone. Must not import torch.
 """
 
-import os
-import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, final
 
 from unisono.errors import LaunchError
+from unisono.launchers.following import INTERVAL_S, Tell, Write, ask, find_tool
 from unisono.launchers.slurm import TaskState, news, parse_job_id, parse_states
 
-INTERVAL_S = 2.0
-_PATIENCE = 5  # questions in a row that Slurm's controller may leave unanswered: it is being restarted, say
 _PIECE_BYTES = 1 << 16
-
-Tell = Callable[[str], None]
-Write = Callable[[bytes], None]
 
 
 def submit(script: str) -> str:
@@ -74,14 +67,9 @@ def follow(job_id: str, *, tell: Tell, write: Write, interval_s: float = INTERVA
 
 
 def _ask(scontrol: str, job_id: str, interval_s: float) -> list[TaskState]:
-    for attempt in range(_PATIENCE):
-        done = subprocess.run([scontrol, "-o", "show", "job", job_id], capture_output=True, text=True, check=False)
-        if done.returncode == 0 and done.stdout.strip():
-            return parse_states(done.stdout)
-        if "Invalid job id" in done.stderr:
-            break
-        if attempt + 1 < _PATIENCE:
-            time.sleep(interval_s)
+    done = ask([scontrol, "-o", "show", "job", job_id], interval_s, lambda said: "Invalid job id" in said)
+    if done.returncode == 0 and done.stdout.strip():
+        return parse_states(done.stdout)
     raise LaunchError(
         f"scontrol says nothing about job {job_id} (code {done.returncode}): {done.stderr.strip()} "
         f"Hint: it may have ended long ago (sacct -j {job_id}), or Slurm's controller is down (scontrol ping)."
@@ -89,13 +77,12 @@ def _ask(scontrol: str, job_id: str, interval_s: float) -> list[TaskState]:
 
 
 def _tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise LaunchError(
-            f"expected Slurm's {name} on PATH, got none. Hint: call this on a login node of the cluster, or load "
-            "Slurm's module first (module load slurm); --dry-run shows the batch script anywhere."
-        )
-    return found
+    return find_tool(
+        name,
+        "Slurm's",
+        "call this on a login node of the cluster, or load Slurm's module first (module load slurm); --dry-run shows "
+        "the batch script anywhere.",
+    )
 
 
 @final
@@ -121,8 +108,3 @@ class _Tail:
         """Let go of the file."""
         if self._file is not None:
             self._file.close()
-
-
-def write_to_stdout(piece: bytes) -> None:
-    """Write a piece of output as it is."""
-    os.write(1, piece)

@@ -220,9 +220,12 @@ class Meeting:
             if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
                 raise LaunchError(f"could not listen at {plan.endpoint}: {explain(error)}.") from error
             if plan.node_rank == 0:
+                why = "not an address of this machine"
+                if isinstance(error, socket.gaierror):
+                    why = f"no address at all: {explain(error)}"
                 raise ConfigError(
                     f"--node-rank 0 keeps the meeting place, but {plan.endpoint} (--rdzv-endpoint, --master-addr) is "
-                    f"not an address of this machine, which reaches it from {self._interface.address}. "
+                    f"{why}; this machine has {self._interface.address}. "
                     "Hint: give the address of the host of node rank 0, the same on all hosts."
                 ) from error
             return None

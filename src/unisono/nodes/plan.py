@@ -76,10 +76,11 @@ def parse_nodes(text: str) -> tuple[int, int]:
         >>> parse_nodes("2"), parse_nodes("1:4")
         ((2, 2), (1, 4))
     """
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
-    if not match:
-        raise ConfigError(f"expected --nnodes N or MIN:MAX, got {text!r}.")
-    return int(match[1]), int(match[2] or match[1])
+    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text.strip(), re.ASCII)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise ConfigError(f"expected --nnodes N or MIN:MAX with 1 <= MIN <= MAX, got {text!r}.")
+    return least, most
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
