@@ -5,8 +5,8 @@ import torch.
 
 No worker outlives the launcher, however that one dies: the kernel kills each worker when the launching thread
 ends (`child`), and a *warden* process, which holds the read end of a pipe that only the launcher writes to,
-then kills the workers' process groups with their data loaders, and removes the launch's private directory. Only a
-process that starts a session of its own escapes.
+then kills the workers' process groups with their data loaders, and removes the launch's private directory and
+scratch. Only a process that starts a session of its own escapes.
 """
 
 import contextlib
@@ -49,8 +49,9 @@ for group in told.split():
     except OSError:
         pass
 end = time.monotonic() + 10
-while os.path.isdir(sys.argv[1]) and time.monotonic() < end:  # a dying worker may still write
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+while any(map(os.path.isdir, sys.argv[1:])) and time.monotonic() < end:  # a dying worker may still write
+    for place in sys.argv[1:]:
+        shutil.rmtree(place, ignore_errors=True)
     time.sleep(0.01)
 """
 
@@ -164,9 +165,10 @@ class Crew:
 
     def _start_warden(self) -> None:
         read_fd, self._death_fd = os.pipe()
+        places = [os.path.abspath(self.spec.scratch)] if self.spec.scratch else []  # noqa: PTH100 - links stay links
         try:
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WARDEN, self.directory],
+                [sys.executable, "-I", "-S", "-c", _WARDEN, self.directory, *places],
                 stdin=read_fd,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -128,6 +128,7 @@ class LaunchSpec:
         share_devices: Whether several workers may compute on one GPU.
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
         seat: Where the workers sit among those of other hosts; None: there are no others.
+        scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
     """
 
     target: ScriptTarget | ModuleTarget | FunctionTarget
@@ -144,6 +145,7 @@ class LaunchSpec:
     devices: tuple[str, ...] | None = None
     share_devices: bool = False
     seat: Seat | None = None
+    scratch: str | None = None
 
     @property
     def ranks(self) -> range:
@@ -287,7 +289,7 @@ def resolve_workers(workers: int | str, replicas: int | None = None, devices: tu
         raise ConfigError(
             f"expected workers <= replicas, got {count} workers for {replicas} replicas: "
             f"a rank without a replica has no work. "
-            f"Hint: workers={replicas}, or more replicas (which changes the run's result)."
+            f"Hint: -n {replicas} (workers={replicas}), or more replicas (which changes the run's result)."
         )
     return count
 
