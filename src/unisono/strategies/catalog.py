@@ -8,17 +8,16 @@ from unisono.errors import ConfigError
 from unisono.hints import nearest
 from unisono.strategies.options import (
     AllReduceOptions,
-    AsyncPSOptions,
     BalancedDPOptions,
     DDPOptions,
     DPOptions,
     ExactOptions,
     FSDPOptions,
     ModelParallelOptions,
-    PSOptions,
     StrategyOptions,
 )
 from unisono.strategies.pipeline_options import PipelineOptions
+from unisono.strategies.server_options import AsyncPSOptions, PSOptions
 
 CATALOG: Mapping[str, type[StrategyOptions]] = {
     kind.name: kind
