@@ -11,8 +11,8 @@ On two real machines write the first one's address in place of 127.0.0.1, and ad
     python examples/several_machines.py runs/alone
 
 Replicas and seed belong to the program, hosts and processes to the command. Ctrl-C on one host stops both, saved; the
-same two commands go on. Expect one fingerprint from all of them, in 15 s on 2 cores for both
-hosts (29 CPU seconds).
+same two commands go on. Expect one fingerprint from all of them, in 15 s on 2 cores for both hosts
+(29 CPU seconds).
 """
 
 import sys
