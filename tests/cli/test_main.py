@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from unisono import __version__
 from unisono.cli import completion
-from unisono.cli.main import VERBS, unisono
+from unisono.cli.main import VERBS, main, unisono
 
 # One process for all: each is answered in it, and afterwards torch must not have been loaded.
 ASK = """
@@ -136,6 +136,17 @@ def test_a_verb_like_no_other_is_refused_without_a_guess():
     assert result.exit_code == 2
     assert "zzzz" in result.output
     assert "did you mean" not in result.output
+
+
+def test_only_the_nearest_option_is_proposed(monkeypatch, capsys):
+    """Not three in the order of the alphabet, as click would."""
+    monkeypatch.setattr("sys.argv", ["unisono", "train", "digits", "--epcohs", "3"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = capsys.readouterr().err
+    assert end.value.code == 2
+    assert "Did you mean '--epochs'?" in told
+    assert told.count("'--") == 2
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_killed_and_resumed_on_another_number_of_workers_gives_the_same_bits(ref
     assert result["fingerprint"] == json.loads(printed)["fingerprint"]
     assert result["metrics"] == json.loads(printed)["metrics"]
     assert (out / "ledger.jsonl").read_bytes() == (source / "ledger.jsonl").read_bytes()
-    assert f"fingerprint  {result['fingerprint']}\n" in text
+    assert f"fingerprint    {result['fingerprint']}\ntest_loss      {result['metrics']['test_loss']:.4f}\n" in text
 
 
 # One process for all wrong commands: whether torch was loaded in it, and whether it ever had a child, is asked of it.

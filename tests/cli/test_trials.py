@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli.trials import (
+    check_target,
     is_script,
     parse_workers,
     read_fresh_result,
@@ -32,6 +33,19 @@ def test_workers_are_a_list_of_numbers():
 def test_scripts_are_files():
     """By their ending or their directory."""
     assert [is_script(name) for name in ("train.py", "bin/train", "digits", "py")] == [True, True, False, False]
+
+
+def test_targets_are_looked_for_first(tmp_path):
+    """A recipe by its name, a script by its file; else what there is, and the nearest of it."""
+    (tmp_path / "train.py").touch()
+    check_target("digits")
+    check_target(str(tmp_path / "train.py"))
+    with pytest.raises(ConfigError, match=r"expected a Python file .* got nothing"):
+        check_target(str(tmp_path / "nope.py"))
+    with pytest.raises(ConfigError, match=r"one of the recipes digits, .*, got 'digts'\. Hint: did you mean 'digits'"):
+        check_target("digts")
+    with pytest.raises(ConfigError, match=r"got 'train'.* Hint: .*FILE\.py|did you mean"):
+        check_target("train")
 
 
 def test_options_of_recipes():

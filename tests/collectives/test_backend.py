@@ -10,7 +10,8 @@ from collectives.backend_programs import FUNCTIONS, REFUSED, VARIANTS, play
 from ranks import once, run_processes
 from unisono.collectives.backend import instead_of_gloo
 from unisono.errors import ConfigError
-from unisono.launchers.spec import BACKENDS, LaunchSpec, ScriptTarget, worker_environment
+from unisono.launchers.environment import worker_environment
+from unisono.launchers.spec import BACKENDS, LaunchSpec, ScriptTarget
 
 SIZES = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 

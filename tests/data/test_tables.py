@@ -110,6 +110,7 @@ def test_a_broken_line_of_json_is_named_or_counted(tmp_path, line, message):
         (b"text,label\n", "found none that is whole"),
         (b"review,mark\na,b\n", "line 1: expected a column 'text' once, found 'review', 'mark'.*--text-column"),
         (b"text,mark\na,b\n", "line 1: expected a column 'label' once.*--label-column"),
+        (b"\x8fPNG\r\n\x1a,\xff", "line 1: expected the names of columns in UTF-8, found byte 0x8f.*is it a table"),
         (b"text,label,text\na,b,c\n", "line 1: expected a column 'text' once"),
         (gzip.compress(GOOD.encode() * 50, mtime=0)[:-20], "expected a whole gzip file"),
         (b'text,label\na,x\n"b,y\n', "line 3: expected a row of a table, found unexpected end of data"),

@@ -1,9 +1,14 @@
 """Who failed first."""
 
+import argparse
+import contextlib
+import io
+
 import pytest
 
 from unisono.errors import DataError, PeerLost
 from unisono.launchers.failure import FailureReport, WorkerExit, describe, find_root, load_reports
+from unisono.launchers.spec import LaunchSpec, ScriptTarget
 
 
 def report_of(raiser, rank=0, exit_code=1):
@@ -40,6 +45,24 @@ def secondary(rank, time_s):
         exit_code=1,
         time_s=time_s,
     )
+
+
+def test_the_place_is_one_to_look_at():
+    """The innermost line outside unisono and Python's own library, and not where contextlib or argparse pass it on."""
+
+    def refused_on_the_way_out():
+        with contextlib.ExitStack() as stack:
+            stack.callback(LaunchSpec, target=ScriptTarget(path="a.py"), workers=0)
+
+    def refused_arguments():
+        with contextlib.redirect_stderr(io.StringIO()):
+            argparse.ArgumentParser().parse_args(["--unknown"])
+
+    for raiser in (refused_on_the_way_out, refused_arguments):
+        file, _, line = report_of(raiser).location.rpartition(":")
+        first = raiser.__code__.co_firstlineno
+        assert (file, int(line) in range(first, first + 4)) == (__file__, True)
+    assert report_of(raising(ValueError())).location.startswith(__file__)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,23 @@ def test_a_failed_worker_is_replaced(place):
     assert "Restart 1 with 2 workers from the last checkpoint (1 of 1 restarts without progress)." in result.stderr
 
 
+@pytest.mark.slow
+def test_a_failed_worker_that_does_not_end_is_ended_in_silence(place):
+    """A thread that holds it is no stack on the terminal; and a message of several lines is a sentence in short."""
+    body = ONCE + (
+        "import threading\n"
+        "from unisono.errors import CheckpointError\n"
+        "if once('began'):\n"
+        "    threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "    raise CheckpointError('none of these can be trusted:\\n  this one')\n"
+    )
+    began = time.monotonic()
+    result = place.run(body, "-n1", "--max-restarts", "1")
+    assert (result.returncode, time.monotonic() - began < 55) == (0, True), result.stderr
+    assert "CheckpointError: none of these can be trusted. Restart 1 with 1 worker" in result.stderr
+    assert "Timeout (" not in result.stderr and "most recent call" not in result.stderr
+
+
 def test_without_being_asked_nothing_is_restarted(place):
     """`unisono run` alone starts a script once: it may not be able to go on where it stopped."""
     result = place.run(ONCE + "print('run', flush=True)\nos._exit(3)\n", "-n1")

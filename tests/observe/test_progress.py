@@ -75,6 +75,15 @@ def test_notes_are_printed_as_they_are(capsys, text):
     assert capsys.readouterr().err == text + "\n"
 
 
+def test_the_bar_of_a_resumed_run_begins_in_its_epoch(monkeypatch):
+    """Before its first step it shows the epoch of that step, not the first one."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for first_step, epoch in ((0, "epoch 1/4"), (25, "epoch 3/4"), (40, "epoch 4/4")):
+        with ProgressLine(40, 10, first_step=first_step) as progress:
+            assert progress._bar is not None
+            assert progress._bar.tasks[0].description == epoch
+
+
 def test_other_ranks_are_silent(capsys):
     """Only the leader speaks."""
     with ProgressLine(2, 1, is_shown=False) as progress:

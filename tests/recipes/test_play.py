@@ -6,8 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.recipes import digits, images, imdb, mnist, text
+from unisono.recipes import play as play_module
 from unisono.recipes.catalog import RECIPES, Options
 from unisono.recipes.play import play, spread, thinned
+
+
+def test_a_warning_of_ours_is_one_line():
+    """Without the line of our code; another's is shown as Python does."""
+    ours = play_module._one_line("passed over", UserWarning, play_module.__file__, 1)
+    assert ours == "unisono: passed over\n"
+    for other in (("old", DeprecationWarning, play_module.__file__), ("odd", UserWarning, "/elsewhere/a.py")):
+        assert play_module._one_line(*other, 1) == play_module._PYTHONS(*other, 1)
 
 
 @given(st.integers(1, 5000), st.none() | st.integers(1, 6000))

@@ -222,7 +222,12 @@ def test_only_the_last_update(plant, plain, tmp_path):
 
 def test_no_run_is_an_error(tmp_path, plain):
     """A directory without a run, and a broken file, are named."""
-    with pytest.raises(ConfigError, match=r"score\.json"):
+    (tmp_path / "file").touch()
+    for place, got in (("nowhere", "does not exist"), ("file", "is a file"), (".", "a directory without such a file")):
+        with pytest.raises(ConfigError, match=rf"score\.json, got .*, {'which ' * (place != '.')}{got}"):
+            compare_runs(plain, tmp_path / place)
+    (tmp_path / "file").unlink()
+    with pytest.raises(ConfigError, match="an empty directory"):
         compare_runs(plain, tmp_path)
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(ConfigError, match="not the JSON"):

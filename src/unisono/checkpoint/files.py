@@ -122,15 +122,14 @@ def check_sum(path: Path, expected: FileSum, *, from_disk: bool = False) -> None
         OSError: It cannot be read.
     """  # noqa: DOC501 - a function makes the error
     with opened(path) as (descriptor, size):
-        if size == expected.bytes:
-            if from_disk:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            digest = hashlib.sha256()
-            for piece in _pieces(descriptor):
-                digest.update(piece)
-            found = digest.hexdigest()
-        else:
-            found = "not computed"
+        if size != expected.bytes:
+            raise damaged(path, expected, size, None)
+        if from_disk:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        digest = hashlib.sha256()
+        for piece in _pieces(descriptor):
+            digest.update(piece)
+        found = digest.hexdigest()
     if found != expected.sha256:
         raise damaged(path, expected, size, found)
 
@@ -144,7 +143,7 @@ def read_checked(path: Path, expected: FileSum) -> bytes:
     """  # noqa: DOC501 - a function makes the error
     with opened(path) as (descriptor, size):
         if size != expected.bytes:  # before any memory is taken for it
-            raise damaged(path, expected, size, "not computed")
+            raise damaged(path, expected, size, None)
         data = b"".join(_pieces(descriptor))
     found = hashlib.sha256(data).hexdigest()
     if found != expected.sha256:
@@ -152,11 +151,12 @@ def read_checked(path: Path, expected: FileSum) -> bytes:
     return data
 
 
-def damaged(path: Path, expected: FileSum, size: int, sha256: str) -> CheckpointError:
-    """Return the error that tells expected from found."""
+def damaged(path: Path, expected: FileSum, size: int, sha256: str | None) -> CheckpointError:
+    """Return the error that tells expected from found; None: another size says enough."""
+    found = f"{size} bytes" if sha256 is None else f"{size} with {sha256}"
     return CheckpointError(
         f"{printable(str(path))} is damaged: expected {expected.bytes} bytes with SHA-256 {expected.sha256}, "
-        f"found {size} with {sha256}."
+        f"found {found}."
     )
 
 

@@ -14,6 +14,7 @@ import click
 from unisono.cli.completion import complete_target
 from unisono.cli.outcome import FAILED, perform
 from unisono.cli.trials import (
+    check_target,
     flag_of,
     is_script,
     read_result,
@@ -91,6 +92,7 @@ def _chaos(
     from unisono.chaos.schedule import plan_faults
     from unisono.errors import ConfigError
 
+    check_target(target)
     place: Any
     if out is None:
         place = tempfile.TemporaryDirectory(prefix="unisono-chaos-")

@@ -72,6 +72,8 @@ def main() -> NoReturn:
     try:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):  # click lists three, by the alphabet; the nearest comes first
+            error = click.NoSuchOption(error.option_name, possibilities=(error.possibilities or [])[:1], ctx=error.ctx)
         error.show()
         raise SystemExit(error.exit_code) from None
     except (click.Abort, KeyboardInterrupt):

@@ -166,7 +166,8 @@ def _train(
             out.mkdir(mode=0o700, parents=True, exist_ok=True)
             (out / RUN_FILE).write_text(describe_run_file(job.options))
         try:
-            result = play(job, output="stderr" if as_json else "leader", **settings)
+            scratch = None if kept else place
+            result = play(job, output="stderr" if as_json else "leader", scratch=scratch, **settings)
         except RunStopped as stopped:
             if given["out"]:
                 raise
@@ -175,15 +176,16 @@ def _train(
         if as_json:
             click.echo(json.dumps(result))
             return
-        click.echo(f"fingerprint  {result['fingerprint']}")
-        for name, value in result["metrics"].items():
-            click.echo(f"{name:<12} {value:.4f}")
+        lines = {"fingerprint": result["fingerprint"]}
+        lines |= {name: f"{value:.4f}" for name, value in result["metrics"].items()}
+        lines |= {"kept in": str(out)} if given["out"] else {}
+        width = max(map(len, lines))
+        for name, line in lines.items():
+            click.echo(f"{name:<{width}}  {line}")
         click.echo(
             f"{result['steps']} steps, {result['epochs']} epochs, {result['world_size']} workers, "
             f"{result['replicas']} replicas, {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
         )
-        if given["out"]:
-            click.echo(f"kept in      {out}")
 
 
 def plan(

@@ -50,6 +50,25 @@ def is_script(target: str) -> bool:
     return target.endswith(".py") or "/" in target
 
 
+def check_target(target: str) -> None:
+    """Refuse what is neither a recipe nor a script, before anything starts.
+
+    Raises:
+        ConfigError: Names what there is.
+    """
+    from unisono.errors import ConfigError
+    from unisono.hints import nearest
+    from unisono.launchers.spec import ScriptTarget
+    from unisono.launchers.spec import check_target as check_script
+    from unisono.recipes.catalog import RECIPES
+
+    if is_script(target):
+        check_script(ScriptTarget(path=target))
+    elif target not in RECIPES:
+        hint = nearest(target, RECIPES) or " Hint: a script is written as FILE.py, or with its directory."
+        raise ConfigError(f"expected a script, or one of the recipes {', '.join(RECIPES)}, got {target!r}.{hint}")
+
+
 def parse_workers(text: str) -> list[int]:
     """Return numbers of workers from ``1,2,4``, in the given order.
 
@@ -101,6 +120,7 @@ def script_starter(
     threads: int | None,
     replicas_of: Callable[[int], int],
     env: Mapping[str, str] | None = None,
+    scratch: str | None = None,
 ) -> Start:
     """Return what plays a script through the launcher.
 
@@ -110,6 +130,7 @@ def script_starter(
         threads: Of each worker.
         replicas_of: From the workers to the replicas, where the script leaves them open.
         env: More variables of the workers.
+        scratch: As in `LaunchSpec`.
 
     Raises:
         ConfigError: There is no such file.
@@ -122,7 +143,7 @@ def script_starter(
 
     def start(count: int, out: Path) -> None:
         own = {**script_environment(out, replicas_of(count)), **(env or {})}
-        run_local(LaunchSpec(target=target, workers=count, threads=threads, env=own, output="quiet"))
+        run_local(LaunchSpec(target=target, workers=count, threads=threads, env=own, output="quiet", scratch=scratch))
 
     return start
 

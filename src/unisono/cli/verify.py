@@ -14,6 +14,7 @@ from unisono.cli.completion import complete_target
 from unisono.cli.outcome import FAILED, perform
 from unisono.cli.trials import (
     Start,
+    check_target,
     is_script,
     parse_workers,
     read_fresh_result,
@@ -70,11 +71,12 @@ def verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, **gi
 def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, given: dict[str, Any]) -> int:
     from unisono.errors import ConfigError
 
+    check_target(target)
     counts = parse_workers(workers)
     if len(counts) < 2:
         raise ConfigError(f"expected at least two runs to compare, got --workers {workers}. Hint: --workers 1,2.")
     with tempfile.TemporaryDirectory(prefix="unisono-verify-") as scratch:
-        start = _script(target, args, counts, given) if is_script(target) else _recipe(target, args, counts, given)
+        start = (_script if is_script(target) else _recipe)(target, args, counts, given, scratch)
         trials: list[Trial] = []
         for number, count in enumerate(counts):
             click.echo(f"[{number + 1}/{len(counts)}] {target} on {count} worker{'s' * (count > 1)} ...", err=True)
@@ -82,24 +84,24 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
         return _judge(trials, as_json)
 
 
-def _recipe(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any]) -> Start:
+def _recipe(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any], scratch: str) -> Start:
     from unisono.cli.train import plan, play
 
     refuse_arguments(target, args)
     job = plan(target, str(max(counts)), given)
 
     def start(count: int, out: Path) -> None:
-        play(replace(job, workers=count, options=replace(job.options, out=str(out))), output="quiet")
+        play(replace(job, workers=count, options=replace(job.options, out=str(out))), output="quiet", scratch=scratch)
 
     for count in counts:
         plan(target, str(count), given)
     return start
 
 
-def _script(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any]) -> Start:
+def _script(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any], scratch: str) -> Start:
     refuse_recipe_options(target, given, "replicas", "threads")
     replicas = given["replicas"] or max(counts)
-    return script_starter(target, args, threads=given["threads"], replicas_of=lambda _: replicas)
+    return script_starter(target, args, threads=given["threads"], replicas_of=lambda _: replicas, scratch=scratch)
 
 
 def _try(start: Start, count: int, out: Path, given: dict[str, Any]) -> Trial:

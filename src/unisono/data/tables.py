@@ -201,6 +201,11 @@ def _table(path: Path, text: str, columns: Columns, broken: Broken) -> Iterator[
 
 def _column(path: Path, header: list[str], name: str, flag: str) -> int:
     if header.count(name) != 1:
+        if (wrong := _wrong_byte("".join(header))) is not None:
+            raise DataError(
+                f"{path}, line 1: expected the names of columns in UTF-8, found {wrong}. "
+                "Hint: is it a table? If so, pass its --encoding (latin-1, cp1252, ...)."
+            )
         listed = ", ".join(map(repr, header[:12]))
         raise DataError(f"{path}, line 1: expected a column {name!r} once, found {listed}. Hint: name it with {flag}.")
     return header.index(name)

@@ -149,7 +149,7 @@ def _ending(crew: Crew, root: Failure, message: str) -> Ending:
     last, report = told[root.rank], root.report
     return Ending(
         rank=-1 if root.is_secondary else root.rank,
-        what=message.partition("\n")[0].rstrip(".") + ".",
+        what=message.partition("\n")[0].rstrip(".:") + ".",
         step=last.step,
         done=max(reading.done for reading in told.values()),
         saved=max(reading.saved for reading in told.values()),

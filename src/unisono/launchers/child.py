@@ -72,8 +72,10 @@ def main(argv: list[str]) -> int:
         code = _exit_code(error)
         if code != 0 and not isinstance(error, RunStopped):
             FailureReport.from_exception(error, rank, code).save(directory)
-            # A thread that keeps the failed process from ending would keep its peers waiting for it.
-            faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True)
+            # A thread that keeps the failed process from ending would keep its peers waiting for it. What it has to
+            # show (to no one: the failure is told already) may come from a machine that is merely slow.
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True, file=nowhere)
         return code
     finally:
         # The interpreter stops its threads before it is gone: silence means nothing from here on.

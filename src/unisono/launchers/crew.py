@@ -5,8 +5,8 @@ import torch.
 
 No worker outlives the launcher, however that one dies: the kernel kills each worker when the launching thread
 ends (`child`), and a *warden* process, which holds the read end of a pipe that only the launcher writes to,
-then kills the workers' process groups with their data loaders, and removes the launch's private directory. Only a
-process that starts a session of its own escapes.
+then kills the workers' process groups with their data loaders, and removes the launch's private directory and
+scratch. Only a process that starts a session of its own escapes.
 """
 
 import contextlib
@@ -26,33 +26,18 @@ from typing import TextIO, final
 from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.beacon import STOPPED, Beacon, Reading
 from unisono.launchers.child import FUNCTION_FILE
+from unisono.launchers.environment import worker_environment
 from unisono.launchers.failure import Failure, WorkerExit, find_root, load_reports
 from unisono.launchers.output import OutputPump
-from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, worker_environment
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget
 from unisono.launchers.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
+from unisono.launchers.warden import Warden
 
 # How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
 _KILL_WAIT_S = 5.0
 _HEARTBEAT_S = 0.25
 _STACK_WAIT_S = 1.0
 _UNKNOWN_CODE = 255
-
-# Reads the workers' process groups, one a line, until the launcher is gone.
-_WARDEN = """
-import os, shutil, signal, sys, time
-told = b""
-while data := os.read(0, 4096):
-    told += data
-for group in told.split():
-    try:
-        os.killpg(int(group), signal.SIGKILL)
-    except OSError:
-        pass
-end = time.monotonic() + 10
-while os.path.isdir(sys.argv[1]) and time.monotonic() < end:  # a dying worker may still write
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
-    time.sleep(0.01)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +88,7 @@ class Crew:
         self._events = events
         self._beacons: dict[int, Beacon] = {}  # both by rank
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
-        self._warden: subprocess.Popen[bytes] | None = None
-        self._death_fd = -1
+        self._warden: Warden | None = None
         self._pump = OutputPump(on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone()))
 
     @property
@@ -123,9 +107,10 @@ class Crew:
         try:
             command = _command(self.spec, self.directory)
             with _interrupts_held_back():
-                self._start_warden()  # first: it must know of every worker, whenever we die
+                # First: it must know of every worker, whenever we die.
+                self._warden = warden = Warden([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
                 for rank in self.spec.ranks:
-                    self._start_worker(command, rank, port)
+                    self._start_worker(command, rank, port, warden)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
             raise LaunchError(
                 f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
@@ -133,7 +118,7 @@ class Crew:
             ) from error
         self._pump.start()
 
-    def _start_worker(self, command: list[str], rank: int, port: int) -> None:
+    def _start_worker(self, command: list[str], rank: int, port: int, warden: Warden) -> None:
         self._beacons[rank] = Beacon.create(beacon_file(self.directory, rank))
         outputs = [self._pump.open(*lines) if lines else None for lines in _output_plan(self.spec, rank)]
         try:
@@ -150,7 +135,7 @@ class Crew:
                 if fd is not None:
                     os.close(fd)
         self._workers[rank] = worker
-        os.write(self._death_fd, b"%d\n" % worker.pid)
+        warden.watch(worker.pid)
         threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
 
     def _watch(self, rank: int, pid: int) -> None:
@@ -161,19 +146,6 @@ class Crew:
             if end is not None:
                 code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         self._events.put(WorkerExit(rank=rank, code=code, time_s=time.monotonic()))
-
-    def _start_warden(self) -> None:
-        read_fd, self._death_fd = os.pipe()
-        try:
-            self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WARDEN, self.directory],
-                stdin=read_fd,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        finally:
-            os.close(read_fd)
 
     def signal(self, signum: int) -> None:
         """Send a signal to the running workers; all but SIGINT also reach the processes they started."""
@@ -245,10 +217,7 @@ class Crew:
         while self.running and (event := next_event(self._events, deadline)):
             self.note(event)
         if self._warden is not None:  # before the workers' numbers become free
-            self._warden.kill()
-            self._warden.wait()
-        if self._death_fd >= 0:
-            os.close(self._death_fd)
+            self._warden.dismiss()
         for rank in self.exits:
             self._workers[rank].wait()
         self._finish_output()

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, UnisonoError, WorldError
 
+_LIBRARY = str(Path(os.__file__).resolve().parent)
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Frames of the start-up itself: they come before the user's first line and tell nothing.
 _STARTUP_FILES = re.compile(r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]child)\.py")
@@ -42,7 +43,7 @@ class FailureReport:
         type_name: Name of the exception's class.
         message: The exception's text.
         traceback: The traceback from the user's first frame on.
-        location: ``file:line`` of the innermost frame outside unisono, empty if there is none.
+        location: ``file:line`` of the innermost frame outside unisono and Python's library, empty if there is none.
         is_unisono: Whether the exception is a `UnisonoError`: its message says all, no traceback is needed.
         is_secondary: Whether it looks like the consequence of another rank's failure.
         is_config: Whether a setting is wrong: then this is what the person must read.
@@ -253,8 +254,11 @@ def _without_startup(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _user_location(trace: TracebackType | None) -> str:
+    """Return the innermost place outside unisono and Python's own library: there is something to look at."""
     location = ""
     for frame in traceback.extract_tb(trace):
-        if not os.path.realpath(frame.filename).startswith(_PACKAGE + os.sep):
+        path = os.path.realpath(frame.filename)
+        is_pythons = frame.filename.startswith("<") or (path.startswith(_LIBRARY + os.sep) and "-packages" not in path)
+        if not is_pythons and not path.startswith(_PACKAGE + os.sep):
             location = f"{frame.filename}:{frame.lineno}"
     return location

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from urllib.parse import urlparse
 
 from unisono.errors import WorldError
-from unisono.launchers.spec import COPY_AROUND_CACHES, thread_variables
+from unisono.launchers.environment import COPY_AROUND_CACHES, thread_variables
 from unisono.world import World
 
 PARENT_VARIABLE = "UNISONO_PARENT"

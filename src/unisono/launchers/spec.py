@@ -1,7 +1,7 @@
-"""What to start: the launch as plain values, and the environment that each worker gets.
+"""What to start: the launch as plain values.
 
-In: settings from the command line or from `launch`. Out: a `LaunchSpec`, and pure functions from it to the
-variables of one worker. Starts no process except ``nvidia-smi`` to count GPUs. Must not import torch.
+In: settings from the command line or from `launch`. Out: a `LaunchSpec`; `environment` makes the variables of a worker
+from it. Starts no process except ``nvidia-smi`` to count GPUs. Must not import torch.
 """
 
 import importlib.machinery
@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.errors import ConfigError
-from unisono.launchers.beacon import BEACON_VARIABLE
-from unisono.launchers.devices import (
-    SHARE_VARIABLE,
-    VISIBLE_VARIABLE,
-    check_devices,
-    choose_devices,
-    device_variables,
-    visible_devices,
-)
+from unisono.launchers.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)
@@ -34,10 +26,6 @@ STOP_GRACE_S = 30.0
 HEARTBEAT_S = 10.0
 HANG_S = 30.0
 
-# From 2 MiB on, the C library copies around the caches, which it would only empty: a checkpoint takes two thirds of
-# the time. glibc's own threshold grows with a cache that virtual machines report for more than they have.
-COPY_AROUND_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
-_LOOPBACK = "127.0.0.1"
 _NVIDIA_SMI_TIMEOUT_S = 5.0
 
 
@@ -128,6 +116,7 @@ class LaunchSpec:
         share_devices: Whether several workers may compute on one GPU.
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
         seat: Where the workers sit among those of other hosts; None: there are no others.
+        scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
     """
 
     target: ScriptTarget | ModuleTarget | FunctionTarget
@@ -144,6 +133,7 @@ class LaunchSpec:
     devices: tuple[str, ...] | None = None
     share_devices: bool = False
     seat: Seat | None = None
+    scratch: str | None = None
 
     @property
     def ranks(self) -> range:
@@ -169,69 +159,6 @@ class LaunchSpec:
         if self.backend is not None and self.backend not in BACKENDS:
             raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
         check_devices(self.workers, self.devices or (), share=self.share_devices)
-
-
-def worker_environment(
-    spec: LaunchSpec, rank: int, rendezvous_dir: str, port: int, base_env: Mapping[str, str]
-) -> dict[str, str]:
-    """Return all variables of one worker.
-
-    They are torchrun's, so that its scripts run unchanged, plus unisono's own: the file by which the workers of one
-    host meet, and the beacon.
-
-    Args:
-        spec: The launch.
-        rank: Rank of the worker.
-        rendezvous_dir: Private directory of this launch.
-        port: Reserved port for scripts that meet through ``MASTER_ADDR`` and ``MASTER_PORT``.
-        base_env: The launcher's own environment; never written to.
-    """
-    # A launcher that itself runs under torchrun must not hand on the outer agent's store; nor one that itself is a
-    # worker the choice made for that.
-    outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k != BACKEND_VARIABLE}
-    local_rank, workers = str(rank - spec.ranks.start), str(spec.workers)
-    return {
-        "GLIBC_TUNABLES": COPY_AROUND_CACHES,
-        **outer,
-        **spec.env,
-        **_device_variables(spec, rank - spec.ranks.start),
-        **thread_variables(spec.threads, {**outer, **spec.env}),
-        "RANK": str(rank),
-        "LOCAL_RANK": local_rank,
-        "ROLE_RANK": str(rank),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": workers,
-        "ROLE_WORLD_SIZE": str(spec.world_size),
-        "ROLE_NAME": "default",
-        BEACON_VARIABLE: str(Path(rendezvous_dir) / f"beacon-{rank}"),
-        "PYTHONUNBUFFERED": "1",
-        **_meeting_variables(spec.seat, rendezvous_dir, port),
-        **({BACKEND_VARIABLE: spec.backend} if spec.backend else {}),
-    }
-
-
-def _meeting_variables(seat: Seat | None, rendezvous_dir: str, port: int) -> dict[str, str]:
-    if seat is None:
-        return {
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "MASTER_ADDR": _LOOPBACK,
-            "MASTER_PORT": str(port),
-            "UNISONO_RENDEZVOUS": str(Path(rendezvous_dir) / "store"),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-    return {
-        "GROUP_RANK": str(seat.node_rank),
-        "GROUP_WORLD_SIZE": str(seat.num_nodes),
-        "MASTER_ADDR": seat.master_addr,
-        "MASTER_PORT": str(seat.master_port),
-        "UNISONO_RENDEZVOUS": "env://",
-        "GLOO_SOCKET_IFNAME": seat.interface,
-        "NCCL_SOCKET_IFNAME": f"={seat.interface}",  # without the sign NCCL takes it for the beginning of a name
-        "TORCHELASTIC_RUN_ID": seat.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(seat.attempt),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher serves the store: rank 0 opens no port
-    }
 
 
 def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
@@ -287,7 +214,7 @@ def resolve_workers(workers: int | str, replicas: int | None = None, devices: tu
         raise ConfigError(
             f"expected workers <= replicas, got {count} workers for {replicas} replicas: "
             f"a rank without a replica has no work. "
-            f"Hint: workers={replicas}, or more replicas (which changes the run's result)."
+            f"Hint: -n {replicas} (workers={replicas}), or more replicas (which changes the run's result)."
         )
     return count
 
@@ -341,22 +268,3 @@ def resolve_devices(asked: str | None) -> tuple[str, ...] | None:
     if asked is None:
         return None
     return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()))
-
-
-def _device_variables(spec: LaunchSpec, rank: int) -> dict[str, str]:
-    if spec.devices is not None:
-        return device_variables(rank, spec.devices, share=spec.share_devices)
-    return {SHARE_VARIABLE: "1"} if spec.share_devices else {}
-
-
-def thread_variables(count: int | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that fix a process's threads; without a count, the user's ``OMP_NUM_THREADS`` or 1."""
-    # Set for one worker too: another number of threads gives other bits. DYNAMIC lets the libraries use fewer
-    # threads than asked when the machine is busy, and the bits would depend on the load.
-    fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
-    if count is None:
-        return {"OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or "1", **fixed}
-    threads = {"OMP_NUM_THREADS": str(count)}
-    if "MKL_NUM_THREADS" in environ:  # torch gives MKL's own variable precedence over OpenMP's
-        threads["MKL_NUM_THREADS"] = str(count)
-    return {**threads, **fixed}

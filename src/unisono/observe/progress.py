@@ -51,7 +51,8 @@ class ProgressLine:
             self._bar = _bar(self._console)
             self._bar.start()
             told = f"loss - {'-':>7} samples/s"
-            self._task = self._bar.add_task("epoch 1", total=total_steps, completed=first_step, told=told)
+            epoch = self._epoch(min(first_step + 1, total_steps))
+            self._task = self._bar.add_task(epoch, total=total_steps, completed=first_step, told=told)
         self._every_s = _PLAIN_EVERY_S if self._bar is None else _DRAWN_EVERY_S
         self._next = self._start + self._every_s
         self.work = WorkLine(is_shown=is_shown, beside=self._bar)
@@ -67,7 +68,7 @@ class ProgressLine:
             self._show(step, loss, now)
 
     def _show(self, step: int, loss: float, now: float) -> None:
-        epoch = f"epoch {(step - 1) // self._per_epoch + 1}/{self._epochs}"
+        epoch = self._epoch(step)
         speed = f"{self._samples / max(now - self._start, 1e-9):,.0f}"
         if self._bar is not None and self._task is not None:
             told = f"loss {loss:.4f} {speed:>7} samples/s{self._data(now)}"
@@ -76,6 +77,9 @@ class ProgressLine:
         left = round((now - self._start) / max(1, step - self._first) * (self._total - step))
         eta = f"  eta {timedelta(seconds=left)}" if step < self._total else ""
         self.note(f"{epoch}  step {step}/{self._total}  loss {loss:.4f}  {speed} samples/s{self._data(now)}{eta}")
+
+    def _epoch(self, step: int) -> str:
+        return f"epoch {(step - 1) // self._per_epoch + 1}/{self._epochs}"
 
     def _data(self, now: float) -> str:
         """Return the share of time that waits for data, asked anew once a second."""

@@ -1,6 +1,8 @@
 """What a worker runs for ``unisono train``: one recipe with its options."""
 
 import importlib
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +14,23 @@ if TYPE_CHECKING:
     import unisono
 
 
+_OURS = Path(__file__).parent.parent
+_PYTHONS = warnings.formatwarning
+
+
 def play(options: Options) -> None:
     """Train and evaluate a recipe in the world of this process; results go to the run directory."""
+    warnings.formatwarning = _one_line
     importlib.import_module(f"unisono.recipes.{options.recipe}").train(options)
+
+
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as it is shown; one of ours without the line of our code, for the program is ours too."""
+    if category is UserWarning and Path(filename).is_relative_to(_OURS):
+        return f"unisono: {message}\n"
+    return _PYTHONS(message, category, filename, lineno, line)
 
 
 def fit(trainer: "unisono.Trainer", options: Options, train_set: Any, test_set: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from unisono.errors import ConfigError
 from unisono.observe.compare import diff, read_object
 from unisono.observe.ledger import hash_samples, read_lines
 from unisono.placement import cut
+from unisono.report.run_view import check_run
 from unisono.seeding import mix
 
 ORDER = ("epoch", "weights", "num_samples", "samples", "generator seed", "loss", "gradient", "lr")
@@ -202,8 +203,7 @@ def _untimed(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> _Run:
-    if not (path / "score.json").exists():
-        raise ConfigError(f"expected a run directory with score.json, got {path}. Hint: --out DIR (out=) keeps one.")
+    check_run(path)
     files = {name: read_object(path / f"{name}.json") for name in ("score", "environment", "result")}
     detail = {line["step"]: line for line in read_lines(path / "detail.jsonl")}
     return _Run(ledger=read_lines(path / "ledger.jsonl"), detail=detail, **files)

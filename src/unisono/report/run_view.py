@@ -118,6 +118,25 @@ def by_rank(steps: Mapping[int, list[StepPhases]], world_size: int) -> dict[int,
     return found
 
 
+def check_run(path: Path) -> None:
+    """Refuse what is no run directory.
+
+    Raises:
+        ConfigError: Says what is there instead.
+    """
+    if not (path / "score.json").exists():
+        raise ConfigError(
+            f"expected a run directory with score.json, got {describe_place(path)}. Hint: --out DIR (out=) keeps one."
+        )
+
+
+def describe_place(path: Path) -> str:
+    """Return a path, and what is there, for a message."""
+    if not path.is_dir():
+        return f"{str(path)!r}, which {'is a file' if path.exists() else 'does not exist'}"
+    return f"{str(path)!r}, " + ("a directory without such a file" if any(path.iterdir()) else "an empty directory")
+
+
 def read_run(path: Path) -> RunView:
     """Return a run directory's content.
 

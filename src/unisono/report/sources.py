@@ -9,7 +9,7 @@ from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
 from unisono.report.page import MOST_SOURCES, Section
 from unisono.report.run_section import compare_section, run_section
-from unisono.report.run_view import RunView, read_run
+from unisono.report.run_view import RunView, describe_place, read_run
 from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.kept import read_json
 from unisono.scaling.study import KIND as STUDY
@@ -53,7 +53,7 @@ def read_source(path: Path) -> RunView | Study | dict[str, Any]:
             return read_source(path / "scaling.json")
     if not path.is_file():
         raise ConfigError(
-            f"expected a run directory (with score.json), scaling.json or a kept forecast, got {path}. "
+            f"expected a run directory (with score.json), scaling.json or a kept forecast, got {describe_place(path)}. "
             "Hint: unisono train --out DIR, unisono bench scaling and unisono forecast -o FILE write them."
         )
     plain = read_json(path)

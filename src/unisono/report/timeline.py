@@ -14,7 +14,7 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.observe.phases import StepPhases
-from unisono.report.run_view import read_run
+from unisono.report.run_view import check_run, read_run
 from unisono.scaling.kept import check_place, write_whole
 
 ORDER = ("data", "forward", "backward", "reduce", "update", "other", "checkpoint", "evaluate")
@@ -30,8 +30,7 @@ def write_timeline(run: Path, out: Path) -> int:
         ConfigError: There is no run or it has no step phases; the file cannot be written, or holds something else.
     """
     check_place(out, (_MARK,))
-    if not (run / "score.json").exists():
-        raise ConfigError(f"expected a run directory with score.json, got {run}. Hint: --out DIR (out=) keeps one.")
+    check_run(run)
     records = read_run(run).phases
     if not records:
         raise ConfigError(f"{run} has no step phases: it was trained by an earlier version. Hint: train again.")

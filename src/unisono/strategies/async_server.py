@@ -31,8 +31,8 @@ from unisono.strategies.backward import run_backward
 from unisono.strategies.base import Gradients, LossFunction, Micro, Setting
 from unisono.strategies.channels import ServerLines, StarTransport, WorkerLine, decode, encode, from_bytes, to_bytes
 from unisono.strategies.clipping import Clipping
-from unisono.strategies.options import AsyncPSOptions
 from unisono.strategies.replicated import Replicated
+from unisono.strategies.server_options import AsyncPSOptions
 
 PUSH, PULL, GO, STOP = range(4)
 _IS_FINITE, _IS_STOP_ASKED = 1, 2  # bits of what a push says of itself

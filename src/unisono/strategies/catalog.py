@@ -8,17 +8,16 @@ from unisono.errors import ConfigError
 from unisono.hints import nearest
 from unisono.strategies.options import (
     AllReduceOptions,
-    AsyncPSOptions,
     BalancedDPOptions,
     DDPOptions,
     DPOptions,
     ExactOptions,
     FSDPOptions,
     ModelParallelOptions,
-    PSOptions,
     StrategyOptions,
 )
 from unisono.strategies.pipeline_options import PipelineOptions
+from unisono.strategies.server_options import AsyncPSOptions, PSOptions
 
 CATALOG: Mapping[str, type[StrategyOptions]] = {
     kind.name: kind
@@ -94,6 +93,13 @@ def all_options() -> dict[str, tuple[list[str], Any]]:
     return found
 
 
+_SPELLED = (
+    ("tuple[float", "numbers such as 1,2,2"), ("tuple[str", "names such as a,b"), ("bool", "true or false"),
+    ("int", "a whole number"), ("float", "a number"), ("", "another value"),
+)  # fmt: skip
+"""What is expected, by the type of an option's field."""
+
+
 def _read(name: str, item: Any, value: Any) -> Any:
     """Return an option's value; text is read as the type of the field."""
     kinds = str(item.type)
@@ -108,5 +114,6 @@ def _read(name: str, item: Any, value: Any) -> Any:
                 return {"true": True, "false": False, "yes": True, "no": False}[value.lower()]
             return int(value) if "int" in kinds else float(value)
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"strategy {name}: expected {item.name} as {kinds}, got {value!r}.") from None
+        told = next(words for kind, words in _SPELLED if kind in kinds)
+        raise ConfigError(f"strategy {name}: expected {item.name} as {told}, got {value!r}.") from None
     return value

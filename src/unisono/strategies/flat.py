@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.reduce import ALIGNMENT, padded_length
-from unisono.determinism import adder, checksum
+from unisono.determinism import add_checksums, adder, checksum
 from unisono.errors import StepError
 
 _STRIDED = torch.strided
@@ -108,10 +108,7 @@ class FlatBuffer:
 
     def checksum(self) -> int:
         """Return the sum of the bits as 64-bit integers, modulo 2**64."""
-        total = 0
-        for add_up in self._sums:
-            total += int(add_up())
-        return total & 0xFFFFFFFFFFFFFFFF
+        return add_checksums(int(add_up()) for add_up in self._sums)
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, present: npt.NDArray[np.bool_]) -> None:

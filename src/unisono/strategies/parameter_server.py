@@ -18,8 +18,8 @@ from unisono.determinism import add_checksums
 from unisono.strategies.base import Setting, scale_gradients
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.optimizer_state import share_optimizer_state
-from unisono.strategies.options import PSOptions
 from unisono.strategies.replicated import Replicated
+from unisono.strategies.server_options import PSOptions
 from unisono.strategies.split import share_out
 
 

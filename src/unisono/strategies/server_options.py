@@ -1,0 +1,74 @@
+"""What a parameter server is asked for: how many serve, and how far workers may run ahead (no torch here)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from unisono.errors import ConfigError
+from unisono.placement import place_evenly
+from unisono.strategies.options import StrategyOptions, option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PSOptions(StrategyOptions):
+    """The parameter server."""
+
+    name: ClassVar[str] = "ps"
+    summary: ClassVar[str] = "parameter server: workers push gradients, servers update, all pull"
+    engine: ClassVar[str] = "parameter_server:ParameterServer"
+
+    servers: int = option(1, "The first K processes serve and compute no gradients; each has some parameters.",
+                          at_least=1)  # fmt: skip
+
+    @property
+    def shares_gradients(self) -> bool:
+        """See `StrategyOptions.shares_gradients`."""
+        return False
+
+    def default_replicas(self, world_size: int) -> int:
+        """See `StrategyOptions.default_replicas`: one a worker."""
+        return max(1, world_size - self.servers)
+
+    def check(self, world_size: int) -> None:
+        """See `StrategyOptions.check`."""
+        if world_size <= self.servers:
+            raise ConfigError(
+                f"strategy {self.name} needs a worker beside {_count(self.servers, 'server')}, got "
+                f"{_count(world_size, 'process', 'es')}. Hint: --workers {self.servers + 1} or more."
+            )
+
+    def place(self, replicas: int, world_size: int) -> list[range]:
+        """See `StrategyOptions.place`: servers compute nothing."""
+        self.check(world_size)
+        workers = world_size - self.servers
+        if replicas < workers:
+            raise ConfigError(
+                f"expected a replica for each of {workers} workers, got {replicas}. "
+                f"Hint: at most {replicas + self.servers} processes, or --replicas {workers}."
+            )
+        return [range(0)] * self.servers + place_evenly(replicas, workers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsyncPSOptions(PSOptions):
+    """The asynchronous parameter server."""
+
+    name: ClassVar[str] = "ps_async"
+    summary: ClassVar[str] = "asynchronous parameter server with a bound on staleness"
+    engine: ClassVar[str] = "async_server:AsyncParameterServer"
+    needs_processes: ClassVar[bool] = True
+
+    max_staleness: int = option(4, "Steps that a worker may be ahead of the slowest one; 0 is ps.", at_least=0)
+    timeout_s: float = option(300.0, "Longest silence of server or workers.", at_least=0.1)
+
+    def __post_init__(self) -> None:
+        StrategyOptions.__post_init__(self)
+        if self.servers != 1:
+            raise ConfigError(f"strategy ps_async has one server, got servers {self.servers}. Hint: ps has several.")
+
+    def score(self) -> dict[str, Any]:
+        """See `StrategyOptions.score`."""
+        return {"name": self.name, "max_staleness": self.max_staleness}
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
