@@ -5,6 +5,7 @@ program that has already called ``dist.init_process_group`` is joined as it is.
 """
 
 import itertools
+import os
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, final
@@ -20,6 +21,7 @@ from unisono.collectives.across_hosts import name_of_this_host, over_hosts
 from unisono.collectives.autotune import settle_plan
 from unisono.collectives.group import GroupOwner, lost_peers_named
 from unisono.collectives.loopback import LoopbackTransport
+from unisono.collectives.roll_call import call_roll
 from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost, WorldError
@@ -93,7 +95,8 @@ def connect(
 
     Raises:
         ConfigError: Ranks have the same GPU, and were not to share; or this torch has no MPI.
-        WorldError: The process group that the program has already made has another size or rank.
+        WorldError: The process group that the program has already made has another size or rank; or the ranks
+            contradict each other about who they are.
         PeerLost: The other ranks did not come in time.
     """
     target = torch.device(device)
@@ -121,6 +124,7 @@ def connect(
     try:
         # Keys of its own: a second group of this process must not meet at what the first has left in the store.
         store = PrefixStore(f"unisono/{next(_connections)}", store_of(world, timeout))
+        call_roll(store, world, f"process {os.getpid()} on {os.uname().nodename}", timeout_s)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     except WorldError:
         raise
@@ -201,7 +205,9 @@ def store_of(world: World, timeout: timedelta) -> Store:
         if where.scheme == "file":
             _stores[key] = FileStore(where.path, world.world_size)
         elif where.scheme == "tcp" and where.hostname and where.port:
-            _stores[key] = TCPStore(where.hostname, where.port, world.world_size, world.is_leader, timeout)
+            _stores[key] = TCPStore(
+                where.hostname, where.port, is_master=world.is_leader, timeout=timeout, wait_for_workers=False
+            )
         else:
             raise WorldError(f"expected a rendezvous file://PATH or tcp://HOST:PORT, got {world.rendezvous!r}.")
     _stores[key].set_timeout(timeout)
