@@ -205,6 +205,19 @@ def test_a_run_that_ends_earlier(plant, plain):
     assert "ends after step 6" in found.notes[0]
 
 
+def test_a_damaged_ledger(plain, tmp_path):
+    """It is called damaged, with the line; half a last line is one that is being written."""
+    shutil.copytree(plain, tmp_path / "copy")
+    file = tmp_path / "copy" / "ledger.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:3]) + b"rubbish\n" + b"".join(lines[4:]))
+    found = compare_runs(plain, tmp_path / "copy")
+    assert (found.equal, found.step, found.first) == (False, 4, "length")
+    assert "the ledger is damaged from its line 4 on; all steps before are equal" in found.notes[0]
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:9])
+    assert "ends after step 3" in compare_runs(plain, tmp_path / "copy").notes[0]
+
+
 def test_only_the_last_update(plant, plain, tmp_path):
     """All lines agree, the fingerprints do not; metrics count, times do not."""
     shutil.copytree(plain, tmp_path / "copy")

@@ -182,6 +182,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def damaged_from(path: Path) -> int | None:
+    """Return the number, from 1, of the first whole line that is none of ours; None: there is none, or no ledger."""
+    with contextlib.suppress(FileNotFoundError):
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+            if line.endswith(b"\n") and _parse(line) is None:  # the last one may be on its way
+                return number
+    return None
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)

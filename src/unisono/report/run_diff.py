@@ -12,7 +12,7 @@ from typing import Any
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ConfigError
 from unisono.observe.compare import diff, read_object
-from unisono.observe.ledger import hash_samples, read_lines
+from unisono.observe.ledger import damaged_from, hash_samples, read_lines
 from unisono.placement import cut
 from unisono.report.run_view import check_run
 from unisono.seeding import mix
@@ -109,6 +109,8 @@ def compare_runs(left: Path, right: Path) -> RunDiff:
     if len(ours.ledger) != len(theirs.ledger):
         which = left if done == len(ours.ledger) else right
         note = f"{which} ends after step {done}; all steps up to there are equal"
+        if bad := damaged_from(which / "ledger.jsonl"):
+            note = f"{which}: the ledger is damaged from its line {bad} on; all steps before are equal"
         return RunDiff(equal=False, step=done + 1, first="length", fields=["length"], notes=[note], **common)
     if fingerprints[0] != fingerprints[1]:
         note = (
