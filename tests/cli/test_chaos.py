@@ -27,7 +27,7 @@ def test_the_kinds_are_those_of_the_schedule():
     ("arguments", "words"),
     [
         (("digits", "--", "x"), "takes no arguments"),
-        (("script.py", "--epochs", "3"), "--epochs is for recipes"),
+        ((JOB, "--epochs", "3"), "--epochs is for recipes"),
         (("digits", "--out", "."), "expected a new directory for --out"),
         (("digits", "--fault", "flood"), "Invalid value for '--fault'"),
         (("digits", "--kills", "0"), "Invalid value for '--kills'"),
