@@ -129,25 +129,31 @@ def mean_and_spread(accuracies: Sequence[float]) -> str:
 
 
 def draw(curves: dict[str, Lines], picture: Path) -> None:
-    """Accuracy over seconds of training, every run, one panel a job."""
+    """Accuracy over seconds of training, every run, one panel a job; a name has one colour in all of them."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullLocator, PercentFormatter
 
+    names = sorted({name for lines in curves.values() for name in names_of(lines)})
     figure, panels = plt.subplots(1, len(curves), figsize=(6 * len(curves), 4), layout="constrained", squeeze=False)
     for axes, (job, lines) in zip(panels[0], curves.items(), strict=True):
-        for number, name in enumerate(names_of(lines)):
+        target = target_of(job, lines)
+        if target is not None:
+            axes.axhline(target, color="grey", linewidth=0.8, label=f"{100 * target:.2f} %")
+        for name in names:
             label: str | None = name
             for line in (line for line in lines if line["name"] == name):
                 epochs = line["epochs"]
                 seconds = [sum(epoch["train_s"] for epoch in epochs[: end + 1]) for end in range(len(epochs))]
-                axes.plot(seconds, [epoch["accuracy"] for epoch in epochs], "o-", color=f"C{number}", label=label)
+                accuracies = [epoch["accuracy"] for epoch in epochs]
+                axes.plot(seconds, accuracies, "o-", color=f"C{names.index(name)}", label=label)
                 label = None
-        target = target_of(job, lines)
-        if target is not None:
-            axes.axhline(target, color="grey", linewidth=0.8)
-        axes.set(xscale="log", xlabel="seconds of training, 2 processes", ylabel="test accuracy", title=job)
-        axes.legend()
+        axes.set(xscale="log", xlabel="seconds of training, 2 processes", ylabel="test accuracy", title=job.upper())
+        axes.set_xticks([10, 20, 50, 100, 200, 500], labels=["10", "20", "50", "100", "200", "500"])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.legend(loc="lower right")
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=130)
