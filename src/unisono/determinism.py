@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unisono import compiler
 from unisono.world import numeric_variables
 
 NUMERIC = (
@@ -48,7 +49,7 @@ def set_determinism(threads: int) -> None:
         threads: Threads of torch's CPU kernels in this process; part of the score.
     """
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    compiler.use_deterministic_algorithms()
     # Filling fresh memory costs time and hides reads of it; it never changes a result that was defined.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

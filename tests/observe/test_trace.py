@@ -71,3 +71,12 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"expected a trace of torch\.profiler in"):
         join_traces([tmp_path / "0"], [[]], tmp_path / "all.json")
     assert not (tmp_path / "all.json").exists()
+
+
+def test_times_since_long_ago_are_whole_nanoseconds(tmp_path):
+    """Where a profiler counts from its host's start, a double holds no nanoseconds; none comes out negative."""
+    parts = [part(tmp_path / "0", BASE, [op("x", 5_432_109_876_543.2197), op("y", 5_432_109_876_544.2207)])]
+    join_traces(parts, [[]], tmp_path / "all.json")
+    joined = json.loads((tmp_path / "all.json").read_text())
+    assert [found(joined, name)[0]["ts"] for name in "xy"] == [0.0, pytest.approx(1.0, abs=0.002)]
+    assert all(event["ts"] == round(event["ts"], 3) for event in joined["traceEvents"] if event["ph"] == "X")

@@ -107,12 +107,28 @@ def test_what_others_put_around_a_step_stays(monkeypatch):
     assert len(seen) == 6
 
 
-def test_a_schedule_hears_of_its_optimizer():
-    """No warning of a schedule that was stepped before its optimizer."""
+def test_a_schedule_hears_of_its_optimizer(wrapped):
+    """No warning of a schedule that was stepped before its optimizer, and yet no wrapper."""
     model, optimizer = make()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     play(model, optimizer, plain_step.step)
     schedule.step()
+    assert not wrapped
+
+
+def test_a_schedule_around_somebody_elses_step(wrapped):
+    """What is below the schedule's is called, when it is not the class's own."""
+    model, optimizer = make()
+    seen = []
+
+    def step(self):
+        seen.append(1)
+        return torch.optim.SGD.step(self)
+
+    optimizer.step = step.__get__(optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    play(model, optimizer, plain_step.step)
+    assert len(seen) == len(wrapped) == 3
 
 
 def test_another_torch(wrapped, monkeypatch):

@@ -65,11 +65,10 @@ class _Part:
 
     def moments(self) -> Iterator[int]:
         """Yield when things happened, in nanoseconds since 1970."""
-        return (self._base + round(event["ts"] * 1000) for event in self._events if _is_timed(event))
+        return (self._moment(event) for event in self._events if _is_timed(event))
 
     def on(self, origin: int, ranks: int) -> Iterator[Event]:
         """Yield the events with times counted from `origin`, and with the rank as their process."""
-        shift = (self._base - origin) / 1000
         for event in self._events:
             if event.get("ph") == "M" and event.get("name") != "thread_name":
                 continue
@@ -79,11 +78,15 @@ class _Part:
             if is_new and event.get("ph") != "M":
                 yield _named("thread_name", self._rank, moved["tid"], name=" ".join(thread).strip() or "profiler")
             if "ts" in event:
-                moved["ts"] = event["ts"] + shift
+                moved["ts"] = (self._moment(event) - origin) / 1000
             if "id" in event:  # arrows: numbers that are one rank's own
                 same = event["id"]
                 moved["id"] = same * ranks + self._rank if isinstance(same, int) else f"{self._rank}:{same}"
             yield moved
+
+    def _moment(self, event: Event) -> int:
+        # Whole nanoseconds: a double of microseconds since long ago holds fractions only roughly.
+        return self._base + round(float(event["ts"]) * 1000)
 
 
 def _is_timed(event: Event) -> bool:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as module
+
+from unisono import compiler
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -25,29 +27,39 @@ def spared(hook: H) -> H:
 def step(optimizer: Optimizer) -> None:
     """Do what ``optimizer.step()`` does.
 
-    The wrapper is left out only where it is torch's own, around the class's own `step` (a scheduler puts another one
-    into the object), where no hooks but `spared` ones are registered, and where no profiler runs.
+    The wrapper is left out only where it is torch's own, around the class's own `step`, where no hooks but `spared`
+    ones are registered, and where no profiler runs. What torch's schedules put into the object, to learn that there
+    was a step, is told so here.
     """
     wrapper: Any = type(optimizer).step
-    if getattr(wrapper, "__code__", None) is _TORCHS_OWN and _is_unseen(optimizer):
-        wrapper.__wrapped__(optimizer)
-    else:
+    if getattr(wrapper, "__code__", None) is not _TORCHS_OWN or not _is_unseen(optimizer, wrapper):
         optimizer.step()
+        return
+    if "step" in vars(optimizer):
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+    compiler.update(wrapper.__wrapped__, optimizer)
 
 
-def _is_unseen(optimizer: Optimizer) -> bool:
+def _is_unseen(optimizer: Optimizer, wrapper: Any) -> bool:
     """Whether nobody is told of this optimizer's steps; a torch that keeps its hooks elsewhere is not known to us."""
     own = vars(optimizer)
     before, after = own.get("_optimizer_step_pre_hooks"), own.get("_optimizer_step_post_hooks")
     return (
         before is not None
         and after is not None
-        and "step" not in own
+        and ("step" not in own or _is_a_schedules(own["step"], wrapper))
         and not after
         and not any(_EVERYBODYS)
         and not torch._C._autograd._profiler_enabled()
         and all(hasattr(hook, _SPARED) for hook in before.values())
     )
+
+
+def _is_a_schedules(step: Any, wrapper: Any) -> bool:
+    """Whether this is what a schedule of torch puts around the step of the class."""
+    code = getattr(step, "__code__", None)
+    is_torchs = code is not None and code.co_filename == lr_scheduler.__file__
+    return is_torchs and getattr(step, "__wrapped__", None) is wrapper
 
 
 _EVERYBODYS: list[Any] = [

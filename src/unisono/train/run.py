@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono import compiler
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
 from unisono.collectives.process_group import connect, device_of
@@ -38,6 +39,8 @@ from unisono.train.run_record import RunRecord
 from unisono.train.stepper import Stepper
 from unisono.train.watch import Watch
 from unisono.world import World
+
+compiler.spare_optimizers()  # before a program makes its first one
 
 
 @final

@@ -27,16 +27,18 @@ class Usage:
         self._seconds += time.perf_counter() - self._began
 
     def summary(self, transport: Transport, phases: Sequence[int]) -> dict[str, Any]:
-        """Return samples per second in steps, and each rank's peak memory, bytes sent per step, phases; collective.
+        """Return samples per second in steps, of the slowest rank, and each rank's costs; collective.
 
         Args:
             transport: Joins the ranks.
             phases: Nanoseconds that this rank has spent in each of `PHASES`.
         """
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-        told = transport.all_gather_json([peak, transport.bytes_sent // max(1, self._num_steps), list(phases)])
+        sent = transport.bytes_sent // max(1, self._num_steps)
+        told = transport.all_gather_json([peak, sent, list(phases), self._seconds])
+        seconds = max(rank[3] for rank in told)  # hosts time by themselves; all must tell the same
         return {
-            "samples_per_s": round(self._num_samples / self._seconds, 1) if self._seconds else None,
+            "samples_per_s": round(self._num_samples / seconds, 1) if seconds else None,
             "peak_memory_bytes": [rank[0] for rank in told],
             "bytes_sent_per_step": [rank[1] for rank in told],
             "phases_s": {name: [round(rank[2][i] / 1e9, 6) for rank in told] for i, name in enumerate(PHASES)},

@@ -1,0 +1,78 @@
+"""torch's compiler, kept out of processes that do not compile: its import costs as much as torch's own.
+
+In torch 2.13 three things import ``torch._dynamo`` (1.7 s of CPU) where nothing is compiled: making, saving or loading
+an optimizer, whose methods are to be left out of graphs; its step, to break a graph; and
+`torch.use_deterministic_algorithms`, to tell the compiler. Here they do without until a program imports it for itself;
+from then on torch's own code runs. A torch that does these things otherwise is left as it is.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as module
+
+
+def is_here() -> bool:
+    """Whether this process has imported torch's compiler."""
+    return "torch._dynamo" in sys.modules
+
+
+def spare_optimizers() -> None:
+    """Let optimizers be made, saved and loaded without the compiler.
+
+    torch looks for a method's uncompiled version at the method (``torch._compile._disable_dynamo``), and imports the
+    compiler to make one where there is none. Here the method itself stands there until the compiler is imported.
+    """
+    if is_here():
+        return
+    for method in vars(Optimizer).values():
+        plain = getattr(method, "__wrapped__", None)
+        if getattr(method, "__code__", None) is _LEAVING_OUT and not hasattr(plain, _LEFT_OUT):
+            setattr(plain, _LEFT_OUT, functools.partial(_leave_out, method, plain))
+
+
+def _leave_out(method: Callable[..., Any], plain: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_here():
+        return plain(*args, **kwargs)
+    vars(plain).pop(_LEFT_OUT, None)
+    return method(*args, **kwargs)  # torch makes its own version now
+
+
+def update(step: Callable[..., Any], optimizer: Optimizer) -> None:
+    """Call the `step` of an optimizer's class, which torch has wrapped to break graphs; without the compiler if it can.
+
+    Args:
+        step: As the class has it, less what torch puts around it for hooks and profilers.
+        optimizer: Of this class.
+    """
+    if is_here() or getattr(step, "__code__", None) is not _BREAKING:
+        step(optimizer)
+        return
+    before = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(optimizer.defaults["differentiable"])
+        step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+    finally:
+        torch.set_grad_enabled(before)
+
+
+def use_deterministic_algorithms() -> None:
+    """Do what ``torch.use_deterministic_algorithms(True)`` does; the compiler is told when it comes."""
+    torch.set_deterministic_debug_mode("error")
+    config = sys.modules.get("torch._inductor.config")
+    if config is not None:
+        config.deterministic = True  # type: ignore[attr-defined]
+    else:
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # what it looks at when it is imported
+
+
+_LEFT_OUT = "__dynamo_disable"
+_LEAVING_OUT = getattr(torch, "_disable_dynamo", lambda own: own)(lambda: None).__code__
+"""Of what torch puts around methods to be left out of graphs."""
+_BREAKING = getattr(module, "_use_grad_for_differentiable", lambda own: own)(lambda: None).__code__
+"""Of what sets whether a step records gradients, and breaks graphs."""

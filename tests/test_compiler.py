@@ -1,0 +1,107 @@
+"""torch's compiler stays out of a process until it is wanted; from then on torch does what it always does."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as torchs
+
+from unisono import compiler
+
+
+def alone(program, **variables):
+    """Play a program in a process of its own and return what it printed."""
+    environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_DETERMINISTIC"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+TRAIN = """
+import sys
+{first}
+import torch
+from torch import nn
+def train(step):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for number in range(5):
+        optimizer.zero_grad()
+        model(torch.full((4, 3), 1.0 + number)).square().sum().backward()
+        step(optimizer)
+        schedule.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.is_grad_enabled()
+    return [parameter.detach().numpy().tobytes().hex() for parameter in model.parameters()]
+"""
+
+SPARED = TRAIN.format(first="from unisono.strategies import plain_step; import unisono.train.run")
+
+
+def test_a_run_does_without():
+    """Optimizer, schedule, steps, determinism: no compiler, and the bits are those of torch's own step with it."""
+    spared = alone(
+        SPARED
+        + """
+from unisono.determinism import set_determinism
+set_determinism(1)
+print(*train(plain_step.step), "torch._dynamo" in sys.modules)
+"""
+    )
+    usual = alone(TRAIN.format(first="") + """
+torch.set_num_threads(1)
+print(*train(lambda optimizer: optimizer.step()), "torch._dynamo" in sys.modules)
+""")  # fmt: skip
+    assert spared == [*usual[:-1], "False"]
+    assert usual[-1] == "True"  # the control; if torch no longer does so, this module can go
+
+
+def test_once_it_is_here_torch_goes_on():
+    """Methods are left out of graphs by the compiler itself, which is told to be deterministic; bits stay."""
+    told = alone(SPARED + """
+from unisono.determinism import set_determinism
+set_determinism(1)
+first = train(plain_step.step)
+import torch._dynamo
+import torch._inductor.config
+assert train(plain_step.step) == first
+left_out = torch.optim.Optimizer.add_param_group.__wrapped__.__dynamo_disable
+print(left_out.__module__, torch._inductor.config.deterministic)
+torch._inductor.config.deterministic = False
+set_determinism(1)
+print(torch._inductor.config.deterministic)
+""")  # fmt: skip
+    assert told == ["torch._dynamo.eval_frame", "True", "True"]
+
+
+def test_without_being_asked_the_compiler_is_not_deterministic():
+    """The control of the above."""
+    assert alone("import torch._inductor.config as config; print(config.deterministic)") == ["False"]
+
+
+def test_gradients_of_a_step_are_as_the_optimizer_wants_them(monkeypatch):
+    """Recorded where it is differentiable, else not, and put back even if the step fails."""
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+
+    class Own(Optimizer):
+        @torchs._use_grad_for_differentiable
+        def step(self):
+            seen.append(torch.is_grad_enabled())
+            raise ArithmeticError
+
+    seen: list[bool] = []
+    for differentiable in (True, False):
+        optimizer = Own([torch.nn.Parameter(torch.zeros(1))], {"differentiable": differentiable})
+        for before in (True, False):
+            with torch.set_grad_enabled(before), pytest.raises(ArithmeticError):
+                compiler.update(Own.step.__wrapped__, optimizer)
+            assert torch.is_grad_enabled()
+    assert seen == [True, True, False, False]
