@@ -7,7 +7,6 @@ from then on torch's own code runs. A torch that does these things otherwise is 
 """
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as module
+
+from unisono.world import tell_compiler_to_be_deterministic
 
 
 def is_here() -> bool:
@@ -68,7 +69,7 @@ def use_deterministic_algorithms() -> None:
     if config is not None:
         config.deterministic = True  # type: ignore[attr-defined]
     else:
-        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # what it looks at when it is imported
+        tell_compiler_to_be_deterministic()
 
 
 _LEFT_OUT = "__dynamo_disable"

@@ -133,6 +133,11 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
 
 
+def tell_compiler_to_be_deterministic() -> None:
+    """Set what torch's compiler looks at when this process, or one that it starts, imports it."""
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+
+
 def default_cache(environ: Mapping[str, str] | None = None) -> Path:
     """Return where what is worth keeping between runs goes: ``$XDG_CACHE_HOME/unisono`` or ``~/.cache/unisono``.
 
