@@ -5,7 +5,8 @@
 The same model, batch and number of processes (2, one thread each), both with a checkpoint every 10 steps and a resume
 from it: unisono's own, and ``torch.save`` by rank 0 under DistributedDataParallel with gloo. Every worker writes down
 when it has finished a step; the parent kills rank 1 after step 25 and waits for the first step of a new process.
-Prints every round, medians and quartiles.
+Prints every round, medians and quartiles. A run that is not back after two minutes, or gives up, counts as never back
+(seen with torchrun: both new workers waiting for each other in ``init_process_group``).
 """
 
 import os
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from math import inf
 from pathlib import Path
 
 STEPS, KILLED_AFTER, EVERY, BATCH = 60, 25, 10, 64
+PATIENCE_S = 120
 
 
 def note(folder: Path, step: int) -> None:
@@ -98,25 +101,30 @@ def measure(kind: str) -> tuple[float, float]:
             _, old, _ = wait(folder, launcher, lambda line: line[2] >= KILLED_AFTER)
             killed = time.monotonic()
             os.kill(old, signal.SIGKILL)
-            new = wait(folder, launcher, lambda line: line[1] != old)[0]
+            try:
+                new = wait(folder, launcher, lambda line: line[1] != old)[0]
+            except (TimeoutError, RuntimeError):
+                return read(folder)[0][0] - began, inf
             if launcher.wait() != 0:
                 raise RuntimeError(f"{kind} did not end well")
             lines = read(folder)
             return lines[0][0] - began, new - killed
         finally:
             if launcher.poll() is None:
-                launcher.kill()
+                launcher.terminate()  # it ends its workers
                 launcher.wait()
 
 
 def wait(folder, launcher, is_it) -> tuple[float, int, int]:
     """Return the first line of rank 1 for which `is_it` holds."""
-    while True:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
         if found := next(filter(is_it, read(folder)), None):
             return found
         if launcher.poll() is not None:
             raise RuntimeError(f"the launcher ended early, with code {launcher.returncode}")
         time.sleep(0.002)
+    raise TimeoutError(f"no such step within {PATIENCE_S} s")
 
 
 def read(folder: Path) -> list[tuple[float, int, int]]:

@@ -359,15 +359,41 @@ def test_the_sample_that_failed_is_named(num_workers):
     assert said.count("while fetching sample 2 of list, epoch 5") == 1
 
 
-def test_workers_compute_with_the_threads_of_the_rank():
-    """A transform sees as many threads in a worker as without one: its bits could change."""
-    try:
-        torch.set_num_threads(2)
-        fetcher = Fetcher([0], 0, transform=lambda _: torch.get_num_threads())
-        found = [int(next(fetch_all(fetcher, [Task(0, np.array([0]))], num_workers=n))[0]) for n in (0, 1)]
-    finally:
-        torch.set_num_threads(1)
-    assert found == [2, 2]
+class Heavy:
+    """Its one sample keeps as many threads busy as there may be, and says how many that is."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        threads = torch.get_num_threads()
+        return torch.ones(1 << 20).mul(2).sum(), threads
+
+
+@pytest.fixture
+def two_threads():
+    """Two threads, both of them at work already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).mul(2).sum()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_are_computed_with_one_thread(two_threads, num_workers):
+    """A forked worker would wait for ever for a second one, and without workers a transform has the same bits."""
+    (batch,) = fetch_all(Fetcher(Heavy(), 0), [Task(0, torch.tensor([0]))], num_workers=num_workers)
+    assert (batch.x.item(), batch.y.item()) == (1 << 21, 1)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_sample_that_fails_leaves_the_threads(two_threads):
+    """Training goes on with its own number of them."""
+    with pytest.raises(KeyError):
+        Fetcher(Broken(), 0)[Task(0, torch.tensor([7]))]
+    assert torch.get_num_threads() == 2
 
 
 def test_data_sets_with_a_take_of_another_meaning():

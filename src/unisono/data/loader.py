@@ -125,6 +125,9 @@ class Task(NamedTuple):
 class Fetcher:
     """Turns a task into a collated micro-batch; runs in this process or in a worker, with the same result.
 
+    Both compute with one thread of torch's: a forked process that starts more waits for ever for those that its parent
+    had (OpenMP does not survive a fork), and another number of them could change a transform's bits.
+
     Args:
         dataset: Map-style: a length and integer items.
         seed: The run's seed.
@@ -157,6 +160,16 @@ class Fetcher:
         return len(self.dataset)
 
     def __getitem__(self, task: Task) -> Any:
+        threads = torch.get_num_threads()
+        if threads == 1:
+            return self._fetch(task)
+        torch.set_num_threads(1)  # and back: less than a microsecond
+        try:
+            return self._fetch(task)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _fetch(self, task: Task) -> Any:
         if self._is_keyed and task.epoch >= 0:
             return _named(self.dataset.fetch_keyed(task.indices, seed=self.seed, epoch=task.epoch))
         if self._is_batched:
@@ -194,7 +207,7 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
         num_workers=num_workers,
         prefetch_factor=prefetch,
         collate_fn=_identity,
-        worker_init_fn=functools.partial(_init_worker, torch.get_num_threads()),
+        worker_init_fn=_init_worker,
         # Its own generator: without one, every iter() draws from the process-wide stream.
         generator=torch.Generator(),
     )
@@ -306,7 +319,6 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _init_worker(threads: int, worker: int) -> None:
-    """End this worker with its rank, even when the rank is killed; compute with as many threads as the rank does."""
+def _init_worker(_worker: int) -> None:
+    """End this worker with its rank, even when the rank is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    torch.set_num_threads(threads)  # torch's own worker takes one, and a transform's bits would change

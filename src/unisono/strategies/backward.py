@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import graph
 
 from unisono.determinism import set_generators
 from unisono.errors import StepError
@@ -50,14 +51,30 @@ def run_backward(
     set_generators(mix(seed, "replica", step, micro.replica))
     try:
         loss = checked_loss(loss_function(micro.data), step)
-        if weight == 1.0:  # what torch begins with by itself, after fewer checks
-            loss.backward()
-        else:
-            loss.backward(torch.full_like(loss, weight))
+        differentiate(loss, weight)
     except Exception as error:
         explain(error, step, micro, replicas)
         raise
     return loss.detach()
+
+
+def differentiate(loss: Tensor, weight: float) -> None:
+    """Do what ``loss.backward(torch.full_like(loss, weight))`` does.
+
+    Its checks, which `checked_loss` has made, cost as much as a small graph, and the first one imports SymPy (0.7 s in
+    torch 2.13). They are left out where loss and `backward` are torch's own.
+    """
+    if _ENGINE is not None and type(loss) is Tensor and Tensor.backward is _TORCHS_OWN and loss.is_floating_point():
+        start = torch.full_like(loss, weight)
+        _ENGINE((loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    elif weight == 1.0:
+        loss.backward()
+    else:
+        loss.backward(torch.full_like(loss, weight))
+
+
+_ENGINE: Any = getattr(graph, "_engine_run_backward", None)
+_TORCHS_OWN = Tensor.backward
 
 
 @contextlib.contextmanager
