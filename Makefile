@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+JOBS ?= 2
+TOGETHER = $(if $(JOBS),-n $(JOBS) --dist worksteal)
 DOCS_STAMP := $(VENV)/.docs-installed
 
 .PHONY: help install train test test-slow faults cluster test-all coverage check docs format mutation wheel-check fresh clean
@@ -24,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)  ## train the digits recipe on all cores
 	$(BIN)/unisono train digits
 
-test: $(STAMP)  ## the default tests: minutes; JOBS=2 runs two at a time
-	$(BIN)/python -m pytest -m 'not slow and not cluster' $(if $(JOBS),-n $(JOBS) --dist worksteal)
+test: $(STAMP)  ## the default tests, two at a time: minutes; JOBS= plays them one by one
+	$(BIN)/python -m pytest -m 'not slow and not cluster' $(TOGETHER)
 
 test-slow: $(STAMP)  ## the slow tests alone
 	$(BIN)/python -m pytest -m 'slow and not cluster'
@@ -41,7 +43,7 @@ test-all: test test-slow  ## every test
 coverage: $(STAMP)  ## lines of src that the default tests reach, in all their processes; fails below 90 %
 	@mkdir -p build/coverage
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -m 'not slow and not cluster'
+	$(BIN)/python -m coverage run -m pytest -m 'not slow and not cluster' $(TOGETHER)
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 

@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 import random
 import tempfile
 import traceback
@@ -387,6 +388,41 @@ def test_samples_are_computed_with_one_thread(two_threads, num_workers):
     (batch,) = fetch_all(Fetcher(Heavy(), 0), [Task(0, torch.tensor([0]))], num_workers=num_workers)
     assert (batch.x.item(), batch.y.item()) == (1 << 21, 1)
     assert torch.get_num_threads() == 2
+
+
+class Collecting:
+    """Its one sample is how much garbage could be collected."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        gc.collect()
+        return torch.tensor(os.getpid())
+
+
+def test_workers_leave_the_ranks_garbage_alone():
+    """What the rank has not collected yet, say a store with a thread, is not destroyed where there is no such thread."""
+    destroyed = multiprocessing.get_context("fork").Value("i", 0)
+
+    class Store:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            destroyed.value = os.getpid()
+
+    gc.collect()
+    gc.disable()
+    try:
+        Store()
+        (worker,) = fetch_all(Fetcher(Collecting(), 0), [Task(0, torch.tensor([0]))], num_workers=1)
+        assert worker != os.getpid()
+        assert destroyed.value == 0
+        gc.collect()
+        assert destroyed.value == os.getpid()
+    finally:
+        gc.enable()
 
 
 def test_a_sample_that_fails_leaves_the_threads(two_threads):

@@ -7,6 +7,7 @@ workers or order.
 
 import ctypes
 import functools
+import gc
 import hashlib
 import signal
 import tempfile
@@ -320,5 +321,9 @@ def _identity(batch: Any) -> Any:
 
 
 def _init_worker(_worker: int) -> None:
-    """End this worker with its rank, even when the rank is killed."""
+    """End this worker with its rank, even when the rank is killed; leave the rank's garbage alone.
+
+    A store or a process group that were destroyed here would wait for threads that a fork does not copy.
+    """
+    gc.freeze()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
