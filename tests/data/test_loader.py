@@ -402,7 +402,7 @@ class Collecting:
 
 
 def test_workers_leave_the_ranks_garbage_alone():
-    """What the rank has not collected yet, say a store with a thread, is not destroyed where there is no such thread."""
+    """What the rank has not collected yet, a store with a thread, is not destroyed where there is no such thread."""
     destroyed = multiprocessing.get_context("fork").Value("i", 0)
 
     class Store:
