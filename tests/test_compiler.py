@@ -28,14 +28,14 @@ import sys
 {first}
 import torch
 from torch import nn
-def train(step):
+def train(step, backward):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     for number in range(5):
         optimizer.zero_grad()
-        model(torch.full((4, 3), 1.0 + number)).square().sum().backward()
+        backward(model(torch.full((4, 3), 1.0 + number)).square().sum(), 0.3)
         step(optimizer)
         schedule.step()
     optimizer.load_state_dict(optimizer.state_dict())
@@ -43,25 +43,23 @@ def train(step):
     return [parameter.detach().numpy().tobytes().hex() for parameter in model.parameters()]
 """
 
-SPARED = TRAIN.format(first="from unisono.strategies import plain_step; import unisono.train.run")
+SPARED = TRAIN.format(first="from unisono.strategies import backward, plain_step; import unisono.train.run")
+MODULES = '"torch._dynamo" in sys.modules, "sympy" in sys.modules'
 
 
 def test_a_run_does_without():
-    """Optimizer, schedule, steps, determinism: no compiler, and the bits are those of torch's own step with it."""
-    spared = alone(
-        SPARED
-        + """
+    """Optimizer, schedule, gradients, steps, determinism: no compiler, no SymPy, and the bits of torch's own ways."""
+    spared = alone(f"""{SPARED}
 from unisono.determinism import set_determinism
 set_determinism(1)
-print(*train(plain_step.step), "torch._dynamo" in sys.modules)
-"""
-    )
-    usual = alone(TRAIN.format(first="") + """
+print(*train(plain_step.step, backward.differentiate), {MODULES})
+""")
+    usual = alone(f"""{TRAIN.format(first="")}
 torch.set_num_threads(1)
-print(*train(lambda optimizer: optimizer.step()), "torch._dynamo" in sys.modules)
-""")  # fmt: skip
-    assert spared == [*usual[:-1], "False"]
-    assert usual[-1] == "True"  # the control; if torch no longer does so, this module can go
+print(*train(lambda optimizer: optimizer.step(), lambda loss, at: loss.backward(torch.full_like(loss, at))), {MODULES})
+""")
+    assert spared == [*usual[:-2], "False", "False"]
+    assert usual[-2:] == ["True", "True"]  # the control: if torch has changed, nothing need be spared
 
 
 def test_once_it_is_here_torch_goes_on():
@@ -69,10 +67,10 @@ def test_once_it_is_here_torch_goes_on():
     told = alone(SPARED + """
 from unisono.determinism import set_determinism
 set_determinism(1)
-first = train(plain_step.step)
+first = train(plain_step.step, backward.differentiate)
 import torch._dynamo
 import torch._inductor.config
-assert train(plain_step.step) == first
+assert train(plain_step.step, backward.differentiate) == first
 left_out = torch.optim.Optimizer.add_param_group.__wrapped__.__dynamo_disable
 print(left_out.__module__, torch._inductor.config.deterministic)
 torch._inductor.config.deterministic = False
@@ -89,7 +87,6 @@ def test_without_being_asked_the_compiler_is_not_deterministic():
 
 def test_gradients_of_a_step_are_as_the_optimizer_wants_them(monkeypatch):
     """Recorded where it is differentiable, else not, and put back even if the step fails."""
-    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
 
     class Own(Optimizer):
         @torchs._use_grad_for_differentiable
@@ -98,8 +95,10 @@ def test_gradients_of_a_step_are_as_the_optimizer_wants_them(monkeypatch):
             raise ArithmeticError
 
     seen: list[bool] = []
-    for differentiable in (True, False):
-        optimizer = Own([torch.nn.Parameter(torch.zeros(1))], {"differentiable": differentiable})
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    optimizers = [Own(parameters, {"differentiable": differentiable}) for differentiable in (True, False)]
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    for optimizer in optimizers:
         for before in (True, False):
             with torch.set_grad_enabled(before), pytest.raises(ArithmeticError):
                 compiler.update(Own.step.__wrapped__, optimizer)
