@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRACKERS_STAMP := $(VENV)/.trackers-installed
 JOBS ?= 2
 TOGETHER = $(if $(JOBS),-n $(JOBS) --dist worksteal)
 DOCS_STAMP := $(VENV)/.docs-installed
@@ -29,7 +30,11 @@ train: $(STAMP)  ## train the digits recipe on all cores
 test: $(STAMP)  ## the default tests, two at a time: minutes; JOBS= plays them one by one
 	$(BIN)/python -m pytest -m 'not slow and not cluster' $(TOGETHER)
 
-test-slow: $(STAMP)  ## the slow tests alone
+$(TRACKERS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[mlflow,wandb]'
+	@touch $@
+
+test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
 	$(BIN)/python -m pytest -m 'slow and not cluster'
 
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
