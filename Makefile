@@ -48,7 +48,9 @@ test-all: test test-slow  ## every test
 coverage: $(STAMP)  ## lines of src that the default tests reach, in all their processes; fails below 90 %
 	@mkdir -p build/coverage
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -m 'not slow and not cluster' $(TOGETHER)
+	@# left out: a launcher that ends with 143 after SIGTERM; coverage's own handler of SIGTERM ends it by the signal
+	$(BIN)/python -m coverage run -m pytest -m 'not slow and not cluster' $(TOGETHER) \
+		--deselect 'tests/launchers/test_lifetime.py::test_polite_signals[15-143]'
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 
