@@ -4,9 +4,12 @@
 program that has already called ``dist.init_process_group`` is joined as it is.
 """
 
+import contextlib
 import itertools
 import os
+import threading
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, final
 from urllib.parse import urlparse
@@ -35,6 +38,8 @@ NO_MPI = (
     "'auto'. For the mpi backend itself, build torch from source on a machine with MPI."
 )
 """What to say when MPI is asked for and missing."""
+
+_LOOK = timedelta(seconds=5)  # at what another one has opened
 
 _connections = itertools.count()
 _stores: dict[tuple[str, int, int], Store] = {}  # by meeting place; see `store_of`
@@ -95,8 +100,8 @@ def connect(
 
     Raises:
         ConfigError: Ranks have the same GPU, and were not to share; or this torch has no MPI.
-        WorldError: The process group that the program has already made has another size or rank; or the ranks
-            contradict each other about who they are.
+        WorldError: The process group that the program has already made has another size or rank; the ranks contradict
+            each other about who they are; or something else listens where they are to meet.
         PeerLost: The other ranks did not come in time.
     """
     target = torch.device(device)
@@ -123,7 +128,12 @@ def connect(
     timeout = timedelta(seconds=timeout_s)
     try:
         # Keys of its own: a second group of this process must not meet at what the first has left in the store.
-        store = PrefixStore(f"unisono/{next(_connections)}", store_of(world, timeout))
+        name = f"unisono/{next(_connections)}"
+        try:
+            store: Store = PrefixStore(name, store_of(world, timeout))
+        except dist.DistNetworkError as error:
+            store = _store_of_another(world, name, error)
+            store.set_timeout(timeout)
         call_roll(store, world, f"process {os.getpid()} on {os.uname().nodename}", timeout_s)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     except WorldError:
@@ -185,6 +195,37 @@ def name_of_device() -> str:
     """Return a name for the current host and the GPU that this rank computes on."""
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return f"{name_of_this_host()}/{properties.uuid}"
+
+
+def _store_of_another(world: World, name: str, error: dist.DistNetworkError) -> Store:
+    """Return the store at which ranks of ours meet already where rank 0 was to open it: the roll tells all of them.
+
+    Raises:
+        RuntimeError: As it came, where the reason is another.
+        WorldError: What listens there is no such store.
+    """
+    if not world.is_leader or "EADDRINUSE" not in str(error):
+        raise error
+    found: list[Store] = []
+
+    def look() -> None:
+        with contextlib.suppress(RuntimeError):
+            # Any other rank joins instead of opening.
+            store = PrefixStore(name, store_of(replace(world, rank=1), _LOOK))
+            store.wait(["first"], _LOOK)
+            found.append(store)
+
+    # On its own: torch waits without end for an answer of what is no store.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(_LOOK.total_seconds())
+    if not found:
+        raise WorldError(
+            f"[rank 0/{world.world_size}] something else listens already where the ranks are to meet "
+            f"({world.rendezvous}): {error}. Hint: give this run a MASTER_PORT of its own, and end what is left of "
+            "others."
+        )
+    return found[0]
 
 
 def store_of(world: World, timeout: timedelta) -> Store:
