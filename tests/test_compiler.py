@@ -80,6 +80,27 @@ print(torch._inductor.config.deterministic)
     assert told == ["torch._dynamo.eval_frame", "True", "True"]
 
 
+def test_what_is_compiled_may_make_optimizers():
+    """Compiled code that makes an optimizer, or gives it more parameters, is compiled as without us."""
+    program = """
+{first}
+import torch
+from torch._dynamo.testing import CompileCounter
+counter = CompileCounter()
+old = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+@torch.compile(backend=counter)
+def step(x):
+    new = torch.optim.SGD([torch.nn.Parameter(x.clone())], lr=0.1)
+    new.zero_grad()
+    old.add_param_group({{"params": [torch.nn.Parameter(x.clone())]}})
+    return x + len(old.state_dict()["param_groups"])
+print(step(torch.ones(2)).tolist(), counter.frame_count, counter.op_count)
+"""
+    usual = alone(program.format(first=""))
+    assert usual[:2] == ["[3.0,", "3.0]"]
+    assert alone(program.format(first="import unisono.train.run")) == usual
+
+
 def test_without_being_asked_the_compiler_is_not_deterministic():
     """The control of the above."""
     assert alone("import torch._inductor.config as config; print(config.deterministic)") == ["False"]

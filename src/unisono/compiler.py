@@ -6,10 +6,10 @@ an optimizer, whose methods are to be left out of graphs; its step, to break a g
 from then on torch's own code runs. A torch that does these things otherwise is left as it is.
 """
 
-import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib.abc import MetaPathFinder
+from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
@@ -29,19 +29,25 @@ def spare_optimizers() -> None:
     torch looks for a method's uncompiled version at the method (``torch._compile._disable_dynamo``), and imports the
     compiler to make one where there is none. Here the method itself stands there until the compiler is imported.
     """
-    if is_here():
+    if is_here() or any(isinstance(finder, _Herald) for finder in sys.meta_path):
         return
     for method in vars(Optimizer).values():
         plain = getattr(method, "__wrapped__", None)
         if getattr(method, "__code__", None) is _LEAVING_OUT and not hasattr(plain, _LEFT_OUT):
-            setattr(plain, _LEFT_OUT, functools.partial(_leave_out, method, plain))
+            setattr(plain, _LEFT_OUT, plain)
+            _spared.append(plain)
+    sys.meta_path.insert(0, _Herald())
 
 
-def _leave_out(method: Callable[..., Any], plain: Any, *args: Any, **kwargs: Any) -> Any:
-    if not is_here():
-        return plain(*args, **kwargs)
-    vars(plain).pop(_LEFT_OUT, None)
-    return method(*args, **kwargs)  # torch makes its own version now
+@final
+class _Herald(MetaPathFinder):
+    """Hears of the import of the compiler before it begins, and puts torch's methods back."""
+
+    def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> None:
+        """Find nothing: others do."""
+        if fullname == "torch._dynamo":
+            while _spared:
+                vars(_spared.pop()).pop(_LEFT_OUT, None)
 
 
 def update(step: Callable[..., Any], optimizer: Optimizer) -> None:
@@ -63,7 +69,10 @@ def update(step: Callable[..., Any], optimizer: Optimizer) -> None:
 
 
 def use_deterministic_algorithms() -> None:
-    """Do what ``torch.use_deterministic_algorithms(True)`` does; the compiler is told when it comes."""
+    """Do what ``torch.use_deterministic_algorithms(True)`` does; the compiler is told when it comes.
+
+    Processes that this one starts afterwards hear of it too, through their environment.
+    """
     torch.set_deterministic_debug_mode("error")
     config = sys.modules.get("torch._inductor.config")
     if config is not None:
@@ -72,6 +81,7 @@ def use_deterministic_algorithms() -> None:
         tell_compiler_to_be_deterministic()
 
 
+_spared: list[Any] = []
 _LEFT_OUT = "__dynamo_disable"
 _LEAVING_OUT = getattr(torch, "_disable_dynamo", lambda own: own)(lambda: None).__code__
 """Of what torch puts around methods to be left out of graphs."""

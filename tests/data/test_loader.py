@@ -391,17 +391,19 @@ def test_samples_are_computed_with_one_thread(two_threads, num_workers):
 
 
 class Collecting:
-    """Its one sample is how much garbage could be collected."""
+    """Its one sample is the process that fetches it, and whether that one collects garbage of its own."""
 
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
+        is_on = gc.isenabled()
         gc.collect()
-        return torch.tensor(os.getpid())
+        return torch.tensor(os.getpid()), is_on
 
 
-def test_workers_leave_the_ranks_garbage_alone():
+@pytest.mark.parametrize("collects", [True, False])
+def test_workers_leave_the_ranks_garbage_alone(collects):
     """What the rank has not collected yet, a store with a thread, is not destroyed where there is no such thread."""
     destroyed = multiprocessing.get_context("fork").Value("i", 0)
 
@@ -412,17 +414,18 @@ def test_workers_leave_the_ranks_garbage_alone():
         def __del__(self):
             destroyed.value = os.getpid()
 
-    gc.collect()
-    gc.disable()
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
     try:
+        gc.collect()
         Store()
-        (worker,) = fetch_all(Fetcher(Collecting(), 0), [Task(0, torch.tensor([0]))], num_workers=1)
-        assert worker != os.getpid()
-        assert destroyed.value == 0
+        (batch,) = fetch_all(Fetcher(Collecting(), 0), [Task(0, torch.tensor([0]))], num_workers=1)
+        assert batch.x.item() not in (os.getpid(), destroyed.value)
+        assert batch.y.item() == gc.isenabled() == collects
         gc.collect()
         assert destroyed.value == os.getpid()
     finally:
-        gc.enable()
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_sample_that_fails_leaves_the_threads(two_threads):

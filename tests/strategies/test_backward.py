@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from reference import bits
 from unisono.strategies.backward import differentiate
@@ -21,14 +22,14 @@ def gradients(way, dtype, weight):
 
 @pytest.fixture
 def called(monkeypatch):
-    """Tell how often torch's own way was gone."""
-    calls, own = [], torch.autograd.backward
+    """Tell how often torch's own way was gone: it alone makes gradients to begin with."""
+    calls, own = [], torch.autograd._make_grads
 
-    def backward(*args, **kwargs):
+    def make(*args, **kwargs):
         calls.append(1)
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(torch.autograd, "backward", backward)
+    monkeypatch.setattr(torch.autograd, "_make_grads", make)
     return calls
 
 
@@ -62,6 +63,31 @@ def test_a_backward_of_somebody_else(monkeypatch):
     differentiate(torch.ones(2, requires_grad=True).sum(), 1.0)
     differentiate(torch.ones(2, requires_grad=True).sum(), 0.5)
     assert [len(args) for args in seen] == [0, 1]
+
+
+def test_who_stands_between_is_told(called, monkeypatch):
+    """A mode that watches torch's functions, a transform of functions, a nested loss, another `autograd.backward`."""
+    seen = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **kwargs or {})
+
+    with Watch():
+        differentiate(torch.ones(2, requires_grad=True).sum(), 0.5)
+    assert torch.Tensor.backward in seen
+
+    def inside(x):
+        differentiate((x * weights).sum(), 1.0)
+        return x
+
+    weights = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="inside a functorch transform"):
+        torch.func.vmap(inside)(torch.ones(3, 2))
+    monkeypatch.setattr(torch.autograd, "backward", lambda *args, **kwargs: seen.append("other"))
+    differentiate(torch.ones(2, requires_grad=True).sum(), 0.5)
+    assert seen[-1] == "other"
 
 
 def test_errors_are_those_of_torch():

@@ -131,6 +131,17 @@ def test_a_schedule_around_somebody_elses_step(wrapped):
     assert len(seen) == len(wrapped) == 3
 
 
+def test_a_step_that_another_optimizer_has_lent():
+    """What a schedule put around one optimizer's step updates that one, whoever calls it."""
+    (model, optimizer), (other, borrower) = make(), make()
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    borrower.step = optimizer.step
+    before = [bits(parameter) for parameter in other.parameters()]
+    model(torch.ones(4, 3)).square().sum().backward()
+    assert play(other, borrower, plain_step.step, 1) == before
+    assert [bits(parameter) for parameter in model.parameters()] != before
+
+
 def test_another_torch(wrapped, monkeypatch):
     """Where torch keeps its hooks elsewhere, its wrapper stays."""
     monkeypatch.setattr(plain_step, "_EVERYBODYS", ["unknown"])

@@ -127,7 +127,8 @@ class Fetcher:
     """Turns a task into a collated micro-batch; runs in this process or in a worker, with the same result.
 
     Both compute with one thread of torch's: a forked process that starts more waits for ever for those that its parent
-    had (OpenMP does not survive a fork), and another number of them could change a transform's bits.
+    had (OpenMP does not survive a fork), and another number of them could change a transform's bits. A thread of your
+    own that computes beside a fetch should begin with ``torch.set_num_threads``: it would learn one from here.
 
     Args:
         dataset: Map-style: a length and integer items.
@@ -164,8 +165,8 @@ class Fetcher:
         threads = torch.get_num_threads()
         if threads == 1:
             return self._fetch(task)
-        torch.set_num_threads(1)  # and back: less than a microsecond
         try:
+            torch.set_num_threads(1)  # and back: less than a microsecond
             return self._fetch(task)
         finally:
             torch.set_num_threads(threads)
@@ -201,17 +202,25 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
         yield from (fetcher[task] for task in tasks)
         return
     check_can_share_tensors()
-    yield from DataLoader(
+    collects = gc.isenabled()
+    loader: DataLoader[Any] = DataLoader(
         fetcher,  # type: ignore[arg-type]  # indexed by tasks, not by integers
         sampler=tasks,
         batch_size=None,
         num_workers=num_workers,
         prefetch_factor=prefetch,
         collate_fn=_identity,
-        worker_init_fn=_init_worker,
+        worker_init_fn=functools.partial(_init_worker, collects),
         # Its own generator: without one, every iter() draws from the process-wide stream.
         generator=torch.Generator(),
     )
+    gc.disable()  # until `_init_worker` has frozen what is there
+    try:
+        batches = iter(loader)
+    finally:
+        if collects:
+            gc.enable()
+    yield from batches
 
 
 def check_can_share_tensors() -> None:
@@ -320,10 +329,12 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _init_worker(_worker: int) -> None:
+def _init_worker(collects: bool, _worker: int) -> None:
     """End this worker with its rank, even when the rank is killed; leave the rank's garbage alone.
 
     A store or a process group that were destroyed here would wait for threads that a fork does not copy.
     """
     gc.freeze()
+    if collects:
+        gc.enable()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

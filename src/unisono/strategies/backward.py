@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import graph
+from torch.overrides import has_torch_function_unary
 
 from unisono.determinism import set_generators
 from unisono.errors import StepError
@@ -62,9 +63,17 @@ def differentiate(loss: Tensor, weight: float) -> None:
     """Do what ``loss.backward(torch.full_like(loss, weight))`` does.
 
     Its checks, which `checked_loss` has made, cost as much as a small graph, and the first one imports SymPy (0.7 s in
-    torch 2.13). They are left out where loss and `backward` are torch's own.
+    torch 2.13). They are left out where the loss is a plain tensor and nobody has put himself between.
     """
-    if _ENGINE is not None and type(loss) is Tensor and Tensor.backward is _TORCHS_OWN and loss.is_floating_point():
+    if (
+        _ENGINE is not None
+        and type(loss) is Tensor
+        and loss.is_floating_point()
+        and not loss.is_nested
+        and (Tensor.backward, torch.autograd.backward) == _TORCHS_OWN
+        and not has_torch_function_unary(loss)
+        and not torch._C._are_functorch_transforms_active()
+    ):
         start = torch.full_like(loss, weight)
         _ENGINE((loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     elif weight == 1.0:
@@ -74,7 +83,7 @@ def differentiate(loss: Tensor, weight: float) -> None:
 
 
 _ENGINE: Any = getattr(graph, "_engine_run_backward", None)
-_TORCHS_OWN = Tensor.backward
+_TORCHS_OWN = (Tensor.backward, torch.autograd.backward)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ torch wraps the `step` of every optimizer class in a range of its profiler and i
 the range costs as much as the update. Wherever anybody could notice, the wrapper stays.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,8 +29,8 @@ def step(optimizer: Optimizer) -> None:
     """Do what ``optimizer.step()`` does.
 
     The wrapper is left out only where it is torch's own, around the class's own `step`, where no hooks but `spared`
-    ones are registered, and where no profiler runs. What torch's schedules put into the object, to learn that there
-    was a step, is told so here.
+    ones are registered, and where no profiler runs (an ``ExecutionTraceObserver`` without one cannot be seen). What
+    torch's schedules put into the object, to learn that there was a step, is told so here.
     """
     wrapper: Any = type(optimizer).step
     if getattr(wrapper, "__code__", None) is not _TORCHS_OWN or not _is_unseen(optimizer, wrapper):
@@ -47,7 +48,7 @@ def _is_unseen(optimizer: Optimizer, wrapper: Any) -> bool:
     return (
         before is not None
         and after is not None
-        and ("step" not in own or _is_a_schedules(own["step"], wrapper))
+        and ("step" not in own or _is_a_schedules(own["step"], wrapper, optimizer))
         and not after
         and not any(_EVERYBODYS)
         and not torch._C._autograd._profiler_enabled()
@@ -55,11 +56,13 @@ def _is_unseen(optimizer: Optimizer, wrapper: Any) -> bool:
     )
 
 
-def _is_a_schedules(step: Any, wrapper: Any) -> bool:
-    """Whether this is what a schedule of torch puts around the step of the class."""
+def _is_a_schedules(step: Any, wrapper: Any, optimizer: Optimizer) -> bool:
+    """Whether this is what a schedule of torch puts around this optimizer's step, as its class has it."""
     code = getattr(step, "__code__", None)
-    is_torchs = code is not None and code.co_filename == lr_scheduler.__file__
-    return is_torchs and getattr(step, "__wrapped__", None) is wrapper
+    if code is None or code.co_filename != lr_scheduler.__file__ or getattr(step, "__wrapped__", None) is not wrapper:
+        return False
+    held = (cell.cell_contents for cell in step.__closure__ or ())
+    return any(isinstance(each, weakref.ref) and each() is optimizer for each in held)
 
 
 _EVERYBODYS: list[Any] = [
