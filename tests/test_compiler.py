@@ -85,16 +85,18 @@ def test_what_is_compiled_may_make_optimizers():
     program = """
 {first}
 import torch
-from torch._dynamo.testing import CompileCounter
-counter = CompileCounter()
+graphs = []
+def backend(graph, inputs):
+    graphs.append(len(graph.graph.nodes))
+    return graph.forward
 old = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
-@torch.compile(backend=counter)
+@torch.compile(backend=backend)
 def step(x):
     new = torch.optim.SGD([torch.nn.Parameter(x.clone())], lr=0.1)
     new.zero_grad()
     old.add_param_group({{"params": [torch.nn.Parameter(x.clone())]}})
     return x + len(old.state_dict()["param_groups"])
-print(step(torch.ones(2)).tolist(), counter.frame_count, counter.op_count)
+print(step(torch.ones(2)).tolist(), graphs)
 """
     usual = alone(program.format(first=""))
     assert usual[:2] == ["[3.0,", "3.0]"]

@@ -402,7 +402,23 @@ class Collecting:
         return torch.tensor(os.getpid()), is_on
 
 
-@pytest.mark.parametrize("collects", [True, False])
+EAGER = {"is": False}
+os.register_at_fork(after_in_child=lambda: gc.set_threshold(1) if EAGER["is"] else None)
+
+
+@pytest.fixture(params=[True, False])
+def collects(request, monkeypatch):
+    """Whether garbage is collected: here seldom, in a forked process with every object it makes."""
+    before, threshold = gc.isenabled(), gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1_000_000)
+    (gc.enable if request.param else gc.disable)()
+    monkeypatch.setitem(EAGER, "is", True)
+    yield request.param
+    gc.set_threshold(*threshold)
+    (gc.enable if before else gc.disable)()
+
+
 def test_workers_leave_the_ranks_garbage_alone(collects):
     """What the rank has not collected yet, a store with a thread, is not destroyed where there is no such thread."""
     destroyed = multiprocessing.get_context("fork").Value("i", 0)
@@ -414,18 +430,13 @@ def test_workers_leave_the_ranks_garbage_alone(collects):
         def __del__(self):
             destroyed.value = os.getpid()
 
-    before = gc.isenabled()
-    (gc.enable if collects else gc.disable)()
-    try:
-        gc.collect()
-        Store()
-        (batch,) = fetch_all(Fetcher(Collecting(), 0), [Task(0, torch.tensor([0]))], num_workers=1)
-        assert batch.x.item() not in (os.getpid(), destroyed.value)
-        assert batch.y.item() == gc.isenabled() == collects
-        gc.collect()
-        assert destroyed.value == os.getpid()
-    finally:
-        (gc.enable if before else gc.disable)()
+    Store()
+    (batch,) = fetch_all(Fetcher(Collecting(), 0), [Task(0, torch.tensor([0]))], num_workers=1)
+    assert batch.x.item() != os.getpid()
+    assert batch.y.item() == gc.isenabled() == collects
+    assert destroyed.value == 0
+    gc.collect()
+    assert destroyed.value == os.getpid()
 
 
 def test_a_sample_that_fails_leaves_the_threads(two_threads):
