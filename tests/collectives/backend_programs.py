@@ -108,6 +108,15 @@ def filled(outs: Any, function: Callable[..., object], *args: Any, **options: An
     return [outs] if isinstance(outs, Tensor) else list(outs)
 
 
+def swapped(group: Group) -> list[Tensor]:
+    """Exchange parts in lists; in one tensor with gloo, which knew no lists before torch 2.13."""
+    if dist.get_backend(group) != "gloo":
+        return filled(blank(group, 5), dist.all_to_all, parts_of(group, 5), group=group)
+    out = torch.empty(group.size(), 5)
+    dist.all_to_all_single(out, torch.stack(parts_of(group, 5)), group=group)
+    return list(out)
+
+
 def swapped_unevenly(group: Group) -> list[Tensor]:
     """Exchange parts of different lengths in one tensor."""
     rank, ranks = group.rank(), range(group.size())
@@ -140,7 +149,7 @@ FUNCTIONS: dict[str, Callable[[Group], list[Tensor]]] = {
     "all_gather_single": lambda g: filled(torch.empty(g.size() * 5), gather_single, mine(g, 5), group=g),
     "reduce_scatter": lambda g: filled(torch.empty(5), dist.reduce_scatter, parts_of(g, 5), group=g),
     "reduce_scatter_single": lambda g: filled(torch.empty(5), scatter_single, mine(g, g.size() * 5), group=g),
-    "all_to_all": lambda g: filled(blank(g, 5), dist.all_to_all, parts_of(g, 5), group=g),
+    "all_to_all": lambda g: swapped(g),
     "all_to_all_single": lambda g: filled(
         torch.empty(g.size(), 2), dist.all_to_all_single, mine(g, g.size(), 2), group=g
     ),

@@ -147,6 +147,13 @@ class ShmProcessGroup(dist.ProcessGroup):
         parts, targets = _cut(input, input_splits, self.size()), _cut(output, output_splits, self.size())
         return self._run("all_to_all", lambda: self._operations.all_to_all(targets, parts), [output], opts, [input])
 
+    # As torch called them before 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
     def barrier(self, opts: Any = None) -> ShmWork:
         """Wait for all ranks."""
         return self._run("barrier", self._operations.barrier, [], opts)

@@ -79,8 +79,9 @@ class Profiler(Callback):
             return
         if self._profile is None:
             gpu = [ProfilerActivity.CUDA] if loop.run.device.type == "cuda" else []
-            self._profile = profile(activities=[ProfilerActivity.CPU, *gpu], **self._how)
-            self._profile.start()
+            started = profile(activities=[ProfilerActivity.CPU, *gpu], **self._how)
+            started.start()
+            self._profile = started  # only now is there something to stop
         self._began_ns = time.time_ns()
 
     def on_step_end(self, loop: Loop) -> None:
