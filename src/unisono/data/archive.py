@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import BinaryIO, Self, final
 
 from unisono.errors import DataError
 
@@ -80,10 +80,29 @@ class _Bounded:
         return piece
 
 
+@final
+class _Strict(tarfile.TarInfo):
+    """A header of which tarfile does not take a bad one for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        """Read the next one.
+
+        Raises:
+            ReadError: It is none.
+        """
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(
+                f"a bad header near byte {tar.offset:,} of the decompressed stream ({error})"
+            ) from None
+
+
 def _members(stream: _Bounded, path: Path, wanted: re.Pattern[str], limits: Limits) -> Iterator[tuple[str, bytes]]:
     """Walk the tar stream from front to back."""
     num_members = 0
-    with tarfile.open(fileobj=_as_binary(stream), mode="r|", bufsize=1 << 16) as tar:
+    with tarfile.open(fileobj=_as_binary(stream), mode="r|", bufsize=1 << 16, tarinfo=_Strict) as tar:
         while (member := tar.next()) is not None:
             num_members += 1
             if num_members > limits.num_members:
@@ -135,7 +154,7 @@ def check_member(member: tarfile.TarInfo, path: Path, limits: Limits) -> str:
 
 
 def _check_end(tar: tarfile.TarFile, path: Path) -> None:
-    """Refuse an archive that does not end as one: tarfile takes any bad header for the end.
+    """Refuse an archive that does not end as one.
 
     A tar ends with two zero blocks; tarfile has read the first, so at least one block of zeros and nothing
     else may follow. Reading to the end also makes gzip verify its checksum.
