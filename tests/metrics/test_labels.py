@@ -146,3 +146,48 @@ def test_wrong_settings_and_shapes_are_refused(make, words):
     """What could only be counted wrongly is an error that shows it."""
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_nan_is_no_class():
+    """Scores with NaN are no prediction: a miss of their class, a false alarm of none, a column of their own."""
+    scores, targets = data()
+    scores[3, 2] = scores[50] = float("nan")
+    bad = [3, 50]
+    good = [place for place in range(101) if place not in bad]
+    guesses = torch.where(scores.isnan().any(1), 5, scores.argmax(1))  # a sixth class that no target has
+    table = ConfusionMatrix(5)
+    cells = same_everywhere(lambda: ConfusionMatrix(5), scores, targets)
+    table.update(scores, targets)
+    theirs = sklearn_metrics.confusion_matrix(targets, guesses, labels=range(6))
+    assert table.counts.tolist() == theirs[:5, :5].tolist()
+    assert table.num_bad.tolist() == theirs[:5, 5].tolist()
+    assert sum(table.num_bad.tolist()) == 2
+    assert sum(cells.values()) == 101
+    assert {name: count for name, count in cells.items() if name.endswith("->nan")} == {
+        f"{label}->nan": float(count) for label, count in enumerate(theirs[:5, 5])
+    }
+    for metric, average in [(F1, "macro"), (Precision, "micro"), (Recall, "weighted"), (F1, "none")]:
+        ours = same_everywhere(lambda metric=metric, average=average: metric(5, average=average), scores, targets)
+        expected = THEIRS[metric](
+            targets, guesses, labels=range(5), average=None if average == "none" else average, zero_division=0
+        )
+        assert list(ours.values() if average == "none" else [ours]) == pytest.approx(
+            list(expected if average == "none" else [expected]), rel=1e-15
+        )
+    without = ConfusionMatrix(5)
+    without.update(scores[good], targets[good])
+    assert not [name for name in without.compute() if name.endswith("nan")]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0,)])
+def test_an_empty_batch_counts_nothing(shape):
+    """A rank without a sample updates as others do, also label by label."""
+    f1 = F1(3 if len(shape) == 2 else 1, threshold=0.5)
+    f1.update(torch.zeros(shape), torch.zeros(shape, dtype=torch.int64))
+    assert f1.compute() == 0.0
+    assert not f1.counts.any()
+    one = F1(3)
+    one.update(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    assert one.compute() == 0.0
+    with pytest.raises(ConfigError, match=r"outputs and targets \(n, 3\)"):
+        F1(3, threshold=0.5).update(torch.zeros(0, 2), torch.zeros(0, 2))

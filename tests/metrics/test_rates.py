@@ -64,3 +64,18 @@ def test_throughput(monkeypatch):
     slow.reset()  # at 700
     slow.update(torch.zeros(6), torch.zeros(6))  # at 1000
     assert slow.compute() == 6 / 300
+
+
+def test_a_vocabulary_as_long_as_the_text():
+    """Logits that could be read both ways are refused; `dim` says which is meant."""
+    generator = torch.Generator().manual_seed(0)
+    logits, tokens = torch.randn(3, 4, 4, generator=generator), torch.randint(0, 4, (3, 4), generator=generator)
+    expected = torch.nn.functional.cross_entropy(logits.reshape(-1, 4).double(), tokens.reshape(-1)).exp().item()
+    for dim, given in ((-1, logits), (1, logits.movedim(2, 1))):
+        said = Perplexity(dim=dim)
+        said.update(given, tokens)
+        assert said.compute() == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ConfigError, match=r"dimension 1 or 2.*Perplexity\(..., dim=-1\)"):
+        Perplexity().update(logits, tokens)
+    with pytest.raises(ConfigError, match="got dim=0"):
+        Perplexity(dim=0)

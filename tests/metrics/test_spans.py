@@ -100,6 +100,9 @@ def test_perfect_and_nothing():
         (lambda: SpanF1(TAGS, average="mean"), "expected average"),
         (lambda: SpanF1(TAGS).update(torch.zeros(2, 3), torch.zeros(2, 3)), "tag scores or tag numbers"),
         (lambda: SpanF1(TAGS).update(torch.tensor([1]), torch.tensor([1])), r"\(n, length\)"),
+        (lambda: SpanF1(TAGS, dim=0), "dim=0"),
+        (lambda: SpanF1(TAGS).update(torch.zeros(2, 3, 7), torch.zeros(2, 3)), "scores of 5 tags"),
+        (lambda: SpanF1(TAGS, dim=1).update(torch.zeros(2, 3, 5), torch.zeros(2, 3)), "with dim=1"),
         (lambda: SpanF1(TAGS).update(torch.tensor([[9]]), torch.tensor([[1]])), "0..4, got 9"),
     ],
 )
@@ -107,3 +110,26 @@ def test_wrong_tags_and_shapes_are_refused(make, words):
     """A tag that means nothing is an error, not an O."""
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_as_many_tags_as_tokens():
+    """Scores that could be read both ways are refused; `dim` says which is meant, and a perfect prediction scores 1."""
+    truth = torch.tensor([[1, 2, 0, 3, 4], [0, 1, 2, 2, 0]])
+    assert truth.shape[1] == len(TAGS)
+    scores = torch.nn.functional.one_hot(truth, len(TAGS)).float()
+    for dim, given in ((-1, scores), (2, scores), (1, scores.movedim(2, 1))):
+        perfect = SpanF1(TAGS, dim=dim)
+        perfect.update(given, truth)
+        assert perfect.compute() == 1.0
+    with pytest.raises(ConfigError, match=r"dimension 1 or 2.*SpanF1\(..., dim=-1\)"):
+        SpanF1(TAGS).update(scores, truth)
+
+
+def test_nan_is_no_tag():
+    """A token with NaN among its scores continues no span and begins none."""
+    truth = torch.tensor([[1, 2, 2, 0]])
+    scores = torch.nn.functional.one_hot(truth, len(TAGS)).float()
+    scores[0, 1, 4] = float("nan")
+    found = SpanF1(["B-x", "B-PER", "I-PER", "B-LOC", "I-LOC"])  # 0, which argmax would have said, begins a span here
+    found.update(scores, truth)
+    assert found.counts.sum(axis=0).tolist() == [1, 3, 2]  # the span is cut in two, and "B-x" of token 3 is found

@@ -167,6 +167,46 @@ def mean_of(state: list[int]) -> float:
     return units / (count << _SHIFT) if count else 0.0
 
 
+def class_dim(output: Tensor, target: Tensor, dim: int | None, what: str) -> int:
+    """Return the dimension of scores (n, classes, ...) or (n, ..., classes) that the classes lie along: 1 or the last.
+
+    Args:
+        output: Scores; one dimension more than `target`.
+        target: (n, ...).
+        dim: What the caller has said: 1, -1 or that number; None: whichever fits the targets.
+        what: Who asks, for messages.
+
+    Raises:
+        ConfigError: Neither fits, or both do and `dim` does not say which is meant.
+    """
+    last = output.ndim - 1
+    if output.ndim == target.ndim + 1 and output.ndim >= 2:
+        fits = [at for at in sorted({1, last}) if output.shape[:at] + output.shape[at + 1 :] == target.shape]
+        if dim is not None:
+            fits = [at for at in fits if at == dim % output.ndim]
+        if len(fits) == 1:
+            return fits[0]
+        if fits:
+            raise ConfigError(
+                f"{what} got scores {tuple(output.shape)} for targets {tuple(target.shape)}: the classes may lie along "
+                f"dimension 1 or {last}. Hint: say which, {what}(..., dim=1) or {what}(..., dim=-1)."
+            )
+    raise ConfigError(
+        f"{what} expects scores (n, classes, ...) or (n, ..., classes){'' if dim is None else f' with dim={dim}'} for "
+        f"targets (n, ...), got {tuple(output.shape)} and {tuple(target.shape)}."
+    )
+
+
+def check_dim(dim: int | None) -> None:
+    """Refuse a dimension of classes that is neither the second nor the last.
+
+    Raises:
+        ConfigError: See above.
+    """
+    if dim not in (None, 1, 2, -1):
+        raise ConfigError(f"expected dim=1, dim=2 or dim=-1 (or None: whichever fits), got dim={dim!r}.")
+
+
 def check_classes(what: str, classes: Tensor, num_classes: int) -> None:
     """Refuse class numbers outside ``range(num_classes)``, which would count as misses or as other classes."""
     if len(classes) and not (int(classes.min()) >= 0 and int(classes.max()) < num_classes):

@@ -1,5 +1,6 @@
 """Counts of labels: confusion matrix, precision, recall, F1."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal, final, get_args
@@ -20,29 +21,34 @@ class CountTable(Metric):
     """Counts in one int64 array of fixed shape: the base of the metrics below.
 
     Args:
-        shape: Of `counts`.
+        shape: Of the array.
     """
 
     def __init__(self, *shape: int) -> None:
-        self.counts: Table = np.zeros(shape, dtype=np.int64)
+        self._table: Table = np.zeros(shape, dtype=np.int64)
+
+    @property
+    def counts(self) -> Table:
+        """The counts."""
+        return self._table
 
     @property
     def state(self) -> list[int]:
         """The counts, row by row."""
-        flat: list[int] = self.counts.reshape(-1).tolist()
+        flat: list[int] = self._table.reshape(-1).tolist()
         return flat
 
     @state.setter
     def state(self, value: list[int]) -> None:
-        self.counts = np.array(value, dtype=np.int64).reshape(self.counts.shape)
+        self._table = np.array(value, dtype=np.int64).reshape(self._table.shape)
 
     def reset(self) -> None:
         """See `Metric.reset`."""
-        self.counts = np.zeros_like(self.counts)
+        self._table = np.zeros_like(self._table)
 
     def merge(self, state: list[int]) -> None:
         """See `Metric.merge`."""
-        self.counts = self.counts + np.array(state, dtype=np.int64).reshape(self.counts.shape)
+        self._table = self._table + np.array(state, dtype=np.int64).reshape(self._table.shape)
 
 
 @final
@@ -50,7 +56,7 @@ class ConfusionMatrix(CountTable):
     """How often each class was taken for each other: `counts` (classes, classes), targets down, predictions across.
 
     Outputs are scores (n, classes, ...), or classes (n, ...) as integers; targets int64 (n, ...). Equal scores count
-    for the lowest class.
+    for the lowest class. A sample with NaN among its scores has no predicted class: it is counted in `num_bad`.
 
     Args:
         num_classes: At least 2.
@@ -63,26 +69,38 @@ class ConfusionMatrix(CountTable):
     ) -> None:
         self._names = _names(num_classes, names)
         self._ignore_index = ignore_index
-        super().__init__(num_classes, num_classes)
+        super().__init__(num_classes, num_classes + 1)
+
+    @property
+    def num_bad(self) -> Table:
+        """Of each class, how many samples had NaN among their scores: int64 (classes,)."""
+        return self._table[:, -1]
+
+    @property
+    def counts(self) -> Table:
+        """The samples with a prediction: int64 (classes, classes), targets down, predictions across."""
+        return self._table[:, :-1]
 
     def update(self, output: Tensor, target: Tensor) -> None:
         """See `Metric.update`."""
-        self.counts = self.counts + confusion(output, target, len(self._names), self._ignore_index)
+        self._table = self._table + confusion(output, target, len(self._names), self._ignore_index)
 
     def compute(self) -> Value:
-        """Return every count as ``target->prediction``."""
+        """Return every count as ``target->prediction``; ``target->nan`` too where there are such samples."""
+        columns = [*self._names, "nan"] if self.num_bad.any() else self._names
         return {
             f"{true}->{guess}": float(count)
-            for true, row in zip(self._names, self.counts.tolist(), strict=True)
-            for guess, count in zip(self._names, row, strict=True)
+            for true, row in zip(self._names, self._table.tolist(), strict=True)
+            for guess, count in zip(columns, row, strict=False)
         }
 
 
 class LabelMetric(CountTable):
     """Hits, false alarms and misses of each label: the base of `Precision`, `Recall` and `F1`.
 
-    Outputs are scores (n, classes, ...), or classes (n, ...) as integers; targets int64 (n, ...). With `threshold`
-    every label is decided alone: outputs (n, classes) (or (n,) for one label) and targets 0 or 1 of the same shape.
+    Outputs are scores (n, classes, ...), or classes (n, ...) as integers; targets int64 (n, ...). A sample with NaN
+    among its scores is a miss of its own label and a false alarm of none. With `threshold` every label is decided alone:
+    outputs (n, classes) (or (n,) for one label) and targets 0 or 1 of the same shape; NaN says no.
 
     Args:
         num_classes: Labels there are.
@@ -121,13 +139,14 @@ class LabelMetric(CountTable):
         if self._threshold is None:
             table = confusion(output, target, num_classes, self._ignore_index)
             hits = table.diagonal()
-            self.counts = self.counts + np.stack([hits, table.sum(axis=0) - hits, table.sum(axis=1) - hits])
+            said_other = table[:, :-1].sum(axis=0) - hits
+            self._table = self._table + np.stack([hits, said_other, table.sum(axis=1) - hits])
             return
-        said, true = output.reshape(len(output), -1) >= self._threshold, target.reshape(len(target), -1)
-        if output.shape != target.shape or said.shape[1] != num_classes:
+        if output.shape != target.shape or not output.ndim or math.prod(output.shape[1:]) != num_classes:
             raise ConfigError(
                 f"expected outputs and targets (n, {num_classes}), got {tuple(output.shape)} and {tuple(target.shape)}."
             )
+        said, true = output.reshape(-1, num_classes) >= self._threshold, target.reshape(-1, num_classes)
         is_counted = torch.ones_like(said) if self._ignore_index is None else true != self._ignore_index
         if not bool(((true == 0) | (true == 1))[is_counted].all()):
             raise ConfigError(
@@ -135,7 +154,7 @@ class LabelMetric(CountTable):
             )
         is_one = true == 1
         rows = [said & is_one, said & ~is_one, ~said & is_one]
-        self.counts = self.counts + np.stack([(row & is_counted).sum(dim=0).cpu().numpy() for row in rows])
+        self._table = self._table + np.stack([(row & is_counted).sum(dim=0).cpu().numpy() for row in rows])
 
     def compute(self) -> Value:
         """See `Metric.compute`; 0 where a ratio has no denominator."""
@@ -195,23 +214,26 @@ def ratio(part: int, whole: int) -> Fraction:
 
 
 def confusion(output: Tensor, target: Tensor, num_classes: int, ignore_index: int | None) -> Table:
-    """Return the confusion matrix (num_classes, num_classes) of one micro-batch, int64.
+    """Return how often each class was taken for each other in one micro-batch: int64 (num_classes, num_classes + 1).
+
+    Targets down, predictions across; the last column counts samples with NaN among their scores.
 
     Args:
         output: Scores (n, num_classes, ...) or integer classes (n, ...).
         target: Classes (n, ...).
-        num_classes: Rows and columns.
+        num_classes: Rows.
         ignore_index: Targets left out.
 
     Raises:
         ConfigError: Other shapes, or classes out of range.
     """
-    if output.shape == target.shape and not output.is_floating_point():
+    is_number = output.shape == target.shape and not output.is_floating_point()
+    if is_number:
         guess = output
     elif output.ndim == target.ndim + 1 and output.shape[:1] + output.shape[2:] == target.shape:
         if output.shape[1] != num_classes:
             raise ConfigError(f"expected scores of {num_classes} classes, got {output.shape[1]}.")
-        guess = output.argmax(dim=1)
+        guess = output.argmax(dim=1).masked_fill(output.isnan().any(dim=1), num_classes)
     else:
         raise ConfigError(
             f"expected scores (n, {num_classes}, ...) or integer classes (n, ...) for targets (n, ...), "
@@ -221,10 +243,12 @@ def confusion(output: Tensor, target: Tensor, num_classes: int, ignore_index: in
     if ignore_index is not None:
         guess, target = guess[target != ignore_index], target[target != ignore_index]
     check_classes("targets", target, num_classes)
-    check_classes("predictions", guess, num_classes)
-    cells = target.to(torch.int64) * num_classes + guess.to(torch.int64)
-    counts: Any = torch.bincount(cells, minlength=num_classes**2).cpu().numpy()
-    table: Table = counts.reshape(num_classes, num_classes)
+    if is_number:
+        check_classes("predictions", guess, num_classes)
+    columns = num_classes + 1
+    cells = target.to(torch.int64) * columns + guess.to(torch.int64)
+    counts: Any = torch.bincount(cells, minlength=num_classes * columns).cpu().numpy()
+    table: Table = counts.reshape(num_classes, columns)
     return table
 
 

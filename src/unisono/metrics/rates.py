@@ -8,36 +8,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric, mean_of, mean_state
+from unisono.metrics.exact import Metric, check_dim, class_dim, mean_of, mean_state
 
 
 @final
 class Perplexity(Metric):
     """The exponential of the mean negative log-likelihood per token; the sum over tokens is exact.
 
-    Outputs are logits (n, vocabulary, ...) with targets (n, ...), or (n, length, vocabulary) with targets (n,
-    length). NaN where a token's likelihood is NaN or zero.
+    Outputs are logits (n, vocabulary, ...) or (n, ..., vocabulary) with targets (n, ...). NaN where a token's
+    likelihood is NaN or zero.
 
     Args:
         ignore_index: Targets with this value are left out (padding).
+        dim: Of the vocabulary in the logits: 1, or -1 as language models have it. None: whichever fits the targets;
+            logits whose vocabulary is as long as the text fit both and are refused, so say it where that can happen.
+
+    Raises:
+        ConfigError: Another `dim`; in `update`: other shapes, or logits that could be read both ways.
     """
 
-    def __init__(self, *, ignore_index: int = -100) -> None:
+    def __init__(self, *, ignore_index: int = -100, dim: int | None = None) -> None:
+        check_dim(dim)
         self.state = [0, 0, 0]
-        self._ignore_index = ignore_index
+        self._ignore_index, self._dim = ignore_index, dim
 
     def update(self, output: Tensor, target: Tensor) -> None:
         """See `Metric.update`."""
-        if output.ndim == 3 and output.shape[:2] == target.shape:
-            logits = output.reshape(-1, output.shape[2])
-        elif output.ndim == target.ndim + 1 and output.shape[:1] + output.shape[2:] == target.shape:
-            logits = output.movedim(1, -1).reshape(-1, output.shape[1])
-        else:
-            raise ConfigError(
-                f"Perplexity expects logits (n, vocabulary, ...) or (n, length, vocabulary) for targets (n, ...), "
-                f"got {tuple(output.shape)} and {tuple(target.shape)}."
-            )
+        dim = class_dim(output, target, self._dim, "Perplexity")
+        logits = output.movedim(dim, -1).reshape(-1, output.shape[dim])
         tokens = target.reshape(-1)
         losses = F.cross_entropy(logits, tokens, ignore_index=self._ignore_index, reduction="none")
         losses = losses[tokens != self._ignore_index]

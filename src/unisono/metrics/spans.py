@@ -7,11 +7,13 @@ from typing import final
 from torch import Tensor
 
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Value
+from unisono.metrics.exact import Value, check_dim, class_dim
 from unisono.metrics.labels import Average, CountTable, check_average, ratio
 
 Span = tuple[str, int, int]
 """Type, first token, one past the last token."""
+
+_NO_TAG = -(1 << 40)  # what a token with NaN among its scores is said to be; no target has this number
 
 
 def decode(tags: Sequence[str]) -> set[Span]:
@@ -46,23 +48,34 @@ class SpanF1(CountTable):
     """F1 over exactly matching spans: same type, same first and last token, in the same sequence.
 
     Outputs are scores (n, tags, length) or (n, length, tags), or tags (n, length) as integers; targets int64
-    (n, length).
+    (n, length). A token whose scores hold NaN is tagged ``O``.
 
     Args:
         tags: The name of each tag number: ``["O", "B-PER", "I-PER", ...]``.
         average: ``micro`` (CoNLL's), ``macro``, ``weighted`` or ``none`` over the types of span.
         ignore_index: Tokens with this target are taken out of their sequence (padding, word pieces).
+        dim: Of the tags in the scores: 1, or -1. None: whichever fits the targets; scores with as many tags as tokens
+            fit both and are refused, so say it where that can happen.
 
     Raises:
-        ConfigError: Tags of another form; in `update`: other shapes.
+        ConfigError: Tags of another form, another `dim`; in `update`: other shapes, or scores that could be read both
+            ways.
     """
 
-    def __init__(self, tags: Sequence[str], *, average: Average = "micro", ignore_index: int = -100) -> None:
+    def __init__(
+        self,
+        tags: Sequence[str],
+        *,
+        average: Average = "micro",
+        ignore_index: int = -100,
+        dim: int | None = None,
+    ) -> None:
+        check_dim(dim)
         wrong = [tag for tag in tags if tag != "O" and (tag[:2] not in ("B-", "I-", "E-", "S-") or len(tag) < 3)]
         if wrong or len(set(tags)) != len(tags):
             raise ConfigError(f"expected different tags O, B-x, I-x, E-x or S-x, got {wrong or list(tags)}.")
         check_average(average)
-        self._tags, self._average, self._ignore_index = list(tags), average, ignore_index
+        self._tags, self._average, self._ignore_index, self._dim = list(tags), average, ignore_index, dim
         self._kinds = sorted({tag[2:] for tag in tags if tag != "O"})
         if not self._kinds:
             raise ConfigError(f"expected at least one tag besides O, got {list(tags)}.")
@@ -73,7 +86,7 @@ class SpanF1(CountTable):
         if target.ndim != 2:
             raise ConfigError(f"expected targets (n, length), got {tuple(target.shape)}.")
         if output.ndim == 3:
-            output = output.argmax(dim=2 if output.shape[:2] == target.shape else 1)
+            output = self._tags_of(output, target)
         if output.shape != target.shape or output.is_floating_point():
             raise ConfigError(
                 f"expected tag scores or tag numbers for targets {tuple(target.shape)}, "
@@ -86,7 +99,7 @@ class SpanF1(CountTable):
             for column, spans in enumerate((said & true, said, true)):
                 counts.update((kind, column) for kind, _, _ in spans)
         for (kind, column), count in counts.items():
-            self.counts[self._kinds.index(kind), column] += count
+            self._table[self._kinds.index(kind), column] += count
 
     def compute(self) -> Value:
         """See `Metric.compute`; 0 where there is no span."""
@@ -101,7 +114,19 @@ class SpanF1(CountTable):
         total = sum(score * weight for score, weight in zip(scores, weights, strict=True))
         return float(total / sum(weights)) if sum(weights) else 0.0
 
+    def _tags_of(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the tag of the largest score of each token, int64 (n, length); `_NO_TAG` where one is NaN."""
+        dim = class_dim(scores, target, self._dim, "SpanF1")
+        if scores.shape[dim] != len(self._tags):
+            raise ConfigError(
+                f"expected scores of {len(self._tags)} tags along dimension {dim}, got {tuple(scores.shape)}."
+            )
+        tags: Tensor = scores.argmax(dim=dim).masked_fill(scores.isnan().any(dim=dim), _NO_TAG)
+        return tags
+
     def _name(self, number: int) -> str:
+        if number == _NO_TAG:
+            return "O"
         if not 0 <= number < len(self._tags):
             raise ConfigError(f"expected tag numbers in 0..{len(self._tags) - 1}, got {number}.")
         return self._tags[number]
