@@ -23,7 +23,7 @@ def places() -> None:
 
 def shards() -> None:
     """10 samples on 3 ranks: nothing repeated, nothing lost, and another order every epoch, set_epoch or not."""
-    samplers = [unisono.DistributedSampler(range(10), 3, rank, seed=0) for rank in range(3)]
+    samplers = [unisono.DistributedSampler(range(10), 3, rank, exact_once=True) for rank in range(3)]
     epochs = [[list(sampler) for sampler in samplers] for _ in range(2)]
     for number, parts in enumerate(epochs):
         print(f"epoch {number}: {parts}")

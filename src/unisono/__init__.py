@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from unisono.collectives.places import NotHere as NotHere
     from unisono.collectives.places import leader_only as leader_only
     from unisono.collectives.places import on_rank as on_rank
+    from unisono.data.distributed_sampler import DistributedSampler as DistributedSampler
     from unisono.data.loader import ArrayDataset as ArrayDataset
     from unisono.data.partition import DataPartitioner as DataPartitioner
     from unisono.data.partition import Partition as Partition
-    from unisono.data.sampler import DistributedSampler as DistributedSampler
     from unisono.data.sampler import ExactSampler as ExactSampler
     from unisono.errors import CallbackTimeout as CallbackTimeout
     from unisono.errors import CheckpointError as CheckpointError
@@ -68,7 +68,7 @@ _HOMES = {
     "DataError": "errors",
     "DataPartitioner": "data.partition",
     "Distributed": "collectives.places",
-    "DistributedSampler": "data.sampler",
+    "DistributedSampler": "data.distributed_sampler",
     "EnvironmentDrift": "errors",
     "ExactSampler": "data.sampler",
     "F1": "metrics.labels",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.sampler import DistributedSampler, ExactSampler, permute
+from unisono.data.sampler import ExactSampler, permute
 from unisono.errors import ConfigError
 from unisono.placement import cut
 from unisono.seeding import mix
@@ -174,55 +174,3 @@ def test_numbers_below_one_are_refused(sizes, name):
     """No samples, no batch and no replicas are wrong settings, named."""
     with pytest.raises(ConfigError, match=f"expected {name} >= 1, got 0"):
         ExactSampler(*sizes)
-
-
-@settings(max_examples=40)
-@given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 3), st.booleans())
-def test_ranks_share_each_sample_exactly_once(num_samples, num_replicas, number, shuffle):
-    """Over all ranks each sample comes once; lengths differ by one at most and are as announced."""
-    samplers = [
-        DistributedSampler(range(num_samples), num_replicas, rank, shuffle=shuffle, seed=4)
-        for rank in range(num_replicas)
-    ]
-    for sampler in samplers:
-        sampler.set_epoch(number)
-    shares = [list(sampler) for sampler in samplers]
-    assert sorted(sample for share in shares for sample in share) == list(range(num_samples))
-    assert [len(share) for share in shares] == [len(sampler) for sampler in samplers]
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_the_order_changes_by_itself_and_set_epoch_repeats_it():
-    """A forgotten set_epoch does not repeat an epoch; a given one reproduces it."""
-    sampler = DistributedSampler(range(64), 2, 1)
-    first, second, third = list(sampler), list(sampler), list(sampler)
-    assert len({tuple(first), tuple(second), tuple(third)}) == 3
-    sampler.set_epoch(1)
-    assert list(sampler) == second
-    assert list(sampler) == third
-    resumed = DistributedSampler(range(64), 2, 1)
-    resumed.set_epoch(2)
-    assert list(resumed) == third
-    assert all(type(sample) is int for sample in third)
-
-
-def test_the_order_is_the_runs():
-    """Shared out by hand or cut for replicas, an epoch has one order: seed 0 and shuffled unless said otherwise."""
-    for more in ({}, {"seed": 3}, {"shuffle": False}):
-        shared = DistributedSampler(range(64), 2, 1, **more)
-        for number in range(2):
-            assert list(shared) == epoch(ExactSampler(64, 64, **more), number)[1::2]
-    assert epoch(ExactSampler(64, 64), 0) == epoch(ExactSampler(64, 64, seed=0, shuffle=True), 0)
-
-
-@pytest.mark.parametrize(("num_replicas", "rank"), [(2, 2), (2, -1), (0, 0)])
-def test_a_rank_outside_is_refused(num_replicas, rank):
-    """A rank must be one of the replicas."""
-    with pytest.raises(ConfigError, match="rank < num_replicas"):
-        DistributedSampler(range(4), num_replicas, rank)
-
-
-def test_an_empty_data_set_is_refused():
-    """There is nothing to share out."""
-    with pytest.raises(ConfigError, match="num_samples"):
-        DistributedSampler([], 1, 0)

@@ -5,7 +5,6 @@ same, so resuming at a step is a matter of knowing its number. Every sample come
 padded, repeated or dropped; the last batch may be short. Imports NumPy only.
 """
 
-from collections.abc import Iterator, Sized
 from typing import final
 
 import numpy as np
@@ -146,43 +145,3 @@ class ExactSampler:
             key = mix(self.seed, "order", epoch)
             block = self._block = (epoch, start, permute(np.arange(start, last), self.num_samples, key))
         return block[2][start - block[1] : stop - block[1]]
-
-
-@final
-class DistributedSampler:
-    """Work-alike of torch's sampler of that name, for loops written by hand: each sample once, nothing repeated.
-
-    Rank r gets every ``num_replicas``-th sample of the epoch's order. Lengths may differ by one between ranks,
-    because no sample is padded or dropped. The order changes with every ``iter()``, even if `set_epoch` is
-    forgotten.
-
-    Args:
-        dataset: Anything with a length.
-        num_replicas: Number of ranks that share the data.
-        rank: This rank.
-        shuffle: Whether each epoch has its own order.
-        seed: Equal on all ranks.
-
-    Raises:
-        ConfigError: Not ``0 <= rank < num_replicas``, or an empty data set.
-    """
-
-    def __init__(self, dataset: Sized, num_replicas: int, rank: int, *, shuffle: bool = True, seed: int = 0) -> None:
-        if not 0 <= rank < num_replicas:
-            raise ConfigError(f"expected 0 <= rank < num_replicas, got rank={rank}, num_replicas={num_replicas}.")
-        self._sampler = ExactSampler(len(dataset), len(dataset), seed=seed, shuffle=shuffle)
-        self.num_replicas = num_replicas
-        self.rank = rank
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next ``iter()``; without this call it is the following epoch's."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(range(self.rank, self._sampler.num_samples, self.num_replicas))
-
-    def __iter__(self) -> Iterator[int]:
-        order = self._sampler.batch(self.epoch + 1)
-        self.epoch += 1
-        return iter(order[self.rank :: self.num_replicas].tolist())

@@ -99,8 +99,8 @@ class LabelMetric(CountTable):
     """Hits, false alarms and misses of each label: the base of `Precision`, `Recall` and `F1`.
 
     Outputs are scores (n, classes, ...), or classes (n, ...) as integers; targets int64 (n, ...). A sample with NaN
-    among its scores is a miss of its own label and a false alarm of none. With `threshold` every label is decided alone:
-    outputs (n, classes) (or (n,) for one label) and targets 0 or 1 of the same shape; NaN says no.
+    among its scores is a miss of its own label and a false alarm of none. With `threshold` every label is decided
+    alone: outputs (n, classes) (or (n,) for one label) and targets 0 or 1 of the same shape; NaN says no.
 
     Args:
         num_classes: Labels there are.
