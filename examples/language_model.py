@@ -74,7 +74,7 @@ def main(out: str = "runs/language-model", epochs: int = 3) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     total = epochs * -(-len(train_set) // 32)
     trainer = unisono.Trainer(
-        run, model, optimizer, loss=F.cross_entropy, metrics={"perplexity": unisono.Perplexity()},
+        run, model, optimizer, loss=F.cross_entropy, metrics={"perplexity": unisono.Perplexity(dim=1)},
         scheduler=callbacks.warmup_cosine(optimizer, total_steps=total, warmup_steps=total // 10),
     )  # fmt: skip
     result = trainer.fit(train_set, epochs=epochs, batch_size=32, test_set=test_set)

@@ -77,6 +77,19 @@ def test_packed_windows_are_the_article_s_network(seed):
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
+def test_pads_are_seen_where_a_window_reaches_beyond_the_last_word():
+    """Conv1d over the text without pads agrees only where its last window ends with the last word; docs say so."""
+    model = build(GatedCNN, 3).double()
+    apart = {}
+    for length in (113, 120, 162, 211):
+        x = model.embedding(torch.from_numpy(sample(length, 1)).long()[None]).transpose(1, 2)
+        for layer in (model.conv1, model.conv2):
+            x = F.glu(F.conv1d(x, layer.weight.view(15, 64, 128).permute(2, 1, 0), layer.bias, stride=7), dim=1)
+        apart[length] = (model(pack([sample(length, 1)])) - model.classify(x.mean(dim=2))).abs().max().item()
+    assert max(apart[length] for length in (113, 162, 211)) < 1e-12
+    assert 1e-4 < apart[120] < 1e-2
+
+
 @pytest.mark.parametrize("readout", ["last", "all"])
 @pytest.mark.parametrize("length", [113, 114, 147, 161, 162, 163, 180, 212])
 def test_the_last_word_counts(readout, length):
