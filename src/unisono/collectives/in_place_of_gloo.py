@@ -31,9 +31,10 @@ def make_group(make: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     """
     asked = call.arguments.get("backend")
     if asked is None and dist.is_initialized():
-        asked = dist.get_backend()  # a sub-group takes after its group
+        asked = str(dist.get_backend())  # a sub-group takes after its group
     backend = instead_of_gloo(asked)
-    call.arguments["backend"] = backend
+    if backend != asked:
+        call.arguments["backend"] = backend
     made = make(*call.args, **call.kwargs)
     group = made if made is not None else dist.group.WORLD
     if isinstance(group, ShmProcessGroup) and NAME not in str(asked).lower():
