@@ -7,8 +7,11 @@ TRACKERS_STAMP := $(VENV)/.trackers-installed
 JOBS ?= 2
 TOGETHER = $(if $(JOBS),-n $(JOBS) --dist worksteal)
 DOCS_STAMP := $(VENV)/.docs-installed
+PUBLIC := build/public
+PUBLIC_STAMP := $(PUBLIC)/.installed
+SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults cluster test-all coverage check docs format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults cluster public test-all coverage check docs format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -28,14 +31,14 @@ train: $(STAMP)  ## train the digits recipe on all cores
 	$(BIN)/unisono train digits
 
 test: $(STAMP)  ## the default tests, two at a time: minutes; JOBS= plays them one by one
-	$(BIN)/python -m pytest -m 'not slow and not cluster' $(TOGETHER)
+	$(BIN)/python -m pytest -m 'not slow and not cluster and not public' $(TOGETHER)
 
 $(TRACKERS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[mlflow,wandb]'
 	@touch $@
 
 test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
-	$(BIN)/python -m pytest -m 'slow and not cluster'
+	$(BIN)/python -m pytest -m 'slow and not cluster and not public'
 
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 	$(BIN)/python -m pytest tests/faults
@@ -43,13 +46,25 @@ faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and installs Debian packages
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
+$(PUBLIC_STAMP): $(STAMP) tests/public/constraints.txt
+	@# an environment of its own that sees .venv behind it: torch is not installed twice, and .venv stays as it is
+	$(BIN)/python -m venv --clear --without-pip $(PUBLIC)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" \
+		> "$$($(PUBLIC)/bin/python -c '$(SITE)')/behind.pth"
+	$(PUBLIC)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt -c tests/public/constraints.txt \
+		accelerate datasets pytorch-ignite pytorch-lightning torchmetrics transformers
+	@touch $@
+
+public: $(PUBLIC_STAMP)  ## programs of other projects, pinned, under our launcher and backend, beside torchrun
+	$(PUBLIC)/bin/python -m pytest -m public tests/public
+
 test-all: test test-slow  ## every test
 
 coverage: $(STAMP)  ## lines of src that the default tests reach, in all their processes; fails below 90 %
 	@mkdir -p build/coverage
 	$(BIN)/python -m coverage erase
 	@# left out: a launcher that ends with 143 after SIGTERM; coverage's own handler of SIGTERM ends it by the signal
-	$(BIN)/python -m coverage run -m pytest -m 'not slow and not cluster' $(TOGETHER) \
+	$(BIN)/python -m coverage run -m pytest -m 'not slow and not cluster and not public' $(TOGETHER) \
 		--deselect 'tests/launchers/test_lifetime.py::test_polite_signals[15-143]'
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report

@@ -30,6 +30,8 @@ def play(transport: None) -> dict[str, Any]:
     seen["handles"] = use_handles()
     seen["subgroups"] = use_subgroups()
     seen["messages"] = send_messages()
+    seen["names"] = ask_for_names()
+    seen["destroyed"] = destroy_subgroup()
     seen["refused"] = {name: error_of(call) for name, call in REFUSED.items()}
     seen["mismatch"] = error_of(lambda: dist.all_reduce(torch.ones(3 + (world.rank == 0))))
     three, is_first = torch.ones(3), world.rank == 0
@@ -126,6 +128,15 @@ def swapped_unevenly(group: Group) -> list[Tensor]:
     return [out]
 
 
+def average_integers(group: Group) -> list[Tensor]:
+    """Average whole numbers, of which some are negative: gloo cannot, so libraries divide its sum as here."""
+    value = mine(group, 9).long() - 17
+    if dist.get_backend(group) == "gloo":
+        dist.all_reduce(value, group=group)
+        return [value.copy_(value / group.size())]
+    return changed(value, dist.all_reduce, op=Op.AVG, group=group)
+
+
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Op = dist.ReduceOp
@@ -137,6 +148,7 @@ FUNCTIONS: dict[str, Callable[[Group], list[Tensor]]] = {
     "all_reduce max": lambda g: changed(mine(g, 9), dist.all_reduce, op=Op.MAX, group=g),
     "all_reduce min": lambda g: changed(mine(g, 9), dist.all_reduce, op=Op.MIN, group=g),
     "all_reduce product": lambda g: changed(mine(g, 9), dist.all_reduce, op=Op.PRODUCT, group=g),
+    "all_reduce average of integers": average_integers,
     "all_reduce average": lambda g: changed(mine(g, 9) * g.size(), dist.all_reduce, op=Op.AVG, group=g),
     "all_reduce xor": lambda g: changed(mine(g, 9).int(), dist.all_reduce, op=Op.BXOR, group=g),
     "broadcast": lambda g: changed(mine(g, 4), dist.broadcast, src=g.size() - 1, group=g),
@@ -218,6 +230,37 @@ def use_subgroups() -> dict[str, Any]:
             last = torch.tensor([float(rank)])
             dist.broadcast(last, src=dist.get_process_group_ranks(group)[-1], group=group)
             seen[name] = [value.item(), last.item(), dist.get_backend(group)]
+    return seen
+
+
+def ask_for_names() -> dict[str, Any]:
+    """Ask the group what other libraries ask: its devices, its store, its names, another timeout."""
+    group = dist.new_group(group_desc="two names")
+    c10d = dist.distributed_c10d
+    store = group.get_group_store()
+    store.set(f"seen by {dist.get_rank()}", group.group_desc)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        c10d._set_pg_timeout(timedelta(seconds=50), group)  # which warns for all but gloo and NCCL
+        default = str(c10d._get_pg_default_device(group))
+    return {
+        "devices": [default, c10d._get_object_coll_device(group), *c10d._device_capability(group)],
+        "carrier": group._get_backend(torch.device("cpu")) is group,
+        "no carrier": error_of(lambda: group._get_backend(torch.device("cuda"))),
+        "found": group.group_name == c10d._world.pg_names[group],
+        "told": store.get("seen by 0").decode(),
+    }
+
+
+def destroy_subgroup() -> list[Any]:
+    """Make groups and destroy them, each apart from the rest; the sums of the groups, and of what is left."""
+    seen = []
+    for leave in (dist.destroy_process_group, dist.distributed_c10d._abort_process_group):
+        group, value = dist.new_group(), torch.ones(1)
+        dist.all_reduce(value, group=group)
+        leave(group)
+        dist.all_reduce(value)
+        seen += [value.item(), group in dist.distributed_c10d._world.pg_map]
     return seen
 
 
@@ -335,10 +378,26 @@ def init_again(world: World, store: dist.Store) -> dict[str, Any]:
         dist.barrier()
         seen["sums"].append(value.item())
         dist.destroy_process_group()
+    seen["late"] = wait_for_the_last(world, store, place)
     dist.init_process_group("cpu:shm,cuda:nccl", **place)
     seen["several"] = error_of(lambda: dist.all_reduce(torch.ones(1)))
     dist.destroy_process_group()
     return seen
+
+
+def wait_for_the_last(world: World, store: dist.Store, place: dict[str, Any]) -> str:
+    """Let all but the last rank come to a monitored barrier; return their error."""
+    dist.init_process_group("shm", **place)
+    group = dist.group.WORLD
+    group.monitored_barrier()
+    error = ""
+    if world.rank < world.world_size - 1:
+        error = error_of(lambda: group.monitored_barrier(timedelta(seconds=0.2)))
+        store.set(f"given up {world.rank}", "yes")
+    else:
+        store.wait([f"given up {rank}" for rank in range(world.rank)])
+    dist.destroy_process_group()
+    return error
 
 
 def lose_the_last(world: World, store: dist.Store) -> dict[str, str]:

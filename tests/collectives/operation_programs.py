@@ -73,7 +73,11 @@ class Case:
     def combined(self, values: list[Tensor]) -> Tensor:
         """Return the naive result of a reduction."""
         total: Tensor = pairwise_sum(values, REDUCTIONS[self.op])
-        return total / len(values) if self.op == "AVG" else total
+        if self.op != "AVG":
+            return total
+        mean = total / len(values)
+        # A quotient of whole numbers below 2^53 has the right whole part; copying cuts toward zero.
+        return mean if mean.dtype == total.dtype else total.copy_(total.double() / len(values))
 
 
 def act(group: Collectives, case: Case) -> tuple[list[Tensor], list[Tensor]]:
@@ -204,11 +208,13 @@ def disagree(group: Collectives) -> dict[str, str]:
     def pick(of_most: Any, of_last: Any) -> Any:
         return of_last if odd else of_most
 
+    kind = pick(torch.int64, torch.float32)  # as torchmetrics makes it on a rank without labels
     splits = [torch.ones(1 + (odd and j == 0)) for j in ranks]
     calls: dict[str, Callable[[], object]] = {
         "shape": lambda: group.all_reduce(torch.ones(pick(3, 4))),
         "dimensions": lambda: group.broadcast(torch.ones(pick((2, 3), (3, 2))), 0),
         "dtype": lambda: group.all_reduce(three.to(pick(torch.float32, torch.int32))),
+        "shard": lambda: group.all_gather([torch.zeros(3, dtype=kind)] * size, torch.zeros(3, dtype=kind)),
         "operator": lambda: group.all_reduce(three, pick("SUM", "MAX")),
         "root": lambda: group.broadcast(three, pick(0, size - 1)),
         "operation": lambda: pick(group.all_reduce, lambda t: group.reduce(t, 0))(three),
@@ -233,7 +239,7 @@ def refuse(group: Collectives) -> dict[str, str]:
     return {
         "root": error_of(lambda: group.broadcast(torch.ones(3), 9)),
         "bits of floats": error_of(lambda: group.all_reduce(torch.ones(3), "BAND")),
-        "mean of integers": error_of(lambda: group.all_reduce(torch.ones(3, dtype=torch.int64), "AVG")),
+        "mean of truth values": error_of(lambda: group.all_reduce(torch.ones(3, dtype=torch.bool), "AVG")),
         "float8": error_of(lambda: group.all_reduce(torch.ones(3).to(torch.float8_e4m3fn))),
         "whole": error_of(lambda: group.all_gather_single(torch.ones(len(ranks) * 3 + 1), torch.ones(3))),
     }

@@ -1,17 +1,9 @@
 """The `shm` backend under torch.distributed's own functions and DDP, between real processes."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from collectives.backend_programs import FUNCTIONS, REFUSED, VARIANTS, play
 from ranks import once, run_processes
-from unisono.collectives.backend import instead_of_gloo
-from unisono.errors import ConfigError
-from unisono.launchers.environment import worker_environment
-from unisono.launchers.spec import BACKENDS, LaunchSpec, ScriptTarget
 
 SIZES = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 
@@ -68,6 +60,24 @@ def test_subgroups(world_size):
         )
         total = float(sum(evens) + len(evens))
         assert groups.get("evens") == ([total, float(evens[-1]), "shm"] if rank in evens else None)
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_destroyed_subgroups(world_size):
+    """A group can be destroyed or aborted by itself; the default group works on."""
+    for seen in launched(world_size):
+        assert seen["destroyed"] == [float(world_size**2), False] * 2
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_names(world_size):
+    """The group tells its devices, store and names as torch's own groups do, also through torch's private questions."""
+    for seen in launched(world_size):
+        names = seen["names"]
+        assert names["devices"] == ["cpu", "cpu", "cpu"]
+        assert names["carrier"] and names["found"]
+        assert names["no carrier"].startswith("RuntimeError: No backend type associated with device type cuda")
+        assert names["told"] == "two names"
 
 
 @pytest.mark.parametrize("world_size", SIZES)
@@ -150,6 +160,16 @@ def test_a_group_made_again(world_size):
 
 
 @pytest.mark.parametrize("world_size", SIZES)
+def test_a_late_rank(world_size):
+    """A monitored barrier says within its own time which rank has not come."""
+    *waiting, late = [seen["again"]["late"] for seen in launched(world_size)]
+    assert late == ""
+    for message in waiting:
+        assert message.startswith("PeerLost: ")
+        assert f"rank {world_size - 1} (process " in message and "has not come within 0.2 s" in message
+
+
+@pytest.mark.parametrize("world_size", SIZES)
 def test_a_lost_rank(world_size):
     """The ranks left behind get `PeerLost` out of DDP's backward pass, and from everything they do afterwards."""
     *left, gone = launched(world_size)
@@ -159,72 +179,3 @@ def test_a_lost_rank(world_size):
         assert all(f"rank {world_size - 1} (process " in message for message in errors.values())
         assert errors.pop("future").startswith("RuntimeError: ")
         assert all(message.startswith("PeerLost: ") for message in errors.values())
-
-
-SCRIPT = """
-import sys
-assert "torch" not in sys.modules
-import json, os
-import torch.distributed as dist
-from torch.distributed import init_process_group
-import torch
-seen = []
-for number, asked in enumerate(ASKED):
-    # A place of their own for each: a rank may be early and still meet the server that is about to go.
-    world = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    place = {**world, "init_method": f"file://{os.getcwd()}/store-{number}"}
-    init_process_group(**asked, **(place if number else {}))
-    value = torch.ones(2)
-    dist.all_reduce(value)
-    groups = [dist.new_group(), dist.new_group(backend="gloo")]
-    seen.append([dist.get_backend(), *map(dist.get_backend, groups), value.tolist()])
-    dist.destroy_process_group()
-try:
-    init_process_group(REFUSED) if REFUSED else None
-except ValueError as error:
-    seen.append(str(error))
-if os.environ["RANK"] == "0":
-    print(json.dumps(seen))
-"""
-
-
-def run_script(folder, asked, refused, *options, workers=2):
-    """Run the script, and return what rank 0 has seen."""
-    (folder / "script.py").write_text(SCRIPT.replace("ASKED", repr(asked)).replace("REFUSED", repr(refused)))
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(workers), "--output", "leader", *options, "script.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_a_script_that_asks_for_gloo(tmp_path):
-    """``unisono run --backend shm`` gives a script shared memory where it asks for gloo, in all spellings."""
-    asked = [{"backend": name} for name in ("gloo", "cpu:gloo", "GLOO", None)] + [{}]
-    *seen, refused = run_script(tmp_path, asked, "cpu:gloo,cuda:nccl", "--backend", "shm")
-    assert seen == [["shm", "shm", "shm", [2.0, 2.0]]] * 5
-    assert "shm cannot take gloo's place in 'cpu:gloo,cuda:nccl'" in refused
-
-
-def test_a_script_without_the_option(tmp_path):
-    """The control: without the option the same script gets what it asks for."""
-    assert run_script(tmp_path, [{"backend": "gloo"}], None, workers=1) == [["gloo", "gloo", "gloo", [1.0, 1.0]]]
-
-
-def test_whose_place_it_takes():
-    """Only gloo on the CPU is replaced."""
-    assert [instead_of_gloo(name) for name in ("gloo", "Gloo", "cpu:gloo", "shm")] == ["shm"] * 4
-    assert [instead_of_gloo(name) for name in ("nccl", "mpi", "cuda:nccl")] == ["nccl", "mpi", "cuda:nccl"]
-    with pytest.raises(ConfigError, match="without --backend shm"):
-        instead_of_gloo("cpu:gloo,cuda:nccl")
-
-
-def test_the_choice_of_a_launch():
-    """A launch knows its backends, and hands the choice to its own workers only."""
-    target = ScriptTarget(path="train.py")
-    assert BACKENDS == ("shm",)
-    with pytest.raises(ConfigError, match="expected backend to be one of shm, or none, got 'gloo'"):
-        LaunchSpec(target=target, backend="gloo")
-    outer = {"UNISONO_BACKEND": "shm"}
-    assert "UNISONO_BACKEND" not in worker_environment(LaunchSpec(target=target), 0, "/private", 1, outer)
-    chosen = worker_environment(LaunchSpec(target=target, backend="shm"), 0, "/private", 1, {})
-    assert chosen["UNISONO_BACKEND"] == "shm"

@@ -59,12 +59,13 @@ def test_sum_is_that_of_the_tree(world_size):
 
 
 DIFFERENCES = {
-    "shape": ["all_reduce SUM of (3,) float32", "all_reduce SUM of (4,) float32"],
+    "shape": ["all_reduce SUM of (3,) float32", "all_reduce SUM of (4,) float32", "pass tensors of equal shape"],
     "dimensions": ["(2, 3)", "(3, 2)"],
     "dtype": ["float32", "int32"],
+    "shard": ["all_gather of (3,) int64", "all_gather of (3,) float32", "one that has got no samples"],
     "operator": ["all_reduce SUM", "all_reduce MAX"],
     "root": ["from rank 0", "from rank {last}"],
-    "operation": ["all_reduce SUM", "reduce SUM"],
+    "operation": ["all_reduce SUM", "reduce SUM", "called by all ranks, in one order"],
     "barrier": ["barrier", "all_reduce"],
     "large": ["(3000,)", "(3001,)"],
     "list": ["all_gather", "expected a list of {size} tensors"],
@@ -95,7 +96,7 @@ def test_what_cannot_be_done(world_size):
         assert all(message.startswith("ConfigError: [rank ") for message in refusals.values()), refusals
         assert f"expected a root from 0 to {world_size - 1}" in refusals["root"]
         assert "BAND is not defined for float32; defined: SUM, AVG, MIN" in refusals["bits of floats"]
-        assert "AVG is not defined for int64; defined: SUM, MIN" in refusals["mean of integers"]
+        assert "AVG is not defined for bool; defined: SUM, MIN" in refusals["mean of truth values"]
         assert "SUM is not defined for float8_e4m3fn; defined: nothing" in refusals["float8"]
 
 

@@ -39,6 +39,24 @@ def test_average_is_the_sum_divided_once(count):
     assert (bits(out) == bits(pairwise_sum([value / count for value in values], torch.add))) == (count == 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_average_of_integers(dtype):
+    """AVG of integers is their sum, divided toward zero: what NCCL gives, and Lightning makes of gloo's sum."""
+    values = [torch.tensor([1, -7, 3, -1], dtype=dtype), torch.tensor([4, -6, 3, 0], dtype=dtype)]
+    out = torch.empty(4, dtype=dtype)
+    combine_values(values, "AVG", out)
+    assert out.tolist() == [2, -6, 3, 0]
+    total = values[0] + values[1]
+    assert torch.equal(out, total.copy_(total / 2))
+
+
+def test_average_of_large_integers():
+    """The quotient is computed in integers: a float has 53 bits; and a sum that overflows wraps, as SUM does."""
+    out = torch.empty(2, dtype=torch.int64)
+    combine_values([torch.tensor([2**62 + 1, 2**62]), torch.tensor([1 - 2**61, 2**62])], "AVG", out)
+    assert out.tolist() == [2**60 + 1, -(2**62)]
+
+
 def test_values_are_not_changed():
     """The ranks' slots stay as they are: others may still read them."""
     values = random_leaves(5, [9], torch.float32, seed=2)
@@ -71,7 +89,8 @@ def test_nan_wins():
     ("dtype", "missing"),
     [
         (torch.float32, {"BAND", "BOR", "BXOR"}),
-        (torch.int64, {"AVG"}),
+        (torch.int64, set()),
+        (torch.uint8, set()),
         (torch.bool, {"AVG"}),
         (torch.complex64, {"MIN", "MAX", "BAND", "BOR", "BXOR"}),
         (torch.float8_e5m2, set(REDUCTIONS)),

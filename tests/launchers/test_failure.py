@@ -138,6 +138,10 @@ def test_no_failure():
     [
         (-9, "rank 1 of 2 was killed by SIGKILL (exit code 137), as is known"),
         (-11, "was killed by SIGSEGV (exit code 139): a fault in native code"),
+        (
+            -6,
+            "its stack is in the worker's output. Hint: where that speaks of gloo, the ranks passed tensors",
+        ),
         (-15, "was killed by SIGTERM (exit code 143)."),
         (-40, "(exit code 168)"),
         (3, "exited with code 3 and left no report"),

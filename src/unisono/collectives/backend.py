@@ -12,6 +12,7 @@ and makes none for the other devices; and its own groups dispatch in C++ to back
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, final
 
 import torch
@@ -44,6 +45,7 @@ class ShmProcessGroup(dist.ProcessGroup):
         world_size: Number of ranks in the group.
         timeout_s: Longest wait for a rank that lives.
         slot_bytes: Bytes per meeting and rank; a multiple of 64.
+        name: What torch calls the group.
 
     Raises:
         WorldError: The ranks share no memory.
@@ -51,9 +53,11 @@ class ShmProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float, slot_bytes: int = SLOT_BYTES
+        self, store: Store, rank: int, world_size: int, timeout_s: float, slot_bytes: int = SLOT_BYTES, name: str = ""
     ) -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]  # the one way for Python's subclasses
+        # torch's own groups keep these in C++, in the backends that a group written in Python does not have.
+        self._store, self._name = store, name
         self._board, self._mailbox = share_memory(store, rank, world_size, timeout_s, slot_bytes)
         if world_size > 1:
             settle_plan(ShmTransport(self._board, None), default_cache())
@@ -64,12 +68,25 @@ class ShmProcessGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """Return the name that torch has given the group."""
-        return str(dist.distributed_c10d._world.pg_names[self])
+        """Return the name that torch has given the group; it outlives the group, whose destruction asks for it."""
+        return self._name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Return the devices whose tensors the group carries: torch's checkpoints ask before they begin."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return what carries a device's tensors: for the CPU the group itself."""
+        return self if torch.device(device).type == "cpu" else super()._get_backend(device)
 
     def getBackendName(self) -> str:
         """Return the name of the backend."""
         return NAME
+
+    def get_group_store(self) -> Store:
+        """Return the store that the ranks of the group share."""
+        return self._store
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> ShmWork:
         """Combine tensors of all ranks on all ranks."""
@@ -158,6 +175,20 @@ class ShmProcessGroup(dist.ProcessGroup):
         """Wait for all ranks."""
         return self._run("barrier", self._operations.barrier, [], opts)
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks, at most `timeout`; the error names all that have not come, and ends the group's use."""
+        board = self._board
+
+        def wait() -> None:
+            usual = board.timeout_s
+            board.timeout_s = timeout.total_seconds() if timeout else usual
+            try:
+                self._operations.barrier()
+            finally:
+                board.timeout_s = usual
+
+        self._lane.do(wait, ShmWork("monitored_barrier", []), in_background=False)
+
     def send(self, tensors: list[Tensor], target: int, tag: int) -> ShmWork:
         """Send a tensor to one rank; at once where it has room, else in the background."""
         self._check(tensors)
@@ -242,28 +273,13 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def instead_of_gloo(asked: str | None) -> str | None:
-    """Return the backend for a program that asks for `asked` and shall use ``shm`` on the CPU.
-
-    Raises:
-        ConfigError: It asks for gloo beside another backend, see above.
-    """
-    if asked is None:
-        return None if torch.accelerator.is_available() else NAME
-    parts = dict(part.rpartition(":")[::2] for part in asked.lower().split(","))
-    if parts in ({"": "gloo"}, {"cpu": "gloo"}, {"cpu": NAME}):
-        return NAME
-    if parts.get("cpu") in ("gloo", NAME):
-        raise ConfigError(
-            f"shm cannot take gloo's place in {asked!r}: torch takes a backend written in Python for all devices. "
-            "Hint: run this program without --backend shm."
-        )
-    return asked
-
-
 def _create(options: Any, _: Any) -> ShmProcessGroup:
     return ShmProcessGroup(
-        options.store, options.group_rank, options.group_size, options.timeout.total_seconds(), SLOT_BYTES
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout.total_seconds(),
+        name=str(options.group_id),
     )
 
 

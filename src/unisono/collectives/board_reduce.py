@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from unisono.collectives.reductions import REDUCTIONS
+from unisono.collectives.reductions import REDUCTIONS, divide
 from unisono.collectives.shared_memory import SharedBoard
 from unisono.collectives.shm import meet
 from unisono.collectives.tree import Node, combine
@@ -129,7 +129,7 @@ class _Recipe:
             if total is not target:
                 target.copy_(total)
         if self._divides:
-            target.div_(self._leaves)  # the one place where AVG divides, and its one spelling
+            divide(target, self._leaves)
 
     def _copy_out(self, out: Tensor, piece: range, parity: int) -> None:
         places = self._places[len(piece)]

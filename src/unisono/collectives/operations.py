@@ -8,7 +8,7 @@ b and b + 1, so one meeting per piece is enough.
 Reductions combine the ranks' values element by element in the order of the canonical tree (`tree`, leaves = ranks),
 for every operator; a value is computed once and copied, or computed by the same code on all ranks. Nothing depends on
 where in the buffer an element lies, but which of +0 and -0 MIN and MAX give, and the payload of a NaN. AVG is the
-SUM, divided once by the number of ranks.
+SUM, divided once by the number of ranks; of integers toward zero, and a sum that overflows wraps round.
 
 Every meeting carries a note of operation, shape, dtype and root: ranks that disagree get `RankDivergence`, all of them.
 """

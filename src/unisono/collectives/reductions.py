@@ -22,7 +22,7 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-"""The operators: each combines two tensors and takes ``out=``. AVG divides the SUM by the number of values."""
+"""The operators: each combines two tensors and takes ``out=``. AVG is the SUM, which `divide` ends."""
 
 
 def combine_values(values: list[Tensor], op: str, out: Tensor) -> None:
@@ -35,13 +35,19 @@ def combine_values(values: list[Tensor], op: str, out: Tensor) -> None:
     """
     _fold(values, REDUCTIONS[op], out)
     if op == "AVG":
-        out.div_(len(values))  # the one place where AVG divides, and its one spelling
+        divide(out, len(values))
+
+
+def divide(total: Tensor, count: int) -> None:
+    """Divide a SUM by the number of its values, in place: integers toward zero, as NCCL does."""
+    is_exact = not (total.dtype.is_floating_point or total.dtype.is_complex)
+    total.div_(count, rounding_mode="trunc" if is_exact else None)
 
 
 @functools.cache
 def is_defined(op: str, dtype: torch.dtype) -> bool:
     """Whether an operator can combine values of a dtype: asked of torch itself."""
-    if op not in REDUCTIONS or (op == "AVG" and not (dtype.is_floating_point or dtype.is_complex)):
+    if op not in REDUCTIONS or (op == "AVG" and dtype == torch.bool):
         return False
     try:
         REDUCTIONS[op](torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype))

@@ -138,7 +138,7 @@ def divergence(who: str, first_rank: int, told: Sequence[str], where: str) -> Ra
         where: When they met.
     """
     listed = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(told, start=first_rank))
-    return RankDivergence(
-        f"{who} the ranks are doing different things {where}: {listed}. "
-        "Hint: collectives must be called by all ranks, in one order."
-    )
+    hint = "collectives must be called by all ranks, in one order."
+    if len({what.partition(" of ")[0] for what in told}) == 1:
+        hint = "all ranks must pass tensors of equal shape and dtype; one that has got no samples often makes others."
+    return RankDivergence(f"{who} the ranks are doing different things {where}: {listed}. Hint: {hint}")

@@ -222,12 +222,8 @@ def _with_shm(make_group: Any) -> Any:
     @functools.wraps(make_group)
     def make(*args: Any, **kwargs: Any) -> Any:
         # By name: the launchers know nothing of torch, and nothing above them.
-        backend: Any = importlib.import_module("unisono.collectives.backend")
-        bound = signature.bind(*args, **kwargs)
-        asked = bound.arguments.get("backend")
-        if asked is not None or make_group.__name__ == "init_process_group":  # a sub-group takes after its group
-            bound.arguments["backend"] = backend.instead_of_gloo(asked)
-        return make_group(*bound.args, **bound.kwargs)
+        instead: Any = importlib.import_module("unisono.collectives.in_place_of_gloo")
+        return instead.make_group(make_group, signature.bind(*args, **kwargs))
 
     return make
 

@@ -33,6 +33,11 @@ _LOST_PEER_TEXT = re.compile(
     re.IGNORECASE,
 )
 
+_HINT_ON_GLOO = (
+    "Hint: where that speaks of gloo, the ranks passed tensors of unequal sizes to one collective, as a rank without "
+    "samples may; --backend shm names both."
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureReport:
@@ -205,7 +210,8 @@ def _describe_exit(failure: Failure, known: str) -> str:
     if -failure.code == signal.SIGKILL:
         return f"{text}, {known}" if known else f"{text}."
     if -failure.code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
-        return f"{text}: a fault in native code; its stack is in the worker's output."
+        text += ": a fault in native code; its stack is in the worker's output."
+        return f"{text} {_HINT_ON_GLOO}" if -failure.code == signal.SIGABRT else text
     return f"{text}."
 
 
