@@ -6,6 +6,7 @@ from typing import NoReturn
 import click
 
 from unisono import __version__
+from unisono.cli.launch_options import UNDERSCORES
 from unisono.cli.lazy import LazyGroup
 
 VERBS = {
@@ -57,7 +58,7 @@ def _meant(word: str) -> str:
     noun="verb",
     meant=_meant,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], **UNDERSCORES},
 )
 @click.version_option(__version__)
 @click.pass_context

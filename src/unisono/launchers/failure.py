@@ -247,6 +247,12 @@ def _blames_peer(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ConnectionError)) and bool(_LOST_PEER_TEXT.search(_text(error)))
 
 
+def blames_peer(type_name: str, message: str) -> bool:
+    """Whether an error of which only the words are known looks like the consequence of another rank's failure."""
+    is_likely = type_name == "RuntimeError" or type_name.startswith("Connection") or type_name == "BrokenPipeError"
+    return type_name in _LOST_PEER_TYPES or (is_likely and bool(_LOST_PEER_TEXT.search(message)))
+
+
 def _without_startup(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and _STARTUP_FILES.fullmatch(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

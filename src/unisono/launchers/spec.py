@@ -16,6 +16,7 @@ from pathlib import Path
 
 from unisono.errors import ConfigError
 from unisono.launchers.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
+from unisono.launchers.streams import Streams
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)
@@ -46,6 +47,14 @@ class ModuleTarget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTarget:
+    """A program of any kind, run as ``name args...`` would run it."""
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionTarget:
     """A module-level function and its pickled arguments.
 
@@ -64,6 +73,9 @@ class FunctionTarget:
     main_module: str = ""
     sys_path: tuple[str, ...] = ()
     payload: bytes = field(repr=False)
+
+
+Target = ScriptTarget | ModuleTarget | ProgramTarget | FunctionTarget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,9 +129,13 @@ class LaunchSpec:
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
         seat: Where the workers sit among those of other hosts; None: there are no others.
         scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
+        attempt: Number of this attempt on one host, from 0.
+        run_id: Name of the launch for programs that ask torchrun's variables; empty: a new one.
+        role: Name of the workers' role, for the same.
+        streams: Which output is shown and kept; see `Streams`.
     """
 
-    target: ScriptTarget | ModuleTarget | FunctionTarget
+    target: Target
     workers: int = 1
     threads: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -134,6 +150,10 @@ class LaunchSpec:
     share_devices: bool = False
     seat: Seat | None = None
     scratch: str | None = None
+    attempt: int = 0
+    run_id: str = ""
+    role: str = "default"
+    streams: Streams = field(default_factory=Streams)
 
     @property
     def ranks(self) -> range:
@@ -158,10 +178,15 @@ class LaunchSpec:
                 raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}.")
         if self.backend is not None and self.backend not in BACKENDS:
             raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
+        if self.backend is not None and isinstance(self.target, ProgramTarget):
+            raise ConfigError(
+                f"backend {self.backend} is put into Python programs, got {self.target.name!r} with --no-python. "
+                "Hint: start the script itself, or leave --backend out."
+            )
         check_devices(self.workers, self.devices or (), share=self.share_devices)
 
 
-def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
+def check_target(target: Target) -> None:
     """Refuse a target that no worker could run, before any process starts.
 
     Raises:
@@ -185,6 +210,11 @@ def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
                 f"expected the name of a module after -m, got {target.name!r}: no module named {top!r}. "
                 "Hint: start a file without -m; a module must be installed or lie in the working directory."
             )
+    elif isinstance(target, ProgramTarget) and shutil.which(target.name) is None:
+        raise ConfigError(
+            f"expected a program after --no-python, got {target.name!r}: not found, or it may not be executed. "
+            "Hint: chmod +x, and ./NAME for a file of the working directory; Python scripts need no --no-python."
+        )
 
 
 def resolve_workers(workers: int | str, replicas: int | None = None, devices: tuple[str, ...] | None = None) -> int:
