@@ -107,7 +107,8 @@ def run(
     stopped and the failure that came first is shown.
 
     A script that trains through unisono.Run with out=... stops after the step in progress and saves when Ctrl-C,
-    SIGTERM or SIGHUP comes (code 75: the same command goes on); a second Ctrl-C stops at once.
+    SIGTERM or SIGHUP comes (code 75: the same command goes on); a second Ctrl-C stops at once. Under nohup, SIGHUP is
+    ignored: training outlives its terminal.
 
     Exit code: 0 if all processes ended well; else that of the process that failed first (128 + n for signal
     n); 75 if the run was asked to stop and has saved; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if
