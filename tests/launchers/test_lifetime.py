@@ -144,7 +144,8 @@ def test_under_nohup(place, note):
 
     The one before, without nohup, is the control: it ends with code 129.
     """
-    body = note + PID + "while not os.path.exists('enough'): time.sleep(0.05)\nprint(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)\n"
+    body = note + PID + "while not os.path.exists('enough'): time.sleep(0.05)\n"
+    body += "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)\n"
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from unisono.cli.run import run; run()"
     launcher = place.popen(sys.executable, "-c", code, "-n2", place.write(body))
     pids = place.wait_files("pid-*[0-9]", 2)

@@ -68,14 +68,29 @@ def unisono(context: click.Context) -> None:
         click.echo(START, nl=False)
 
 
+def _with_what_was_meant(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error with the nearest options, or with ours for another program's word; click knows letters only."""
+    from unisono.hints import nearest_options
+
+    context = error.ctx
+    parameters = context.command.get_params(context) if context else []
+    known = [
+        flag
+        for parameter in parameters
+        if not getattr(parameter, "hidden", False)
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    ]
+    meant = nearest_options(error.option_name, known)
+    hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+    return click.UsageError(f"No such option {error.option_name!r}.{hint}", ctx=context)
+
+
 def main() -> NoReturn:
     """Run the command line; exits with the verb's code."""
     try:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):  # click lists three, by the alphabet; the nearest comes first
-            error = click.NoSuchOption(error.option_name, possibilities=(error.possibilities or [])[:1], ctx=error.ctx)
-        error.show()
+        (_with_what_was_meant(error) if isinstance(error, click.NoSuchOption) else error).show()
         raise SystemExit(error.exit_code) from None
     except (click.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None

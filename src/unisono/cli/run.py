@@ -11,7 +11,7 @@ import click
 
 from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.nodes import nodes_options, plan_nodes, start
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import command_line, perform
 from unisono.cli.torchrun import read_environment_too, torchrun_options, understand
 
 
@@ -119,6 +119,7 @@ def run(
     target = (script, args, is_module)
     settings = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
     settings |= {"threads": threads, "output": output, "backend": backend, "share_devices": share_devices}
+    settings["again"] = command_line()
     sys.exit(perform("run", lambda: _run(target, workers, devices, settings, nodes, torchrun)))
 
 

@@ -129,6 +129,7 @@ class LaunchSpec:
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
         seat: Where the workers sit among those of other hosts; None: there are no others.
         scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
+        again: The command that goes on with a run, told after Ctrl-C; empty: nothing is told.
         attempt: Number of this attempt on one host, from 0.
         run_id: Name of the launch for programs that ask torchrun's variables; empty: a new one.
         role: Name of the workers' role, for the same.
@@ -150,6 +151,7 @@ class LaunchSpec:
     share_devices: bool = False
     seat: Seat | None = None
     scratch: str | None = None
+    again: str = ""
     attempt: int = 0
     run_id: str = ""
     role: str = "default"
@@ -289,12 +291,12 @@ def _torch_is_cpu_only() -> bool:
         return True
 
 
-def resolve_devices(asked: str | None) -> tuple[str, ...] | None:
-    """Return the GPUs that ``--devices`` asks for, None where it is not given.
+def resolve_devices(asked: str | None, option: str = "--devices") -> tuple[str, ...] | None:
+    """Return the GPUs that ``--devices`` (or what `option` is called) asks for, None where it is not given.
 
     Raises:
         ConfigError: One of them is not visible, or torch is built without CUDA.
     """
     if asked is None:
         return None
-    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()))
+    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()), option)
