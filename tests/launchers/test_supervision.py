@@ -195,7 +195,7 @@ def test_heavy_modules_stay_out(place):
         ("", "stopped before the first step; no checkpoint has been written. Begin anew with: unisono "),
         (
             "beacon.done(8); beacon.saved(8)",
-            "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go on",
+            "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go",
         ),
     ],
 )
