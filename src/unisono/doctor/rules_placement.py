@@ -254,8 +254,9 @@ def _is_guarded(source: Source, node: ast.AST, seen: frozenset[str] = frozenset(
         return False
     if scope.name in seen or any(source.names_rank(mark) for mark in scope.decorator_list):
         return True
-    uses = [name for name in source.nodes(ast.Name) if name.id == scope.name and isinstance(name.ctx, ast.Load)]
-    uses += [name for name in source.nodes(ast.Attribute) if name.attr == scope.name and isinstance(name.ctx, ast.Load)]
+    named = [node for node in source.nodes(ast.expr) if isinstance(node, ast.Name | ast.Attribute)]
+    named = [node for node in named if scope.name == (node.id if isinstance(node, ast.Name) else node.attr)]
+    uses = [node for node in named if isinstance(node.ctx, ast.Load)]
     return all(_is_guarded(source, use, seen | {scope.name}) for use in uses)
 
 

@@ -136,8 +136,8 @@ class Source:
         if any(_is_none(side) for side in test.comparators):
             return not self.names_rank(test.left) and self._is_made_by_some(ast.unparse(test.left))
         if isinstance(kind, ast.In | ast.NotIn):  # among some ranks: one of them is 0, or more than the mark for none
-            numbers = isinstance(right, ast.Tuple | ast.List | ast.Set) and bool(right.elts)
-            return numbers and self.names_rank(test.left) and not all(_is_number(one, -1) for one in right.elts)
+            listed = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else []
+            return self.names_rank(test.left) and any(not _is_number(one, -1) for one in listed)
         if _is_number(right, -1) or (isinstance(kind, ast.GtE) and _is_number(right, 0)):
             return False
         if isinstance(kind, ast.Eq | ast.NotEq) and _is_number(right, 0):
