@@ -25,6 +25,15 @@ VERBS = {
     "completion": "Let the shell complete verbs, options and recipes.",
 }
 
+_NO_VERBS = {
+    "help": "unisono --help, unisono VERB --help",
+    "version": "unisono --version",
+    "resume": "the same command with the same --out goes on",
+    "continue": "the same command with the same --out goes on",
+    "test": "unisono verify, or unisono doctor",
+    "profile": "unisono report RUN --timeline trace.json",
+}
+
 START = f"""\
 unisono {__version__}: distributed PyTorch training whose result does not depend on who computes it.
 
@@ -46,6 +55,8 @@ def _meant(word: str) -> str:
 
     if word.endswith(".py") or Path(word).is_file():
         return f" Hint: unisono run {word}."
+    if word in _NO_VERBS:
+        return f" Hint: {_NO_VERBS[word]}."
     if word in RECIPES:
         return f" Hint: unisono train {word}."
     return nearest(word, VERBS)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, final
+from typing import final
 
 from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.beacon import STOPPED, Beacon, Reading
@@ -124,8 +124,8 @@ class Crew:
         self._beacons[rank] = Beacon.create(beacon_file(self.directory, rank))
         outputs: list[int | None] = []
         try:
-            for stream, lines in zip((STDOUT, STDERR), _output_plan(self.spec, rank), strict=True):
-                outputs.append(self._open_output(rank, stream, lines))
+            for stream in (STDOUT, STDERR):
+                outputs.append(self._open_output(rank, stream))  # noqa: PERF401 - closed where the next one fails
             worker = subprocess.Popen(
                 command,
                 env=worker_environment(self.spec, rank, self.directory, port, os.environ),
@@ -142,15 +142,12 @@ class Crew:
         warden.watch(worker.pid)
         threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
 
-    def _open_output(self, rank: int, stream: int, lines: tuple[str, int | None] | None) -> int | None:
+    def _open_output(self, rank: int, stream: int) -> int | None:
         """Return the pipe into which a worker writes `stream`; None for our own descriptor directly."""
         spec = self.spec
-        local_rank, number = rank - spec.ranks.start, spec.seat.attempt if spec.seat else spec.attempt
-        kept = spec.streams.open(number, local_rank, stream)
-        if not spec.streams.is_shown(local_rank, stream):
-            lines = ("", None)
-        elif lines is None and kept is not None:
-            lines = ("", _descriptor(sys.__stdout__ if stream == STDOUT else sys.__stderr__))
+        local_rank, attempt = rank - spec.ranks.start, spec.seat.attempt if spec.seat else spec.attempt
+        kept = spec.streams.open(attempt, local_rank, stream)
+        lines = spec.streams.lines(spec.output, stream, rank, local_rank, spec.world_size, is_kept=kept is not None)
         return self._pump.open(*lines, kept) if lines else None
 
     def _watch(self, rank: int, pid: int) -> None:
@@ -301,27 +298,6 @@ def _command(spec: LaunchSpec, directory: str) -> list[str]:
     if isinstance(target, ProgramTarget):
         return [*start, "program", target.name, *target.args]
     return [*start, "module", target.name, *target.args]
-
-
-def _output_plan(spec: LaunchSpec, rank: int) -> list[tuple[str, int | None] | None]:
-    """Return where stdout and stderr of a worker go: prefix and our descriptor; None for ours directly."""
-    prefix = f"[rank {rank}] "
-    out, err = _descriptor(sys.__stdout__), _descriptor(sys.__stderr__)
-    if spec.output == "quiet":
-        return [("", None), ("", None)]
-    if spec.output == "prefix":
-        return [None, None] if spec.world_size == 1 else [(prefix, out), (prefix, err)]
-    if rank == 0:
-        return [None if spec.output == "leader" else ("", err), None]
-    return [(prefix, err), (prefix, err)]
-
-
-def _descriptor(stream: TextIO | None) -> int | None:
-    # None when we were started with the stream closed: its number may be another file by now.
-    try:
-        return None if stream is None else stream.fileno()
-    except (OSError, ValueError):
-        return None
 
 
 @contextlib.contextmanager

@@ -216,6 +216,8 @@ def _describe_report(report: FailureReport) -> str:
     if report.is_unisono:
         return f"failed with {report.type_name}: {report.message}{place}"
     summary = report.message.partition("\n")[0]
+    if report.type_name == "EOFError" and report.rank:
+        summary += ". Hint: only rank 0 reads what is typed; take it there and broadcast it, or pass it as an argument."
     return f"failed with {report.type_name}: {summary}\n\n{report.traceback.rstrip()}"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from unisono.errors import ConfigError
 from unisono.launchers.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
+from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
@@ -195,14 +196,9 @@ def check_target(target: Target) -> None:
         ConfigError: The script is not a readable file, or no such module exists.
     """
     if isinstance(target, ScriptTarget):
-        path = Path(target.path)
-        if not path.is_file():
-            got = "a directory" if path.is_dir() else "nothing"
-            raise ConfigError(
-                f"expected a Python file at {target.path!r}, got {got} (in {str(Path.cwd())!r}). "
-                "Hint: give the path of the script; for a module write -m NAME."
-            )
-        if not os.access(path, os.R_OK):
+        if why := why_not_a_script(target.path):
+            raise ConfigError(f"expected a Python file at {target.path!r}, {why}")
+        if not os.access(target.path, os.R_OK):
             raise ConfigError(f"expected a readable file, got no permission to read {target.path!r}.")
     elif isinstance(target, ModuleTarget):
         top = target.name.partition(".")[0]
@@ -210,8 +206,11 @@ def check_target(target: Target) -> None:
         if top not in sys.builtin_module_names and not importlib.machinery.PathFinder.find_spec(top, path_entries):
             raise ConfigError(
                 f"expected the name of a module after -m, got {target.name!r}: no module named {top!r}. "
-                "Hint: start a file without -m; a module must be installed or lie in the working directory."
+                f"Hint: {why_not_a_module(target.name)}"
             )
+        if Path(target.name).is_file():
+            hint = why_not_a_module(target.name)
+            raise ConfigError(f"expected the name of a module after -m, got {target.name!r}. Hint: {hint}")
     elif isinstance(target, ProgramTarget) and shutil.which(target.name) is None:
         raise ConfigError(
             f"expected a program after --no-python, got {target.name!r}: not found, or it may not be executed. "

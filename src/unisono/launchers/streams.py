@@ -6,11 +6,12 @@ and stderr whether they are shown, and the file that keeps them. Must not import
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import TextIO, final
 
 from unisono.errors import ConfigError
 
@@ -40,6 +41,29 @@ class Streams:
         """Whether lines of `stream` (1: stdout, 2: stderr) go to the launcher's own output."""
         chosen = self.shown is None or local_rank in self.shown
         return chosen and not _of(self.redirected, local_rank) & stream
+
+    def lines(
+        self, output: str, stream: int, rank: int, local_rank: int, world_size: int, *, is_kept: bool
+    ) -> tuple[str, int | None] | None:
+        """Return how a worker's lines are shown: prefix and our descriptor (None drops them); None: ours directly.
+
+        Args:
+            output: As in `LaunchSpec`.
+            stream: 1 for stdout, 2 for stderr.
+            rank: Of the worker.
+            local_rank: Its index on this host.
+            world_size: Workers on all hosts.
+            is_kept: Whether a file gets them too, so that they must come by us.
+        """
+        if output == "quiet" or not self.is_shown(local_rank, stream):
+            return "", None
+        own, err = _descriptor(sys.__stdout__ if stream == STDOUT else sys.__stderr__), _descriptor(sys.__stderr__)
+        is_direct = world_size == 1 if output == "prefix" else rank == 0
+        if not is_direct:
+            return f"[rank {rank}] ", own if output == "prefix" else err
+        if output == "stderr" and stream == STDOUT:
+            return "", err
+        return ("", own) if is_kept else None
 
     def file(self, attempt: int, local_rank: int, stream: int) -> Path | None:
         """Return the file that keeps `stream` of a worker, None for none."""
@@ -111,6 +135,14 @@ def make_log_directory(place: str, run_id: str) -> str:
         return tempfile.mkdtemp(prefix=f"{name}_", dir=place)
     except OSError as error:
         raise ConfigError(f"expected --log-dir with a directory to write to, got {place!r}: {error}.") from error
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    # None when we were started with the stream closed: its number may be another file by now.
+    try:
+        return None if stream is None else stream.fileno()
+    except (OSError, ValueError):
+        return None
 
 
 def _of(chosen: Mapping[int, int], local_rank: int) -> int:
