@@ -200,5 +200,5 @@ def test_what_engines_share_is_said_in_the_same_words():
     """One option, one text, whichever engine."""
     helps = {engine: invoke(engine, "--help").output for engine in ENGINES}
     for option, engines in {"--env": 4, "--dry-run": 4, "--threads": 4, "--detach": 2, "--interval": 2, "--nodes": 2,
-                            "--python": 2, "--name": 2, "-m ": 4}.items():  # fmt: skip
+                            "--python": 2, "--name": 2, "-m, --module": 4}.items():  # fmt: skip
         assert len([text for text in helps.values() if f" {option}" in text]) == engines, option

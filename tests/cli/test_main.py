@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from unisono import __version__
 from unisono.cli import completion
 from unisono.cli.main import VERBS, main, unisono
+from unisono.recipes.catalog import RECIPES
 
 # One process for all: each is answered in it, and afterwards torch must not have been loaded.
 ASK = """
@@ -155,13 +156,28 @@ def test_only_the_nearest_option_is_proposed(monkeypatch, capsys):
         (["train", "digits", "--epoch", "1"], "--epochs"),
         (["train", "digits", "--batchsize", "8"], "--batch-size"),
         (["verify", "digits", "--worker", "1"], "--workers"),
+        (["train", "digits", "--learning-rate", "1"], "'--lr'"),
+        (["train", "digits", "--learning_rate=1"], "'--lr'"),
+        (["train", "digits", "--strategy", "dpp"], "'ddp' or 'dp'"),
+        (["train", "digits", "--gpus", "0,1"], "Hint: --gpus cpu"),
     ],
 )
-def test_a_mistyped_option_names_the_nearest(arguments, meant):
-    """Wrong options are code 2, with the option that was meant, and nothing starts."""
-    result = CliRunner().invoke(unisono, arguments)
-    assert result.exit_code == 2
-    assert meant in result.output
+def test_a_mistyped_option_names_the_nearest(monkeypatch, capsys, arguments, meant):
+    """Wrong options are code 2, with what was meant, and nothing starts."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("sys.argv", ["unisono", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert meant in capsys.readouterr().err
+
+
+def test_a_missing_recipe_is_answered_with_all_of_them():
+    """Each with its line; where a script will do too, that is said."""
+    for verb, also in (("train", "Expected one"), ("verify", "Expected a script, or one"), ("chaos", "or one")):
+        told = CliRunner().invoke(unisono, [verb]).output
+        assert f"{also} of the recipes:" in told
+        assert all(re.search(rf"^  {name} +\w", told, re.M) for name in RECIPES)
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["verify"], ["run"], ["train", "digits", "--epochs", "many"]])

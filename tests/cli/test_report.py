@@ -44,3 +44,17 @@ def test_what_is_not_there_is_said(tmp_path):
         assert "expected a run directory" in done.output
     assert not (tmp_path / "r.html").exists()
     assert asked("-o", tmp_path / "r.html").exit_code == 2
+
+
+def test_a_name_promises_no_other_format(tmp_path):
+    """A picture or a PDF is refused before anything is written, with the name to use."""
+    run = make_run(tmp_path / "run")
+    for option, name, meant in (
+        ("--timeline", "t.svg", "t.json"),
+        ("--timeline", "t", "t.json"),
+        ("-o", "r.pdf", "r.html"),
+    ):
+        done = asked(run, option, tmp_path / name)
+        assert done.exit_code == 2
+        assert f"{tmp_path / meant}." in done.output
+        assert not (tmp_path / name).exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from doctor.realistic import SCRIPTS
 from unisono.doctor.script import RULES, examine
 
 HEAD = """\
@@ -155,11 +156,97 @@ CASES = [
     ("deprecated-name", "from torch.cuda.amp import autocast  # <-", "from torch.amp import autocast"),
     ("deprecated-name", "from torchtext.data import utils  # <-", "from mytext.data import utils"),
     ("deprecated-name", "model = torch.nn.DataParallel(model)  # <-", "model = DDP(model)"),
+    ("rank-as-device", "model = DDP(m, device_ids=[args.node_rank])  # <-", "model = DDP(m, device_ids=[args.gpu])"),
+    ("rank-as-device", "torch.cuda.set_device(int(os.environ['GROUP_RANK']))  # <-", "torch.cuda.set_device(0)"),
+    (
+        "rank-as-device",
+        "import torch.multiprocessing as mp\ndef f(rank):\n    x.to(rank)  # <-\nf(3)",
+        "import torch.multiprocessing as mp\ndef f(rank):\n    x.to(rank)\nmp.spawn(f, nprocs=2)",
+    ),
+    ("collective-on-some-ranks", None, "if 'RANK' in os.environ:\n    dist.init_process_group('nccl')"),
+    ("collective-on-some-ranks", None, "if n_gpu == 0 or gpu > 1:\n    dist.barrier()"),
+    (
+        "collective-on-some-ranks",
+        "first = dist.get_rank() == 0\nif first:\n    dist.barrier()  # <-",
+        "several = dist.get_world_size() > 1\nif several:\n    dist.barrier()",
+    ),
+    (
+        "save-on-every-rank",
+        "def save(x):\n    torch.save(x, 'a.pt')  # <-\ndef late(x):\n    save(x)\nlate(1)",
+        "def save(x):\n    torch.save(x, 'a.pt')\ndef late(x):\n    save(x)\nif rank == 0:\n    late(1)",
+    ),
+    (
+        "save-on-every-rank",
+        "import io\nb = open('a', 'wb')\ntorch.save(x, b)  # <-",
+        "import io\nb = io.BytesIO()\ntorch.save(x, b)\ntorch.save(x, io.BytesIO())",
+    ),
+    ("save-on-every-rank", None, "if args.local_rank in [-1, 0]:\n    torch.save(model, 'a.pt')"),
+    ("save-on-every-rank", None, "name = f'a-{rank}.pt'\ntorch.save(model, name)"),
+    ("save-on-every-rank", None, "for e in range(3):\n    if rank:\n        continue\n    torch.save(model, 'a.pt')"),
+    (
+        "save-on-every-rank",
+        "def save():\n    if not e:\n        return\n    torch.save(m, 'a.pt')  # <-\nsave()",
+        "def save():\n    if not e:\n        return\n    if rank:\n        return\n    torch.save(m, 'a.pt')\nsave()",
+    ),
+    ("undefined-name", "def f():\n    return optimzer  # <-", "def f():\n    return optimizer\noptimizer = 1"),
+    (
+        "undefined-name",
+        "class A:\n    b = 1\n    def f(self):\n        return b  # <-",
+        "class A:\n    b = 1\n    c = b",
+    ),
+    ("undefined-name", "x = [y for _ in range(3)]  # <-", "x = [y for y in range(3) if __file__]"),
+    ("undefined-name", None, "def f():\n    global late\n    late = 1\nf()\nprint(late)"),
+    ("undefined-name", None, "try:\n    unicode\nexcept NameError:\n    unicode = str"),
+    ("undefined-name", None, "from os.path import *\nprint(join('a'))"),
+    ("undefined-name", None, "exec(open('settings.py').read())\nprint(setting)"),
+    ("undefined-name", None, "def f():\n    try:\n        pass\n    except OSError as e:\n        print(e)"),
+    (
+        "missing-zero-grad",
+        "o = torch.optim.SGD(p, lr=1)\nfor x in d:\n    loss = f(x)\n    loss.backward()  # <-\n    o.step()",
+        "o = torch.optim.SGD(p, lr=1)\nfor x in d:\n    o.zero_grad()\n    f(x).backward()\n    o.step()",
+    ),
+    (
+        "missing-zero-grad",
+        "def step(x):\n    f(x).backward()  # <-\n    o.step()\no = torch.optim.SGD(p, lr=1)\nfor x in d:\n    step(x)",
+        "def step(x):\n    f(x).backward()\n    o.step()\no = torch.optim.SGD(p, lr=1)\nstep(x)",
+    ),
+    ("missing-zero-grad", None, "for x in d:\n    engine.backward(f(x))\n    engine.step()"),
+    (
+        "missing-zero-grad",
+        None,
+        "from a import clear\no = torch.optim.SGD(p)\nfor x in d:\n    clear(o)\n    f(x).backward()\n    o.step()",
+    ),
 ]
+
+# A script of `realistic`, what is changed in it, and the one rule that it then breaks.
+BREAKS = [
+    ("trainer", "self.gpu_id == 0 and ", "", "save-on-every-rank"),
+    ("trainer", "self.optimizer.zero_grad()", "pass", "missing-zero-grad"),
+    ("trainer", "self.train_data.sampler.set_epoch(epoch)", "pass", "missing-set-epoch"),
+    ("trainer", "device_ids=[self.gpu_id]", 'device_ids=[int(os.environ["RANK"])]', "rank-as-device"),
+    ("spawned", "    if rank == 0:\n        torch.save(", "    if True:\n        torch.save(", "save-on-every-rank"),
+    ("spawned", "dist.barrier()\n    if rank", "if rank == 1:\n        dist.barrier()\n    if rank",
+     "collective-on-some-ranks"),
+    ("loop", "and master_process:\n        found", "and best:\n        found", "save-on-every-rank"),
+    ("loop", "param.grad = None", "pass", "missing-zero-grad"),
+    ("loop", "t0 = time.time()", "t0 = tine.time()", "undefined-name"),
+    ("saver", "if is_primary(args):\n        saver =", "if args.epochs:\n        saver =", "save-on-every-rank"),
+    ("saver", "    with torch.inference_mode():", "    if True:", "evaluation-with-gradients"),
+    ("saver", "        optimizer.zero_grad()\n", "", "missing-zero-grad"),
+    ("helpers", "@main_process_only\ndef save_best(", "save_best = 1\ndef save_best(", None),  # called from elsewhere
+    ("worker", "if not args.multiprocessing_distributed or args.rank % ngpus_per_node == 0:", "if epoch:",
+     "save-on-every-rank"),
+    ("worker", "model.cuda(args.gpu)", "model.cuda(args.rank)", "rank-as-device"),
+]  # fmt: skip
 
 
 def found(rule, text):
     return [finding.line for finding in examine(HEAD + text + "\n") if finding.name == rule]
+
+
+def mistakes_of(fragment):
+    """Return the findings but for names that the rest of the program would define."""
+    return [finding for finding in examine(HEAD + fragment) if finding.name != "undefined-name"]
 
 
 @pytest.mark.parametrize(("rule", "wrong", "right"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)])
@@ -209,22 +296,22 @@ def test_a_script_that_python_cannot_read_is_one_finding():
 )  # fmt: skip
 def test_odd_but_whole_programs_have_no_mistake(text):
     """No rule stumbles over syntax that it does not know."""
-    assert examine(HEAD + text) == []
+    assert mistakes_of(text) == []
 
 
 def test_lines_are_counted_as_python_does():
     """A form feed in the text ends no line, for the finding as for the comment that silences it."""
     text = "a = '\x0c'\nif rank == 0:\n    dist.barrier()"
-    assert [finding.line for finding in examine(HEAD + text)] == [HEAD.count("\n") + 3]
-    assert examine(f"{HEAD}{text}  # unisono: ignore[collective-on-some-ranks]") == []
+    assert [finding.line for finding in mistakes_of(text)] == [HEAD.count("\n") + 3]
+    assert mistakes_of(f"{text}  # unisono: ignore[collective-on-some-ranks]") == []
 
 
 def test_a_line_can_be_silenced_for_one_rule():
     """The comment counts for the rule it names, and for no other."""
     text = "if rank == 0:\n    dist.barrier()  # unisono: ignore[{}]\n"
-    assert examine(HEAD + text.format("collective-on-some-ranks")) == []
-    assert examine(HEAD + text.format("kept-graph, collective-on-some-ranks")) == []
-    assert len(examine(HEAD + text.format("kept-graph"))) == 1
+    assert mistakes_of(text.format("collective-on-some-ranks")) == []
+    assert mistakes_of(text.format("kept-graph, collective-on-some-ranks")) == []
+    assert len(mistakes_of(text.format("kept-graph"))) == 1
 
 
 def test_the_well_known_article_has_its_mistakes():
@@ -251,7 +338,8 @@ def test_the_well_known_article_has_its_mistakes():
                 if args.local_rank == 0:
                     torch.save({"model": model.module.state_dict()}, "step.pt")
         """)
-    assert [(finding.line, finding.name) for finding in examine(text)] == [
+    named = [(finding.line, finding.name) for finding in examine(text) if finding.name != "undefined-name"]
+    assert named == [
         (6, "local-rank-as-rank"),
         (8, "missing-set-epoch"),
         (15, "kept-graph"),
@@ -270,3 +358,49 @@ def test_our_own_programs_are_clean():
         for finding in examine(path.read_text())
     ]
     assert told == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_whole_scripts_that_are_right_have_no_mistake(name):
+    """Styles that people write in: guards in the caller, by helpers, by objects that only rank 0 has."""
+    assert [(finding.line, finding.name, finding.detail) for finding in examine(SCRIPTS[name])] == []
+
+
+@pytest.mark.parametrize(("name", "right", "wrong", "rule"), BREAKS)
+def test_whole_scripts_that_are_broken_have_that_mistake(name, right, wrong, rule):
+    """The control: one change, and just that rule is broken; None where one file cannot tell."""
+    assert SCRIPTS[name].count(right) == 1
+    broken = SCRIPTS[name].replace(right, wrong)
+    assert {finding.name for finding in examine(broken)} == ({rule} if rule else set())
+
+
+def test_three_mistakes_of_one_script():
+    """The machine's rank as a GPU, a misspelt name, gradients that are never cleared: each on its line."""
+    text = textwrap.dedent("""\
+        import argparse
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--node_rank", type=int)
+        args = parser.parse_args()
+        dist.init_process_group("nccl")
+        model = DDP(torch.nn.Linear(2, 2), device_ids=[args.node_rank])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(100):
+            loss = model(torch.randn(3, 2)).sum()
+            loss.backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            torch.save(model.module.state_dict(), arguments.out)
+        """)
+    named = [(finding.line, finding.name, finding.status) for finding in examine(text)]
+    assert named == [(9, "rank-as-device", "fail"), (13, "missing-zero-grad", "fail"), (16, "undefined-name", "fail")]
+
+
+def test_a_name_that_is_defined_by_itself_ends():
+    """No rule follows names in a circle."""
+    text = "if saver:\n    saver = made(saver)\nif saver is not None and other:\n    torch.save(x, 'a.pt')\n"
+    assert mistakes_of(
+        text + "other = not saver\nsaver = not other\ndef f():\n    return f()\nif f():\n    dist.barrier()"
+    )

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-# SIGINT may be ignored in us (a test run in the background); a launcher would inherit that.
+# SIGINT and SIGHUP may be ignored in us (a test run in the background, or under nohup); a launcher would inherit that.
 RUN = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
     "from unisono.cli.run import run; run(prog_name='unisono run')"
 )
 

@@ -68,6 +68,9 @@ def test_wrong_devices_are_refused_with_what_there_is(asked, visible, why):
     """A GPU that is not there, twice the same, or a name that fits several."""
     with pytest.raises(ConfigError, match=why):
         choose_devices(asked, visible)
+    with pytest.raises(ConfigError, match=r"expected --gpus with GPUs out of ") as told:
+        choose_devices(asked, visible, "--gpus")
+    assert "--devices" not in str(told.value)
 
 
 def test_more_workers_than_gpus():

@@ -1,5 +1,10 @@
 """What a worker finds in its environment."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from unisono.launchers.environment import worker_environment
@@ -30,7 +35,7 @@ def test_world_of_one_worker():
 
 def test_torchrun_variables():
     """A script for torchrun finds all variables that torchrun sets for meeting and counting."""
-    env = environment(rank=1, workers=2)
+    env = environment(rank=1, workers=2, max_restarts=3)
     expected = {
         "RANK": "1",
         "LOCAL_RANK": "1",
@@ -41,8 +46,45 @@ def test_torchrun_variables():
         "ROLE_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "4321",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": "/private/elastic-error-1.json",
     }
     assert expected.items() <= env.items()
+    again = environment(
+        {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, max_restarts=1, attempt=1, run_id="j", role="trainer"
+    )  # fmt: skip
+    asked = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "ROLE_NAME")
+    assert [again[name] for name in asked] == ["3", "1", "j", "trainer"]
+
+
+@pytest.mark.slow
+def test_the_variables_are_torchruns(tmp_path):
+    """What torchrun of this torch sets, unisono run sets: the names, and the values that are no address or path."""
+    script = tmp_path / "show.py"
+    script.write_text("import json, os, sys; sys.stdout.write(json.dumps(dict(os.environ)) + '\\n')")
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "TORCH", "PET_"))}
+    found = {}
+    for name, start in (("theirs", ["torch.distributed.run"]), ("ours", ["unisono", "run"])):
+        command = [sys.executable, "-m", *start, "--nproc_per_node=2", "--max_restarts=2", "--rdzv_id=7", str(script)]
+        done = subprocess.run(command, env=base, capture_output=True, text=True, check=True, timeout=120)
+        lines = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines()]
+        found[name] = min(lines, key=lambda env: env["RANK"])
+    theirs, ours = found["theirs"], found["ours"]
+    added = {name for name in theirs if theirs[name] != base.get(name)}
+    assert len(added) > 15
+    added.remove("TORCHELASTIC_SIGNALS_TO_HANDLE")  # torchrun's note to itself, which its children happen to inherit
+    assert added - set(ours) == set()
+    free = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"}
+    free |= {"TORCHELASTIC_RUN_ID"}  # torchrun drops the given one on one host
+    differ = {name: (theirs[name], ours[name]) for name in added - free if theirs[name] != ours.get(name)}
+    assert differ == {}
 
 
 def test_a_seat_among_several_hosts():
@@ -79,7 +121,7 @@ def test_a_seat_among_several_hosts():
 def test_outer_agent_is_forgotten():
     """A launch inside torchrun does not lead its workers to the outer agent's store."""
     env = environment({"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "7", "HOME": "/home/me"})
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in env
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"  # which torch takes as: rank 0 opens the store
     assert (env["RANK"], env["HOME"]) == ("0", "/home/me")
 
 

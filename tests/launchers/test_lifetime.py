@@ -137,3 +137,21 @@ def test_polite_signals(place, note, signum, code):
     assert result.returncode == code
     assert sorted(result.stdout.splitlines()) == ["[rank 0] saved", "[rank 1] saved"]
     place.wait_gone(pids, 1.0)
+
+
+def test_under_nohup(place, note):
+    """A launcher that was started with SIGHUP ignored (nohup) outlives its terminal, and so do its workers.
+
+    The one before, without nohup, is the control: it ends with code 129.
+    """
+    body = note + PID + "while not os.path.exists('enough'): time.sleep(0.05)\n"
+    body += "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)\n"
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from unisono.cli.run import run; run()"
+    launcher = place.popen(sys.executable, "-c", code, "-n2", place.write(body))
+    pids = place.wait_files("pid-*[0-9]", 2)
+    for pid in (launcher.pid, *pids):
+        os.kill(pid, signal.SIGHUP)
+    (place.folder / "enough").touch()
+    result = place.finish(launcher)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(result.stdout.splitlines()) == [f"[rank {rank}] True" for rank in (0, 1)]

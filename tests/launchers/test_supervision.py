@@ -187,3 +187,31 @@ def test_heavy_modules_stay_out(place):
     """The supervisor imports no torch."""
     program = "import sys, unisono.launchers.local; print('torch' in sys.modules, 'numpy' in sys.modules)"
     assert place.finish(place.popen(sys.executable, "-c", program)).stdout == "False False\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("", "stopped before the first step; no checkpoint has been written. Begin anew with: unisono "),
+        (
+            "beacon.done(8); beacon.saved(8)",
+            "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go",
+        ),
+    ],
+)
+def test_an_interrupted_run_says_what_is_kept(place, note, said, told):
+    """Ctrl-C where the run cannot stop between two steps: how far it came, what is kept, and the very command."""
+    body = note + (
+        "from unisono.launchers.beacon import Beacon\n"
+        "beacon = Beacon(os.environ['UNISONO_BEACON'])\n"
+        f"beacon.join(os.getpid()); {said}\n"
+        "note(f'pid-{RANK}')\nwhile True: time.sleep(0.05)\n"
+    )
+    launcher = place.start(body, "-n2", args=("two words",))
+    place.wait_files("pid-*[0-9]", 2)
+    launcher.send_signal(signal.SIGINT)
+    result = place.finish(launcher)
+    assert (result.returncode, result.stdout) == (130, "")
+    (line,) = result.stderr.splitlines()
+    assert told in line
+    assert line.endswith(" with: unisono -n2 script.py 'two words'")  # the test starts the verb without its name

@@ -32,7 +32,7 @@ def test_options_as_typed_are_read_as_their_types(name, typed, meant):
 
 
 @pytest.mark.parametrize(("name", "given", "message"), [
-    ("dpp", {}, "did you mean 'dp'"),
+    ("dpp", {}, "did you mean 'ddp' or 'dp'"),
     ("ddp", {"servers": 2}, r"ddp has no option 'servers'.*It is an option of ps, ps_async"),
     ("ddp", {"bucket_cap_mb": "big"}, "expected bucket_cap_mb as a number, got 'big'"),
     ("ddp", {"static_graph": "perhaps"}, "static_graph"),

@@ -13,7 +13,7 @@ from unisono.cli.bench_links import links
 from unisono.cli.bench_scaling import scaling
 from unisono.cli.bench_strategies import strategies
 from unisono.cli.bench_tune import tune
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.trials import check_picture
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def collectives(
             raise ConfigError("-n is for --explain. Hint: to measure, give the numbers of processes with --ranks 2,4.")
         _measure(parse_ranks(ranks or "2"), parse_sizes(sizes or SIZES), parse_names(only), repeat or 15, png, as_json)
 
-    sys.exit(perform("bench", act))
+    sys.exit(perform("bench", act, nothing_kept("the measurement")))
 
 
 def parse_sizes(text: str) -> list[int]:

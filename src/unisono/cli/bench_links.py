@@ -11,7 +11,7 @@ import click
 
 from unisono.cli.completion import complete_recipe
 from unisono.cli.nodes import nodes_options, plan_nodes
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.trials import recipe_options
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ def links(
 
     Exit code: 0 when all was measured; 2 for wrong settings; the code of the worker that failed first.
     """
-    sys.exit(perform("bench links", lambda: _links(recipe, workers, ways, (repeat, steps), nodes, as_json, given)))
+
+    def act() -> None:
+        _links(recipe, workers, ways, (repeat, steps), nodes, as_json, given)
+
+    sys.exit(perform("bench links", act, nothing_kept("the measurement")))
 
 
 def _links(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_target
-from unisono.cli.outcome import FAILED, perform
+from unisono.cli.outcome import FAILED, nothing_kept, perform
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import (
     Start,
@@ -71,7 +71,7 @@ def scaling(
     setting = Setting(
         target=target, args=args, workers=workers, repeat=repeat, weak=weak, steps=steps, warmup=warmup, given=given
     )
-    sys.exit(perform("bench scaling", lambda: _scaling(setting, out, as_json)))
+    sys.exit(perform("bench scaling", lambda: _scaling(setting, out, as_json), nothing_kept("the measurement")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

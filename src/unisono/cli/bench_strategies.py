@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.strategy import take_strategy
 from unisono.cli.trials import check_picture, recipe_options
 from unisono.strategies.catalog import CATALOG
@@ -53,7 +53,7 @@ def strategies(
         for line in table(rows):
             click.echo(line)
 
-    sys.exit(perform("bench", act))
+    sys.exit(perform("bench", act, nothing_kept("the measurement")))
 
 
 def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import recipe_options
 
@@ -44,7 +44,8 @@ def tune(recipe: str, repeat: int, steps: int, warmup: int, loaders: str, as_jso
     Exit code: 0 when all was measured; 2 for wrong settings; the code of the worker that failed first.
     """
     how = {"repeat": repeat, "steps": steps, "warmup": warmup}
-    sys.exit(perform("bench tune", lambda: _tune(recipe, how, loaders, given, as_json)))
+    done = nothing_kept("the measurement")
+    sys.exit(perform("bench tune", lambda: _tune(recipe, how, loaders, given, as_json), done))
 
 
 def _tune(recipe: str, how: dict[str, int], loaders: str, given: dict[str, Any], as_json: bool) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.completion import complete_target
-from unisono.cli.outcome import FAILED, perform
+from unisono.cli.completion import RecipeName, complete_target
+from unisono.cli.outcome import FAILED, command_line, nothing_kept, perform
 from unisono.cli.trials import (
     check_target,
     flag_of,
@@ -31,7 +31,7 @@ KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
 
 
 @click.command(short_help="Kill a run's processes, and prove that its bits stay the same.")
-@click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
+@click.argument("target", metavar="RECIPE|SCRIPT", type=RecipeName("a script, or "), shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(
     "-n", "--workers", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Processes."
@@ -73,9 +73,16 @@ def chaos(
     replaced.
 
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
-    settings.
+    settings; 130 after Ctrl-C.
     """
-    sys.exit(perform("chaos", lambda: _chaos(target, args, workers, kills, seed, kinds or KINDS, out, as_json, given)))
+
+    def act() -> int:
+        return _chaos(target, args, workers, kills, seed, kinds or KINDS, out, as_json, given)
+
+    def kept() -> str:
+        return f"{out} holds both runs as far as they came. Hint: remove it, then again: {command_line()}"
+
+    sys.exit(perform("chaos", act, kept if out else nothing_kept("the two runs")))
 
 
 def _chaos(

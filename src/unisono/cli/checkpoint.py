@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from unisono.cli.outcome import FAILED, perform
+from unisono.cli.outcome import FAILED, nothing_kept, perform
 
 _DIRECTORY = click.argument("directory", type=click.Path(), metavar="DIR")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -63,7 +63,8 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
     Exit code: 0 when the step is the same to the last bit; 1 when it is not; 2 for wrong settings; else that of a
     failed worker.
     """
-    sys.exit(perform("checkpoint rehearse", lambda: _rehearse(directory, args, as_json, given)))
+    done = nothing_kept("the copy")
+    sys.exit(perform("checkpoint rehearse", lambda: _rehearse(directory, args, as_json, given), done))
 
 
 @checkpoint.command(short_help="Write the model's weights to one file.")

@@ -1,6 +1,6 @@
 """``unisono completion``: what bash, zsh and fish need to complete verbs, options, recipes and strategies."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import click
 
@@ -30,6 +30,26 @@ def completion(shell: str) -> None:
     maker = get_completion_class(shell)
     assert maker is not None  # click knows all of SHELLS
     click.echo(maker(unisono, {}, "unisono", "_UNISONO_COMPLETE").source())
+
+
+@final
+class RecipeName(click.types.StringParamType):
+    """A word; where it is missing, it is said what there is.
+
+    Args:
+        also: What else may stand there.
+    """
+
+    def __init__(self, also: str = "") -> None:
+        self._also = also
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """Return the recipes, a line each."""
+        from unisono.recipes.catalog import RECIPES
+
+        width = max(map(len, RECIPES))
+        lines = [f"  {name:<{width}}  {recipe.summary}" for name, recipe in RECIPES.items()]
+        return "\n".join([f"Expected {self._also}one of the recipes:", *lines])
 
 
 def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> "list[CompletionItem]":

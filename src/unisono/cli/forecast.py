@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.trials import check_picture
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def forecast(
         told = tell(job, machine, reliability_of(given), counts, straggler if simulate else None, notes)
         show(told, png=png, out=out, as_json=as_json)
 
-    sys.exit(perform("forecast", act))
+    sys.exit(perform("forecast", act, nothing_kept("the measurement")))
 
 
 def parse_counts(text: str) -> list[int]:

@@ -8,7 +8,9 @@ import click
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-AFTER_SCRIPT = {"allow_interspersed_args": False}
+UNDERSCORES = {"token_normalize_func": lambda token: token.replace("_", "-")}
+"""Settings of a command: ``--batch_size`` is ``--batch-size``."""
+AFTER_SCRIPT = {"allow_interspersed_args": False, **UNDERSCORES}
 """Settings of a command: everything after SCRIPT belongs to the script."""
 
 
@@ -24,7 +26,7 @@ def stack(*options: Decorator) -> Decorator:
 
 
 program_arguments = stack(
-    click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m."),
+    click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m."),
     click.argument("script", metavar="SCRIPT"),
     click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
 )

@@ -6,6 +6,7 @@ from typing import NoReturn
 import click
 
 from unisono import __version__
+from unisono.cli.launch_options import UNDERSCORES
 from unisono.cli.lazy import LazyGroup
 
 VERBS = {
@@ -22,6 +23,15 @@ VERBS = {
     "doctor": "Find what would spoil a run: this machine, a script.",
     "report": "Put runs, scaling and forecasts on one page.",
     "completion": "Let the shell complete verbs, options and recipes.",
+}
+
+_NO_VERBS = {
+    "help": "unisono --help, unisono VERB --help",
+    "version": "unisono --version",
+    "resume": "the same command with the same --out goes on",
+    "continue": "the same command with the same --out goes on",
+    "test": "unisono verify, or unisono doctor",
+    "profile": "unisono report RUN --timeline trace.json",
 }
 
 START = f"""\
@@ -45,6 +55,8 @@ def _meant(word: str) -> str:
 
     if word.endswith(".py") or Path(word).is_file():
         return f" Hint: unisono run {word}."
+    if word in _NO_VERBS:
+        return f" Hint: {_NO_VERBS[word]}."
     if word in RECIPES:
         return f" Hint: unisono train {word}."
     return nearest(word, VERBS)
@@ -57,7 +69,7 @@ def _meant(word: str) -> str:
     noun="verb",
     meant=_meant,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], **UNDERSCORES},
 )
 @click.version_option(__version__)
 @click.pass_context
@@ -67,14 +79,29 @@ def unisono(context: click.Context) -> None:
         click.echo(START, nl=False)
 
 
+def _with_what_was_meant(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error with the nearest options, or with ours for another program's word; click knows letters only."""
+    from unisono.hints import nearest_options
+
+    context = error.ctx
+    parameters = context.command.get_params(context) if context else []
+    known = [
+        flag
+        for parameter in parameters
+        if not getattr(parameter, "hidden", False)
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    ]
+    meant = nearest_options(error.option_name, known)
+    hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+    return click.UsageError(f"No such option {error.option_name!r}.{hint}", ctx=context)
+
+
 def main() -> NoReturn:
     """Run the command line; exits with the verb's code."""
     try:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):  # click lists three, by the alphabet; the nearest comes first
-            error = click.NoSuchOption(error.option_name, possibilities=(error.possibilities or [])[:1], ctx=error.ctx)
-        error.show()
+        (_with_what_was_meant(error) if isinstance(error, click.NoSuchOption) else error).show()
         raise SystemExit(error.exit_code) from None
     except (click.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None

@@ -1,6 +1,7 @@
 """From errors to exit codes and one message, the same for every verb."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -11,24 +12,49 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-def perform(verb: str, action: Callable[[], int | None]) -> int:
+def command_line() -> str:
+    """Return the command of this call, as it would be typed again."""
+    return shlex.join(["unisono", *sys.argv[1:]])
+
+
+def nothing_kept(what: str) -> Callable[[], str]:
+    """Return what a verb that plays runs of its own says after Ctrl-C: that it keeps nothing, and how to begin anew."""
+    return lambda: f"Nothing is kept of {what}. Again: {command_line()}"
+
+
+def perform(
+    verb: str,
+    action: Callable[[], int | None],
+    interrupted: Callable[[], str] | None = None,
+    *,
+    keeps_runs: bool = False,
+) -> int:
     """Do a verb's work and return its exit code; errors become one message on standard error.
 
     Args:
         verb: Named in the message.
         action: The work; returns an exit code, None for success.
+        interrupted: Returns what to say after Ctrl-C: what is kept, and the command that goes on; None says nothing.
+        keeps_runs: Whether a run that was asked to stop, and has saved, is there to go on with: then that is the code.
+
+    Raises:
+        RunStopped: A run that is kept was asked to stop, and has saved.
 
     Returns:
         0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 141
         when the reader of the output went away; 1 for any other error of ours.
     """
     # Not at the top: `--help` must not pay for them.
-    from unisono.errors import ConfigError, DataError, UnisonoError, WorkerFailed
+    from unisono.errors import ConfigError, DataError, RunStopped, UnisonoError, WorkerFailed
 
     try:
         return action() or 0
+    except RunStopped:
+        if keeps_runs or interrupted is None:
+            raise
+        return _interrupted(verb, interrupted)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _interrupted(verb, interrupted)
     except BrokenPipeError:
         # Nothing may be written at exit either: the interpreter would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
@@ -38,3 +64,9 @@ def perform(verb: str, action: Callable[[], int | None]) -> int:
         if isinstance(error, WorkerFailed):
             return error.exit_code
         return USAGE_ERROR if isinstance(error, ConfigError | DataError) else FAILED
+
+
+def _interrupted(verb: str, what: Callable[[], str] | None) -> int:
+    if what is not None:
+        click.echo(f"unisono {verb}: interrupted. {what()}", err=True)
+    return INTERRUPTED

@@ -29,6 +29,8 @@ def _report(sources: list[Path], out: str | None, timeline: str | None) -> None:
     # Not at the top: `--help` must not pay for them.
     from unisono.errors import ConfigError
 
+    _check_suffix("--timeline", timeline, (".json",), "a time line for Perfetto")
+    _check_suffix("--out", out, (".html", ".htm"), "a page")
     if timeline is not None:
         from unisono.report.timeline import write_timeline
 
@@ -42,3 +44,14 @@ def _report(sources: list[Path], out: str | None, timeline: str | None) -> None:
     place = Path(out or "report.html")
     write_page(sources, place)
     click.echo(f"{place} ({place.stat().st_size // 1024} KB)", err=True)
+
+
+def _check_suffix(option: str, name: str | None, suffixes: tuple[str, ...], what: str) -> None:
+    from unisono.errors import ConfigError
+
+    if name is not None and Path(name).suffix.lower() not in suffixes:
+        wanted = Path(name).with_suffix(suffixes[0]) if Path(name).name else f"FILE{suffixes[0]}"
+        raise ConfigError(
+            f"expected {option} ending in {' or '.join(suffixes)}, since it is {what}, got {name!r}. "
+            f"Hint: {option} {wanted}."
+        )

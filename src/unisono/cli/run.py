@@ -11,7 +11,8 @@ import click
 
 from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.nodes import nodes_options, plan_nodes, start
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import command_line, perform
+from unisono.cli.torchrun import read_environment_too, torchrun_options, understand
 
 
 @click.command(
@@ -80,6 +81,7 @@ from unisono.cli.outcome import perform
     help="Seconds that a run has to finish its step and save when it is asked to stop.  [default: 30]",
 )
 @nodes_options
+@torchrun_options
 @program_arguments
 def run(
     workers: str,
@@ -94,16 +96,19 @@ def run(
     hang_report: float | None,
     stop_grace: float | None,
     nodes: dict[str, Any],
+    torchrun: dict[str, Any],
     script: str,
     args: tuple[str, ...],
 ) -> None:
     """Start SCRIPT on several processes of this machine; on several machines with --nnodes.
 
-    Scripts written for torchrun and for torch.distributed.launch run unchanged. When a process fails, the
-    others are stopped and the failure that came first is shown.
+    Scripts written for torchrun and for torch.distributed.launch run unchanged, and torchrun's options are understood
+    as they are (--nproc_per_node, --standalone, --tee; see docs/launching.md). When a process fails, the others are
+    stopped and the failure that came first is shown.
 
     A script that trains through unisono.Run with out=... stops after the step in progress and saves when Ctrl-C,
-    SIGTERM or SIGHUP comes (code 75: the same command goes on); a second Ctrl-C stops at once.
+    SIGTERM or SIGHUP comes (code 75: the same command goes on); a second Ctrl-C stops at once. Under nohup, SIGHUP is
+    ignored: training outlives its terminal.
 
     Exit code: 0 if all processes ended well; else that of the process that failed first (128 + n for signal
     n); 75 if the run was asked to stop and has saved; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if
@@ -114,7 +119,11 @@ def run(
     target = (script, args, is_module)
     settings = watch_settings(max_restarts, heartbeat, hang_report, stop_grace)
     settings |= {"threads": threads, "output": output, "backend": backend, "share_devices": share_devices}
-    sys.exit(perform("run", lambda: _run(target, workers, devices, settings, nodes)))
+    settings["again"] = command_line()
+    sys.exit(perform("run", lambda: _run(target, workers, devices, settings, nodes, torchrun)))
+
+
+read_environment_too(run)
 
 
 def watch_settings(
@@ -131,12 +140,28 @@ def _run(
     devices: str | None,
     settings: dict[str, Any],
     nodes: dict[str, Any],
+    torchrun: dict[str, Any],
 ) -> None:
     # Not at the top: `unisono --help` must not pay for the launcher.
-    from unisono.launchers.spec import LaunchSpec, ModuleTarget, ScriptTarget, resolve_devices, resolve_workers
+    from unisono.launchers.spec import (
+        LaunchSpec,
+        ModuleTarget,
+        ProgramTarget,
+        ScriptTarget,
+        check_target,
+        resolve_devices,
+        resolve_workers,
+    )
 
     name, args, is_module = target
-    what = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
+    what: ProgramTarget | ModuleTarget | ScriptTarget
+    if torchrun["no_python"]:
+        what = ProgramTarget(name=name, args=args)
+    else:
+        what = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
+    check_target(what)
     chosen = resolve_devices(devices)
-    count = resolve_workers(workers, devices=chosen)
-    start(LaunchSpec(target=what, workers=count, devices=chosen, **settings), plan_nodes(nodes))
+    meant = understand(torchrun, workers, nodes, is_module=is_module)
+    count = resolve_workers(meant.workers, devices=chosen)
+    spec = LaunchSpec(target=what, workers=count, devices=chosen, **{**settings, **meant.settings})
+    start(spec, plan_nodes(meant.nodes))

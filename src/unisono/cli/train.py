@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.completion import complete_recipe
+from unisono.cli.completion import RecipeName, complete_recipe
 from unisono.cli.nodes import nodes_options, plan_nodes, start
-from unisono.cli.outcome import INTERRUPTED, perform
+from unisono.cli.outcome import INTERRUPTED, command_line, perform
 from unisono.cli.run import watch_settings
 from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
@@ -35,7 +35,7 @@ class Job:
 
 
 @click.command(short_help="Train a ready-made recipe.", epilog=catalog_text())
-@click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
+@click.argument("recipe", metavar="RECIPE", type=RecipeName(), shell_complete=complete_recipe)
 @click.option(
     "--config",
     type=click.Path(),
@@ -147,7 +147,21 @@ def train(
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
     settings = watch_settings(max_restarts, heartbeat) | {"share_devices": share_devices, "devices": gpus}
-    sys.exit(perform("train", lambda: _train(recipe, workers, as_json, given, settings, nodes)))
+
+    def act() -> None:
+        _train(recipe, workers, as_json, given, settings, nodes)
+
+    sys.exit(perform("train", act, lambda: _kept(given["out"]), keeps_runs=True))
+
+
+def _kept(out: str | None) -> str:
+    """Return what to say after Ctrl-C where the run could not stop between two steps."""
+    if out is None:
+        return f"Nothing is kept; --out DIR keeps runs. Again: {command_line()}"
+    saved = max(Path(out).glob("checkpoints/step-[0-9]*.????????"), default=None)  # names of equal length
+    if saved is None:
+        return f"{out} holds no checkpoint yet. Again, from the beginning: {command_line()}"
+    return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
 
 
 def _train(
@@ -156,7 +170,7 @@ def _train(
     from unisono.errors import RunStopped
     from unisono.launchers.spec import resolve_devices
 
-    settings = {**settings, "devices": resolve_devices(settings["devices"])}
+    settings = {**settings, "devices": resolve_devices(settings["devices"], "--gpus")}
     job = plan(recipe, workers, given, settings["devices"], plan_nodes(nodes))
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:

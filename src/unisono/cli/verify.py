@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from unisono.cli.completion import complete_target
-from unisono.cli.outcome import FAILED, perform
+from unisono.cli.completion import RecipeName, complete_target
+from unisono.cli.outcome import FAILED, nothing_kept, perform
 from unisono.cli.trials import (
     Start,
     check_target,
@@ -42,7 +42,7 @@ class Trial:
 
 
 @click.command(short_help="Prove that the number of workers does not change a bit.")
-@click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
+@click.argument("target", metavar="RECIPE|SCRIPT", type=RecipeName("a script, or "), shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers to try.")
 @click.option(
@@ -62,10 +62,11 @@ def verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, **gi
     A script's own ARGS stand after ``--``. Its run directory is replaced by a temporary one. Where the
     fingerprints differ, the first step at which the ledgers part is named.
 
-    Exit code: 0 only when all fingerprints are equal; 1 when they differ; 2 for wrong settings; else that of a
-    failed worker.
+    Exit code: 0 only when all fingerprints are equal; 1 when they differ; 2 for wrong settings; 130 after Ctrl-C; else
+    that of a failed worker.
     """
-    sys.exit(perform("verify", lambda: _verify(target, args, workers, as_json, given)))
+    done = nothing_kept("the runs so far")
+    sys.exit(perform("verify", lambda: _verify(target, args, workers, as_json, given), done))
 
 
 def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, given: dict[str, Any]) -> int:

@@ -22,6 +22,8 @@ COLLECTIVES = frozenset(
     )
 )  # fmt: skip
 _GLOBAL_RANK = ("rank", "global_rank", "world_rank")
+_NODE_RANK = ("node_rank", "machine_rank", "group_rank", "node_id", "nodeid")
+_IN_MEMORY = ("io.BytesIO", "tempfile.TemporaryFile", "tempfile.NamedTemporaryFile", "tempfile.SpooledTemporaryFile")
 _DOWNLOADERS = (
     "urllib.request.urlretrieve", "torch.hub.download_url_to_file", "torch.hub.load_state_dict_from_url",
     "torchvision.datasets.utils.download_url", "torchvision.datasets.utils.download_and_extract_archive",
@@ -112,7 +114,13 @@ def rank_as_device(source: Source) -> Iterator[Mistake]:
     for call in source.nodes(ast.Call):
         for value in _devices(source, call):
             spelled = ast.unparse(value)
+            if spelled.rpartition(".")[2].lower() in _NODE_RANK or _reads(value, "GROUP_RANK|NODE_RANK|SLURM_NODEID"):
+                told = f"`{spelled}` names a GPU: it is the rank of the machine, the same for all its processes"
+                yield Mistake(call.lineno, "fail", told, hint)
+                continue
             is_proven = spelled in proven or _is_global_rank(source, value)
+            if not is_proven and _is_spawned_index(source, call, spelled):
+                continue
             if not is_proven and spelled.rpartition(".")[2] not in _GLOBAL_RANK:
                 continue
             told = f"`{spelled}` names a GPU" + (": it is the rank among all machines" if is_proven else "")
@@ -138,11 +146,23 @@ def _devices(source: Source, call: ast.Call) -> Iterator[ast.expr]:
 
 
 def _is_global_rank(source: Source, value: ast.AST) -> bool:
+    is_asked = source.name(value) == "torch.distributed.get_rank"
+    return is_asked or _reads(value, "RANK|SLURM_PROCID|OMPI_COMM_WORLD_RANK")
+
+
+def _reads(value: ast.AST, variables: str) -> bool:
+    """Whether an expression is one of these variables of the environment, and not a part of it."""
     text = ast.unparse(value)
-    return source.name(value) == "torch.distributed.get_rank" or bool(
-        re.search(r"""environ(\.get\(|\[)['"](RANK|SLURM_PROCID|OMPI_COMM_WORLD_RANK)['"]""", text)
-        and not re.search(r"[%/]", text)
-    )
+    return bool(re.search(rf"""environ(\.get\(|\[)['"]({variables})['"]""", text) and not re.search(r"[%/]", text))
+
+
+def _is_spawned_index(source: Source, call: ast.Call, name: str) -> bool:
+    """Whether a name is the first parameter of a function that mp.spawn starts: the index on this machine."""
+    scope = source.scope(call)
+    if isinstance(scope, ast.Module) or not scope.args.args or scope.args.args[0].arg != name:
+        return False
+    spawned = [one.args[0] for one in source.calls("torch.multiprocessing.spawn") if one.args]
+    return any(ast.unparse(function) == scope.name for function in spawned)
 
 
 def local_rank_as_rank(source: Source) -> Iterator[Mistake]:
@@ -199,9 +219,7 @@ def save_on_every_rank(source: Source) -> Iterator[Mistake]:
     """A file that all ranks write at once."""
     for call in source.calls("torch.save"):
         path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
-        if not is_distributed(source) or any(source.rank_conditions(call)) or path is None or source.names_rank(path):
-            continue
-        if _is_guarded_function(source, call):
+        if not is_distributed(source) or path is None or _is_own(source, call, path) or _is_guarded(source, call):
             continue
         yield Mistake(
             call.lineno, "warn", f"every process writes {ast.unparse(path)}: a reader may find half a file",
@@ -209,16 +227,37 @@ def save_on_every_rank(source: Source) -> Iterator[Mistake]:
         )  # fmt: skip
 
 
-def _is_guarded_function(source: Source, call: ast.Call) -> bool:
-    """Whether the function around `call` returns early on other ranks, or is called under a condition."""
-    scope = source.scope(call)
+def _is_own(source: Source, call: ast.Call, path: ast.expr) -> bool:
+    """Whether what is written to is a rank's own: a name with the rank in it, or memory."""
+    spelled = ast.unparse(path)
+    items = [item for outer in source.above(call) if isinstance(outer, ast.With) for item in outer.items]
+    opened = [item.context_expr for item in items if item.optional_vars and ast.unparse(item.optional_vars) == spelled]
+    meant = [path, *source.values_of(spelled), *opened]
+    return any(source.names_rank(value) or source.name(value) in _IN_MEMORY for value in meant)
+
+
+def _is_guarded(source: Source, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether only some ranks come to `node`: by a condition, an early return, a decorator, or because of all callers.
+
+    A function that is called from nowhere here is called from another file, which cannot be judged.
+    """
+    if any(source.rank_conditions(node)) or source.inside_with(node, r"(?i)rank|main_process|leader"):
+        return True
+    if any(isinstance(outer, ast.BoolOp) and source.asks_for_rank(outer) for outer in source.above(node)):
+        return True
+    scope = source.scope(node)
+    for condition in source.in_scope(ast.If, scope):
+        leaves = isinstance(condition.body[-1], ast.Return | ast.Continue | ast.Raise)
+        if condition.lineno < getattr(node, "lineno", 0) and leaves and source.asks_for_rank(condition.test):
+            return True
     if isinstance(scope, ast.Module):
         return False
-    for condition in source.in_scope(ast.If, scope):
-        if condition.lineno < call.lineno and isinstance(condition.body[-1], ast.Return):
-            return source.asks_for_rank(condition.test)
-    uses = [use for use in source.nodes(ast.Call) if ast.unparse(use.func) in (scope.name, f"self.{scope.name}")]
-    return bool(uses) and all(any(source.rank_conditions(use)) for use in uses)
+    if scope.name in seen or any(source.names_rank(mark) for mark in scope.decorator_list):
+        return True
+    named = [node for node in source.nodes(ast.expr) if isinstance(node, ast.Name | ast.Attribute)]
+    named = [node for node in named if scope.name == (node.id if isinstance(node, ast.Name) else node.attr)]
+    uses = [node for node in named if isinstance(node.ctx, ast.Load)]
+    return all(_is_guarded(source, use, seen | {scope.name}) for use in uses)
 
 
 def _calls(source: Source, block: list[ast.stmt], name: str) -> bool:

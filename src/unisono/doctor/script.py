@@ -5,11 +5,12 @@ silenced on its line with ``# unisono: ignore[rule]``.
 """
 
 from unisono.doctor.finding import Finding
+from unisono.doctor.rules_names import NAME_RULES
 from unisono.doctor.rules_placement import PLACEMENT_RULES
 from unisono.doctor.rules_training import TRAINING_RULES
 from unisono.doctor.source import Source
 
-RULES = {**PLACEMENT_RULES, **TRAINING_RULES}
+RULES = {**PLACEMENT_RULES, **TRAINING_RULES, **NAME_RULES}
 """All rules by name."""
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import symtable
 import warnings
 from collections.abc import Iterator
 from typing import TypeVar, final
@@ -12,6 +13,8 @@ _Node = TypeVar("_Node", bound=ast.AST)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _RANK_WORDS = re.compile(r"(?:^|_)(?:rank|leader|master|chief)(?:$|_|\b)|is_(?:main|local_main)|is_zero", re.IGNORECASE)
 _NOT_ADDRESSES = re.compile(r"addr|port|size", re.IGNORECASE)
+# With these, only a comparison with 0 chooses a process: n_gpu and use_gpu say something else.
+_NUMBER_WORDS = re.compile(r"gpu|gpu_?(id|idx|index)|device_?id|proc(ess)?_?(id|index)", re.IGNORECASE)
 
 
 @final
@@ -30,9 +33,15 @@ class Source:
             warnings.simplefilter("ignore")  # of the script; not ours to say
             compile(text, "script", "exec", dont_inherit=True)  # sees what parsing alone does not: return outside
             self.tree = ast.parse(text)
+            self.symbols = symtable.symtable(text, "script", "exec")
         self.lines = text.replace("\r\n", "\n").split("\n")  # as Python counts: a form feed ends no line
         self._parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
         self._imported = dict(self._imports())
+        self._asked: set[str] = set()
+        self._assigned: dict[str, list[ast.Assign | ast.AnnAssign]] = {}
+        for assign in (node for node in ast.walk(self.tree) if isinstance(node, ast.Assign | ast.AnnAssign)):
+            for name in target_names(assign):
+                self._assigned.setdefault(name, []).append(assign)
 
     def nodes(self, kind: type[_Node], within: ast.AST | None = None) -> Iterator[_Node]:
         """Yield all nodes of a kind, in the order of the text."""
@@ -86,22 +95,72 @@ class Source:
                 yield outer, inner in outer.body
             inner = outer
 
+    def values_of(self, name: str) -> list[ast.expr]:
+        """Return what is assigned to a name or attribute anywhere in the script, given as text."""
+        return [assign.value for assign in self._assigned.get(name, []) if assign.value is not None]
+
     def asks_for_rank(self, test: ast.expr) -> bool:
         """Whether an expression differs from rank to rank, as far as names tell: ``rank == 0``, ``is_main_process()``.
 
-        ``rank != -1`` and ``rank >= 0`` ask whether there are several processes at all.
+        ``rank != -1``, ``rank >= 0`` and ``"RANK" in os.environ`` ask whether there are several processes at all. A
+        name stands for what is assigned to it (``first = rank == 0``, or what only some ranks make), a function of
+        the script for what it returns.
         """
         if isinstance(test, ast.BoolOp):
-            return any(self.asks_for_rank(value) for value in test.values)
+            return any(map(self.asks_for_rank, test.values))
         if isinstance(test, ast.UnaryOp):
             return self.asks_for_rank(test.operand)
         if isinstance(test, ast.Compare):
-            if any(_is_number(side, -1) or _is_none(side) for side in test.comparators):
-                return False
-            if isinstance(test.ops[0], ast.GtE) and _is_number(test.comparators[0], 0):
-                return False
-            return any(self.names_rank(side) for side in (test.left, *test.comparators))
-        return self.names_rank(test)
+            return self._compares_rank(test)
+        if self.names_rank(test):
+            return True
+        spelled = ast.unparse(test.func if isinstance(test, ast.Call) else test)
+        if not isinstance(test, ast.Name | ast.Attribute | ast.Call) or spelled in self._asked:
+            return False
+        self._asked.add(spelled)  # a name may be defined by itself
+        try:
+            if isinstance(test, ast.Call):
+                return any(map(self.asks_for_rank, self._returned(spelled)))
+            kinds = (ast.Compare, ast.BoolOp, ast.UnaryOp)
+            tests = [value for value in self.values_of(spelled) if isinstance(value, kinds)]
+            return self._is_made_by_some(spelled) or any(map(self.asks_for_rank, tests))
+        finally:
+            self._asked.discard(spelled)
+
+    def _returned(self, function: str) -> list[ast.expr]:
+        bodies = [node for node in self.nodes(ast.FunctionDef) if node.name == function]
+        return [found.value for body in bodies for found in self.in_scope(ast.Return, body) if found.value is not None]
+
+    def _compares_rank(self, test: ast.Compare) -> bool:
+        right, kind = test.comparators[0], test.ops[0]
+        if any(_is_none(side) for side in test.comparators):
+            return not self.names_rank(test.left) and self._is_made_by_some(ast.unparse(test.left))
+        if isinstance(kind, ast.In | ast.NotIn):  # among some ranks: one of them is 0, or more than the mark for none
+            listed = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else []
+            return self.names_rank(test.left) and any(not _is_number(one, -1) for one in listed)
+        if _is_number(right, -1) or (isinstance(kind, ast.GtE) and _is_number(right, 0)):
+            return False
+        if isinstance(kind, ast.Eq | ast.NotEq) and _is_number(right, 0):
+            last = ast.unparse(test.left).rpartition(".")[2]
+            if _NUMBER_WORDS.fullmatch(last):
+                return True
+        return any(self.names_rank(side) for side in (test.left, *test.comparators))
+
+    def _is_made_by_some(self, name: str) -> bool:
+        """Whether a name is None except where a condition asks for the rank: a saver that only rank 0 has."""
+        mark = f"{name} is not None"
+        made = [assign for assign in self._assigned.get(name, []) if assign.value and not _is_none(assign.value)]
+        if not made or mark in self._asked:
+            return False
+        self._asked.add(mark)
+        try:
+            return all(
+                any(in_body for _, in_body in self.rank_conditions(assign))
+                or (isinstance(assign.value, ast.IfExp) and self.asks_for_rank(assign.value.test))
+                for assign in made
+            )
+        finally:
+            self._asked.discard(mark)
 
     def names_rank(self, node: ast.AST) -> bool:
         """Whether an expression has a name in it that stands for a rank."""
@@ -156,7 +215,7 @@ def _is_number(node: ast.expr, value: int) -> bool:
     try:
         return bool(ast.literal_eval(node) == value)
     except (ValueError, TypeError):
-        return isinstance(node, ast.Tuple | ast.List | ast.Set) and any(_is_number(part, value) for part in node.elts)
+        return False
 
 
 def _is_none(node: ast.expr) -> bool:

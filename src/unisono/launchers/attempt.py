@@ -18,6 +18,7 @@ from unisono.launchers.beacon import STEPPING
 from unisono.launchers.crew import Called, Crew, Events, OutputBroken, Signalled, next_event
 from unisono.launchers.failure import Failure, WorkerExit, describe, describe_kill
 from unisono.launchers.memory_kills import count_kills
+from unisono.launchers.output import tell
 from unisono.launchers.restarts import Ending
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.watchman import Watchman
@@ -69,6 +70,8 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
             is_lost = isinstance(outcome, Failed) and spec.max_restarts > 0
             if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
                 _stop(crew, events, outcome)
+            if isinstance(outcome, Signalled):
+                _tell_what_is_kept(crew)
         except LaunchError as error:
             outcome = Failed(error, Ending(rank=crew.num_started, what="could not be started"))
         finally:
@@ -182,6 +185,17 @@ def _stop(crew: Crew, events: Events, outcome: Outcome) -> None:
                 return  # the user is out of patience: `close` kills
             # A closing terminal sends SIGHUP twice: that is no reason to shorten the grace.
             crew.signal(signal.SIGTERM)
+
+
+def _tell_what_is_kept(crew: Crew) -> None:
+    """Say how far an interrupted run came, and what goes on with it; nothing of programs in which no run lived."""
+    told = [crew.last_reading(rank) for rank in crew.spec.ranks]
+    if not crew.spec.again or not any(reading.pid for reading in told):
+        return
+    done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
+    where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
+    kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
+    tell(f"{where}; {kept}. {'Go on' if saved else 'Begin anew'} with: {crew.spec.again}")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
     """Run one worker and return its exit code.
 
     Args:
-        argv: Process id of the launcher, private directory of the launch, kind (``script``, ``module`` or
-            ``function``), target, and the program's own arguments.
+        argv: Process id of the launcher, private directory of the launch, kind (``script``, ``module``,
+            ``program`` or ``function``), target, and the program's own arguments.
     """
     parent, directory, kind, target, *args = argv
     die_with(int(parent))
@@ -65,6 +65,8 @@ def main(argv: list[str]) -> int:
             run_script(target, args, local_rank)
         elif kind == "module":
             run_module(target, args, local_rank)
+        elif kind == "program":
+            _become(target, args)
         else:
             _run_function(Path(directory) / target)
     except BaseException as error:  # noqa: BLE001 - also SystemExit, KeyboardInterrupt and torch's CheckpointException
@@ -140,6 +142,13 @@ def run_module(name: str, args: list[str], local_rank: int) -> None:
         source = Path(spec.origin).read_bytes()
     sys.argv = [name, *with_local_rank(source, args, local_rank)]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _become(program: str, args: list[str]) -> NoReturn:
+    """Go on as another program: the same process, so that it ends with the launcher and its end is seen."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the interpreter ignores both, and a new program would inherit that
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.execvp(program, [program, *args])
 
 
 def _run_function(file: Path) -> None:

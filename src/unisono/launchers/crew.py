@@ -21,16 +21,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, final
+from typing import final
 
 from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.beacon import STOPPED, Beacon, Reading
 from unisono.launchers.child import FUNCTION_FILE
 from unisono.launchers.environment import worker_environment
+from unisono.launchers.error_file import with_recorded
 from unisono.launchers.failure import Failure, WorkerExit, find_root, load_reports
 from unisono.launchers.output import OutputPump
-from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
 from unisono.launchers.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
+from unisono.launchers.streams import STDERR, STDOUT
 from unisono.launchers.warden import Warden
 
 # How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
@@ -120,8 +122,10 @@ class Crew:
 
     def _start_worker(self, command: list[str], rank: int, port: int, warden: Warden) -> None:
         self._beacons[rank] = Beacon.create(beacon_file(self.directory, rank))
-        outputs = [self._pump.open(*lines) if lines else None for lines in _output_plan(self.spec, rank)]
+        outputs: list[int | None] = []
         try:
+            for stream in (STDOUT, STDERR):
+                outputs.append(self._open_output(rank, stream))  # noqa: PERF401 - closed where the next one fails
             worker = subprocess.Popen(
                 command,
                 env=worker_environment(self.spec, rank, self.directory, port, os.environ),
@@ -137,6 +141,14 @@ class Crew:
         self._workers[rank] = worker
         warden.watch(worker.pid)
         threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
+
+    def _open_output(self, rank: int, stream: int) -> int | None:
+        """Return the pipe into which a worker writes `stream`; None for our own descriptor directly."""
+        spec = self.spec
+        local_rank, attempt = rank - spec.ranks.start, spec.seat.attempt if spec.seat else spec.attempt
+        kept = spec.streams.open(attempt, local_rank, stream)
+        lines = spec.streams.lines(spec.output, stream, rank, local_rank, spec.world_size, is_kept=kept is not None)
+        return self._pump.open(*lines, kept) if lines else None
 
     def _watch(self, rank: int, pid: int) -> None:
         code = _UNKNOWN_CODE
@@ -241,7 +253,8 @@ class Crew:
     def root(self) -> Failure | None:
         """Return the root cause as far as it is known."""
         failed = [end for end in self.exits.values() if not self.has_stopped(end)]
-        return find_root(failed, load_reports(self.directory, self.spec.ranks))
+        reports = load_reports(self.directory, self.spec.ranks)
+        return find_root(failed, with_recorded(self.directory, failed, reports))
 
     def has_stopped(self, end: WorkerExit) -> bool:
         """Whether a worker has ended because its run was asked to stop, and has saved."""
@@ -282,28 +295,9 @@ def _command(spec: LaunchSpec, directory: str) -> list[str]:
         return [*start, "function", FUNCTION_FILE]
     if isinstance(target, ScriptTarget):
         return [*start, "script", target.path, *target.args]
+    if isinstance(target, ProgramTarget):
+        return [*start, "program", target.name, *target.args]
     return [*start, "module", target.name, *target.args]
-
-
-def _output_plan(spec: LaunchSpec, rank: int) -> list[tuple[str, int | None] | None]:
-    """Return where stdout and stderr of a worker go: prefix and our descriptor; None for ours directly."""
-    prefix = f"[rank {rank}] "
-    out, err = _descriptor(sys.__stdout__), _descriptor(sys.__stderr__)
-    if spec.output == "quiet":
-        return [("", None), ("", None)]
-    if spec.output == "prefix":
-        return [None, None] if spec.world_size == 1 else [(prefix, out), (prefix, err)]
-    if rank == 0:
-        return [None if spec.output == "leader" else ("", err), None]
-    return [(prefix, err), (prefix, err)]
-
-
-def _descriptor(stream: TextIO | None) -> int | None:
-    # None when we were started with the stream closed: its number may be another file by now.
-    try:
-        return None if stream is None else stream.fileno()
-    except (OSError, ValueError):
-        return None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unisono.launchers.beacon import BEACON_VARIABLE
 from unisono.launchers.devices import SHARE_VARIABLE, device_variables
+from unisono.launchers.error_file import VARIABLE, error_file
 from unisono.launchers.spec import BACKEND_VARIABLE, LaunchSpec, Seat
 
 # From 2 MiB on, the C library copies around the caches, which it would only empty: a checkpoint takes two thirds of
@@ -37,6 +38,7 @@ def worker_environment(
     local_rank, workers = str(rank - spec.ranks.start), str(spec.workers)
     return {
         "GLIBC_TUNABLES": COPY_AROUND_CACHES,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun does
         **outer,
         **spec.env,
         **_device_variables(spec, rank - spec.ranks.start),
@@ -47,7 +49,13 @@ def worker_environment(
         "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": workers,
         "ROLE_WORLD_SIZE": str(spec.world_size),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": spec.role,
+        "TORCHELASTIC_RUN_ID": spec.seat.run_id if spec.seat else spec.run_id or "none",
+        "TORCHELASTIC_RESTART_COUNT": str(spec.seat.attempt if spec.seat else spec.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        # With a seat the launcher serves the store; else rank 0 of a script that meets by env:// opens it.
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.seat is not None),
+        VARIABLE: str(error_file(rendezvous_dir, rank)),
         BEACON_VARIABLE: str(Path(rendezvous_dir) / f"beacon-{rank}"),
         "PYTHONUNBUFFERED": "1",
         **_meeting_variables(spec.seat, rendezvous_dir, port),
@@ -73,9 +81,6 @@ def _meeting_variables(seat: Seat | None, rendezvous_dir: str, port: int) -> dic
         "UNISONO_RENDEZVOUS": "env://",
         "GLOO_SOCKET_IFNAME": seat.interface,
         "NCCL_SOCKET_IFNAME": f"={seat.interface}",  # without the sign NCCL takes it for the beginning of a name
-        "TORCHELASTIC_RUN_ID": seat.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(seat.attempt),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher serves the store: rank 0 opens no port
     }
 
 

@@ -222,6 +222,8 @@ def _describe_report(report: FailureReport) -> str:
     if report.is_unisono:
         return f"failed with {report.type_name}: {report.message}{place}"
     summary = report.message.partition("\n")[0]
+    if report.type_name == "EOFError" and report.rank:
+        summary += ". Hint: only rank 0 reads what is typed; take it there and broadcast it, or pass it as an argument."
     return f"failed with {report.type_name}: {summary}\n\n{report.traceback.rstrip()}"
 
 
@@ -251,6 +253,12 @@ def _blames_peer(error: BaseException) -> bool:
     if names & _LOST_PEER_TYPES:
         return True
     return isinstance(error, (RuntimeError, ConnectionError)) and bool(_LOST_PEER_TEXT.search(_text(error)))
+
+
+def blames_peer(type_name: str, message: str) -> bool:
+    """Whether an error of which only the words are known looks like the consequence of another rank's failure."""
+    is_likely = type_name == "RuntimeError" or type_name.startswith("Connection") or type_name == "BrokenPipeError"
+    return type_name in _LOST_PEER_TYPES or (is_likely and bool(_LOST_PEER_TEXT.search(message)))
 
 
 def _without_startup(trace: TracebackType | None) -> TracebackType | None:

@@ -53,6 +53,7 @@ def run_local(spec: LaunchSpec) -> None:
         BrokenPipeError: The reader of our output went away (``| head``); the workers were stopped.
     """
     check_target(spec.target)
+    spec = replace(spec, run_id=spec.run_id or os.urandom(16).hex())
     if spec.max_restarts:
         # Fixed from now on: a restart may use fewer workers.
         replicas = os.environ.get("UNISONO_REPLICAS", str(spec.workers))
@@ -73,7 +74,7 @@ def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
     """Attempt the launch until it ends well or a restart would not help."""
     restarts = Restarts(spec.max_restarts, spec.workers)
     while True:
-        outcome = attempt(spec, signals.events)
+        outcome = attempt(replace(spec, attempt=restarts.num_restarts), signals.events)
         if not isinstance(outcome, Failed):
             return outcome
         if isinstance(outcome.error, LaunchError) and restarts.num_restarts == 0:

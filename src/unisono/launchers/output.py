@@ -77,6 +77,12 @@ class _Stream:
     read_fd: int
     target_fd: int | None
     cleaner: LineCleaner
+    file_fd: int | None = None
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        if self.file_fd is not None:
+            os.close(self.file_fd)
 
 
 @final
@@ -95,16 +101,17 @@ class OutputPump:
     _dead_targets: set[int] = field(default_factory=set)
     _stop_fds: tuple[int, int] | None = None
 
-    def open(self, prefix: str, target_fd: int | None) -> int:
+    def open(self, prefix: str, target_fd: int | None, file_fd: int | None = None) -> int:
         """Return the write end of a new pipe whose lines go to `target_fd`; the caller closes it.
 
         Args:
             prefix: Text in front of every line.
             target_fd: Where the lines go; None drops them.
+            file_fd: A file that gets the bytes as they are, closed at the end; None for none.
         """
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
-        self._streams.append(_Stream(read_fd, target_fd, LineCleaner(prefix.encode())))
+        self._streams.append(_Stream(read_fd, target_fd, LineCleaner(prefix.encode()), file_fd))
         return write_fd
 
     def start(self) -> None:
@@ -116,7 +123,7 @@ class OutputPump:
         """Copy what the pipes still hold, then call `on_done`; the workers are dead by now."""
         if self._stop_fds is None:
             for stream in self._streams:
-                os.close(stream.read_fd)
+                stream.close()
             self.on_done()
         else:
             os.close(self._stop_fds[1])
@@ -137,7 +144,7 @@ class OutputPump:
                         selector.unregister(key.fd)
             self._drain([key.data for key in selector.get_map().values() if key.fd != stop_fd])
         for stream in self._streams:
-            os.close(stream.read_fd)
+            stream.close()
         os.close(stop_fd)
         self.on_done()
 
@@ -151,6 +158,7 @@ class OutputPump:
 
     def _copy(self, stream: _Stream) -> bool:
         data = os.read(stream.read_fd, _READ_BYTES)
+        self._write(stream.file_fd, data)
         self._write(stream.target_fd, stream.cleaner.feed(data) if data else stream.cleaner.flush())
         return bool(data)
 

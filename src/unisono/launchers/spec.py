@@ -16,6 +16,8 @@ from pathlib import Path
 
 from unisono.errors import ConfigError
 from unisono.launchers.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
+from unisono.launchers.program_files import why_not_a_module, why_not_a_script
+from unisono.launchers.streams import Streams
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)
@@ -46,6 +48,14 @@ class ModuleTarget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTarget:
+    """A program of any kind, run as ``name args...`` would run it."""
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionTarget:
     """A module-level function and its pickled arguments.
 
@@ -64,6 +74,9 @@ class FunctionTarget:
     main_module: str = ""
     sys_path: tuple[str, ...] = ()
     payload: bytes = field(repr=False)
+
+
+Target = ScriptTarget | ModuleTarget | ProgramTarget | FunctionTarget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,9 +130,14 @@ class LaunchSpec:
         backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
         seat: Where the workers sit among those of other hosts; None: there are no others.
         scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
+        again: The command that goes on with a run, told after Ctrl-C; empty: nothing is told.
+        attempt: Number of this attempt on one host, from 0.
+        run_id: Name of the launch for programs that ask torchrun's variables; empty: a new one.
+        role: Name of the workers' role, for the same.
+        streams: Which output is shown and kept; see `Streams`.
     """
 
-    target: ScriptTarget | ModuleTarget | FunctionTarget
+    target: Target
     workers: int = 1
     threads: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -134,6 +152,11 @@ class LaunchSpec:
     share_devices: bool = False
     seat: Seat | None = None
     scratch: str | None = None
+    again: str = ""
+    attempt: int = 0
+    run_id: str = ""
+    role: str = "default"
+    streams: Streams = field(default_factory=Streams)
 
     @property
     def ranks(self) -> range:
@@ -158,24 +181,24 @@ class LaunchSpec:
                 raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}.")
         if self.backend is not None and self.backend not in BACKENDS:
             raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
+        if self.backend is not None and isinstance(self.target, ProgramTarget):
+            raise ConfigError(
+                f"backend {self.backend} is put into Python programs, got {self.target.name!r} with --no-python. "
+                "Hint: start the script itself, or leave --backend out."
+            )
         check_devices(self.workers, self.devices or (), share=self.share_devices)
 
 
-def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
+def check_target(target: Target) -> None:
     """Refuse a target that no worker could run, before any process starts.
 
     Raises:
         ConfigError: The script is not a readable file, or no such module exists.
     """
     if isinstance(target, ScriptTarget):
-        path = Path(target.path)
-        if not path.is_file():
-            got = "a directory" if path.is_dir() else "nothing"
-            raise ConfigError(
-                f"expected a Python file at {target.path!r}, got {got} (in {str(Path.cwd())!r}). "
-                "Hint: give the path of the script; for a module write -m NAME."
-            )
-        if not os.access(path, os.R_OK):
+        if why := why_not_a_script(target.path):
+            raise ConfigError(f"expected a Python file at {target.path!r}, {why}")
+        if not os.access(target.path, os.R_OK):
             raise ConfigError(f"expected a readable file, got no permission to read {target.path!r}.")
     elif isinstance(target, ModuleTarget):
         top = target.name.partition(".")[0]
@@ -183,8 +206,16 @@ def check_target(target: ScriptTarget | ModuleTarget | FunctionTarget) -> None:
         if top not in sys.builtin_module_names and not importlib.machinery.PathFinder.find_spec(top, path_entries):
             raise ConfigError(
                 f"expected the name of a module after -m, got {target.name!r}: no module named {top!r}. "
-                "Hint: start a file without -m; a module must be installed or lie in the working directory."
+                f"Hint: {why_not_a_module(target.name)}"
             )
+        if Path(target.name).is_file():
+            hint = why_not_a_module(target.name)
+            raise ConfigError(f"expected the name of a module after -m, got {target.name!r}. Hint: {hint}")
+    elif isinstance(target, ProgramTarget) and shutil.which(target.name) is None:
+        raise ConfigError(
+            f"expected a program after --no-python, got {target.name!r}: not found, or it may not be executed. "
+            "Hint: chmod +x, and ./NAME for a file of the working directory; Python scripts need no --no-python."
+        )
 
 
 def resolve_workers(workers: int | str, replicas: int | None = None, devices: tuple[str, ...] | None = None) -> int:
@@ -259,12 +290,12 @@ def _torch_is_cpu_only() -> bool:
         return True
 
 
-def resolve_devices(asked: str | None) -> tuple[str, ...] | None:
-    """Return the GPUs that ``--devices`` asks for, None where it is not given.
+def resolve_devices(asked: str | None, option: str = "--devices") -> tuple[str, ...] | None:
+    """Return the GPUs that ``--devices`` (or what `option` is called) asks for, None where it is not given.
 
     Raises:
         ConfigError: One of them is not visible, or torch is built without CUDA.
     """
     if asked is None:
         return None
-    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()))
+    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()), option)

@@ -1,0 +1,85 @@
+"""What a target is that is no Python script, and what to do with it: before any process starts, not in each of them.
+
+In: what was typed, and the first bytes of files. Out: words for a message. Must not import torch.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+_HEAD_BYTES = 1024
+_GIVE_PATH = "give the path of the script; for a module write -m NAME."
+_OTHER_KINDS = {
+    ".ipynb": ("a notebook", "jupyter nbconvert --to script {path}, and start the .py file that it writes."),
+    ".json": ("a JSON file", "give the path of the script."),
+    ".toml": (
+        "a TOML file",
+        "unisono train --config {path} for a recipe's settings; else the path of a script.",
+    ),
+    ".yaml": ("a YAML file", "give the path of the script; its settings come after it."),
+    ".yml": ("a YAML file", "give the path of the script; its settings come after it."),
+    ".csv": ("a table", "give the path of the script."),
+    ".pt": ("saved weights", "give the path of the script."),
+    ".pyc": ("a compiled file", "give the path of its .py file."),
+}
+
+
+def why_not_a_script(typed: str) -> str | None:
+    """Return what is wrong with the path of a script and how to mend it; None where Python can be let at it.
+
+    Args:
+        typed: As it was given.
+    """
+    path = Path(typed)
+    if path.is_dir():
+        module = typed.strip("./").replace("/", ".") or "NAME"
+        hint = f"-m {module} starts its __main__.py." if _has_main(path) else _GIVE_PATH
+        return f"got a directory (in {str(Path.cwd())!r}). Hint: {hint}"
+    if not path.is_file():
+        return f"got nothing (in {str(Path.cwd())!r}). Hint: {_meant(typed)}"
+    kind, hint = _OTHER_KINDS.get(path.suffix.lower(), ("", ""))
+    if not kind:
+        kind, hint = _kind_of(path)
+    shown = typed if "/" in typed else f"./{typed}"
+    return f"got {kind}. Hint: {hint.format(path=shown)}" if kind else None
+
+
+def why_not_a_module(name: str) -> str:
+    """Return the hint for a module that is not there."""
+    if Path(name).is_file() or name.endswith(".py"):
+        return f"leave -m out: {name} is a file."
+    if "/" in name:
+        return f"-m {name.strip('./').replace('/', '.')}, with dots."
+    return "start a file without -m; a module must be installed or lie in the working directory."
+
+
+def _has_main(path: Path) -> bool:
+    return (path / "__main__.py").is_file()
+
+
+def _meant(typed: str) -> str:
+    if re.fullmatch(r"python[\d.]*", Path(typed).name):
+        return f"leave {typed!r} out: unisono run SCRIPT starts it with {Path(sys.executable).name}."
+    if shutil.which(typed) is not None:
+        return f"{typed} is a program: --no-python {typed} starts it as it is."
+    if Path(f"{typed}.py").is_file():
+        return f"{typed}.py is there."
+    return _GIVE_PATH
+
+
+def _kind_of(path: Path) -> tuple[str, str]:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return "", ""  # said elsewhere
+    first = head.partition(b"\n")[0]
+    if first.startswith(b"#!") and b"python" not in first:
+        return f"a program for {first[2:].decode(errors='replace').strip()}", "--no-python {path} starts it as it is."
+    if b"\0" in head:
+        return (
+            "a file that is no text",
+            "give the path of the script; --no-python starts a program of any kind.",
+        )
+    return "", ""

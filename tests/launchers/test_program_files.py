@@ -1,0 +1,82 @@
+"""What is no Python script is refused before any process starts, with what to type instead."""
+
+import pytest
+from click.testing import CliRunner
+
+from unisono.cli.run import run
+from unisono.errors import ConfigError
+from unisono.launchers.failure import FailureReport, WorkerExit, describe, find_root
+from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Files that newcomers hand to a launcher."""
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "train.py": b"print(1)", "job.sh": b"#!/bin/bash\necho", "own": b"#!/usr/bin/env python3\nprint()",
+        "nb.ipynb": b"{}", "x.json": b"{}", "x.toml": b"", "pic.png": b"\x89PNG\0", "plain": b"print()",
+        "empty.py": b"", "package/__main__.py": b"", "package/sub/__init__.py": b"",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("nothing.py", "got nothing (in "),
+        ("train", "Hint: train.py is there."),
+        ("python", "Hint: leave 'python' out: unisono run SCRIPT"),
+        ("python3.11", "Hint: leave 'python3.11' out"),
+        ("sh", "Hint: sh is a program: --no-python sh starts it as it is."),
+        ("job.sh", "got a program for /bin/bash. Hint: --no-python ./job.sh starts it"),
+        ("nb.ipynb", "got a notebook. Hint: jupyter nbconvert --to script ./nb.ipynb"),
+        ("x.json", "got a JSON file. Hint: "),
+        ("x.toml", "got a TOML file. Hint: unisono train --config ./x.toml"),
+        ("pic.png", "got a file that is no text. Hint: "),
+        ("package", "got a directory (in "),
+        ("package/", "Hint: -m package starts its __main__.py."),
+        ("package/sub", "Hint: give the path of the script; for a module write -m NAME."),
+    ],
+)
+def test_what_is_no_script(folder, typed, told):
+    """A notebook or a JSON file is valid Python, and would end well without having done anything."""
+    done = CliRunner().invoke(run, ["-n1", typed])
+    assert done.exit_code == 2
+    assert f"expected a Python file at {typed!r}, " in done.output
+    assert told in done.output
+
+
+@pytest.mark.parametrize("typed", ["train.py", "plain", "own", "empty.py"])
+def test_whatever_python_would_run_is_let_through(folder, typed):
+    """The name does not matter, nor does a first line for Python."""
+    check_target(ScriptTarget(path=typed))
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("train.py", "Hint: leave -m out: train.py is a file."),
+        ("package/sub", "Hint: -m package.sub, with dots."),
+        ("nothing", "no module named 'nothing'. Hint: start a file without -m"),
+    ],
+)
+def test_what_is_no_module(folder, typed, told):
+    """A file or a path after -m is answered with what was meant."""
+    with pytest.raises(ConfigError) as refused:
+        check_target(ModuleTarget(name=typed))
+    assert told in str(refused.value)
+
+
+def test_input_on_a_rank_that_has_none():
+    """Only rank 0 has the terminal's input; the others are told so, rank 0 is not."""
+    for rank in (0, 1):
+        try:
+            raise EOFError("EOF when reading a line")
+        except EOFError as error:
+            report = FailureReport.from_exception(error, rank, 1)
+        root = find_root([WorkerExit(rank=rank, code=1, time_s=1.0)], {rank: report})
+        assert ("only rank 0 reads what is typed" in describe(root, 2, [], [])) == bool(rank)
