@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from unisono.directory import Directory, entered
 from unisono.disk import explained
 
 
@@ -104,27 +105,25 @@ class Ledger:
         path: ``ledger.jsonl`` of the run directory, or another file of steps.
         last_step: Keep the entries up to this step, drop later ones (they will be written again).
         has_gaps: Whether steps may be missing; else that is a damage, which is reported.
+        home: The directory of the file, where it is open already.
 
     Raises:
         CheckpointError: The disk does not take it (here and in all that writes); names the file and the room there is.
+            Or it is no regular file.
     """
 
-    def __init__(self, path: Path, last_step: int, *, has_gaps: bool = False) -> None:
-        content = path.read_bytes() if path.exists() else b""
-        kept, is_clean = _recover(content, last_step)
-        if not is_clean and not has_gaps:
-            _report(path, content, [line["step"] for line in kept], last_step)
+    def __init__(self, path: Path, last_step: int, *, has_gaps: bool = False, home: Directory | None = None) -> None:
         self._path = path
-        temporary = path.with_suffix(".tmp")
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        with explained(path, len(text)):
-            with temporary.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            # Unbuffered: what the disk has once refused must not come again when the file is closed.
-            self._file = path.open("ab", buffering=0)
+        with explained(path), entered(home or path.parent) as place:
+            content = place.read(path.name) or b""
+            kept, is_clean = _recover(content, last_step)
+            if not is_clean and not has_gaps:
+                _report(place, path, content, [line["step"] for line in kept], last_step)
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            with explained(path, len(text)):
+                place.replace(path.name, text.encode())
+                # Unbuffered: what the disk has once refused must not come again when the file is closed.
+                self._file = place.append(path.name)
         self._waiting: list[Callable[[], Entry]] = []
         self._written = time.monotonic()
 
@@ -174,7 +173,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a ledger, empty if there is none; what follows a line that is none of ours is ignored."""
     entries: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
+        for line in _read(path).splitlines():
             entry = _parse(line)
             if entry is None:
                 break
@@ -185,10 +184,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def damaged_from(path: Path) -> int | None:
     """Return the number, from 1, of the first whole line that is none of ours; None: there is none, or no ledger."""
     with contextlib.suppress(FileNotFoundError):
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        for number, line in enumerate(_read(path).splitlines(keepends=True), start=1):
             if line.endswith(b"\n") and _parse(line) is None:  # the last one may be on its way
                 return number
     return None
+
+
+def _read(path: Path) -> bytes:
+    with Directory.open(path.parent) as home:
+        return home.read(path.name) or b""
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -207,7 +211,7 @@ def _recover(content: bytes, last_step: int) -> tuple[list[dict[str, Any]], bool
     return kept, [entry["step"] for entry in entries][:last_step] == list(range(1, last_step + 1))
 
 
-def _report(path: Path, content: bytes, steps: list[int], last_step: int) -> None:
+def _report(home: Directory, path: Path, content: bytes, steps: list[int], last_step: int) -> None:
     """Keep a copy of a damaged ledger and say what is missing; training does not need it, comparing runs does."""
     missing = sorted(set(range(1, last_step + 1)) - set(steps))
     what = "its lines were not in order"
@@ -216,10 +220,10 @@ def _report(path: Path, content: bytes, steps: list[int], last_step: int) -> Non
     place = ""
     entries = [_parse(line) for line in content.splitlines()]
     if None in entries or any(a["step"] >= b["step"] for a, b in itertools.pairwise(filter(None, entries))):
-        names = (path.with_name(f"ledger.damaged-{number}.jsonl") for number in itertools.count(1))
-        copy = next(name for name in names if not name.exists())
-        copy.write_bytes(content)
-        place = f" The file as it was found is kept as {copy.name}."
+        names = (f"ledger.damaged-{number}.jsonl" for number in itertools.count(1))
+        copy = next(name for name in names if home.status(name) is None)
+        home.replace(copy, content)
+        place = f" The file as it was found is kept as {copy}."
     warnings.warn(
         f"the ledger {path} is damaged: {what}.{place} The run goes on from its checkpoint with the same "
         "bits; only comparing its first steps with another run is no longer possible.",

@@ -1,7 +1,8 @@
 """The JSON files of a run directory, and the lock on it: read whole, replaced atomically, or refused with a reason."""
 
+import errno
 import json
-import os
+import re
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint import store
-from unisono.checkpoint.files import replace_synced
+from unisono.directory import Directory
 from unisono.disk import explained
-from unisono.errors import ConfigError
+from unisono.errors import CheckpointError, ConfigError
+from unisono.train.directories import PROBE, TOKEN, adopt
 from unisono.train.run_lock import RunLock
+
+_LEFT_OVER = re.compile(rf"\..+\.[0-9a-f]{{16}}\.tmp|({re.escape(PROBE)}|{re.escape(TOKEN)})[0-9a-f]{{32}}")
 
 
 @final
@@ -25,44 +29,84 @@ class RunFiles:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._directory: Directory | None = None
 
-    def open(self) -> RunLock | None:
-        """Make the directory where it is missing, and take its lock.
+    @property
+    def directory(self) -> Directory:
+        """The directory, held open, once `enter` or `open` has been called."""
+        assert self._directory is not None
+        return self._directory
+
+    def enter(self, *, writes: bool = True) -> None:
+        """Open the directory, made where it is missing.
+
+        Args:
+            writes: Whether it is of no use where it cannot be written.
 
         Raises:
-            ConfigError: It cannot be created or written, or another run uses it.
+            ConfigError: It cannot be created or written, or others than its owner may.
+            CheckpointError: A link stands in the place of a directory of the run.
         """
-        if self._path is None:
-            return None
-        probe = self._path / f".probe-{os.getpid()}"
+        if self._path is None or self._directory is not None:
+            return
         try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-            return RunLock(self._path)
+            self._directory = adopt(self._path)
+        except CheckpointError:
+            raise
         except OSError as error:
+            if not writes and error.errno in (errno.EACCES, errno.EROFS):
+                self._directory = Directory.open(self._path)
+                return
             raise ConfigError(
                 f"expected a directory that can be written, got {self._path} from --out (out=): {error.strerror}."
             ) from error
+
+    def open(self) -> RunLock | None:
+        """As `enter`, and take the directory's lock and clear away what crashes have left.
+
+        Raises:
+            ConfigError: As `enter`; or another run uses it.
+            CheckpointError: As `enter`.
+        """
+        self.enter()
+        if self._path is None:
+            return None
+        with explained(self._path):
+            lock = RunLock(self.directory)
+            try:
+                for name in filter(_LEFT_OVER.fullmatch, self.directory.names()):
+                    self.directory.remove(name)
+                self.directory.sync()  # the lock's name; another's token must not be forgotten
+            except BaseException:
+                lock.release()
+                raise
+        return lock
+
+    def close(self) -> None:
+        """Let go of the directory; safe to call twice."""
+        if self._directory is not None:
+            self._directory.close()
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Return what a file holds, None where there is none.
 
         Raises:
             ConfigError: It is not a JSON object.
+            CheckpointError: It is no regular file, or a stranger's.
         """
-        if self._path is None or not (self._path / name).exists():
+        data = None if self._directory is None else self._directory.read(name)
+        if data is None:
             return None
+        assert self._path is not None
         try:
-            content: dict[str, Any] = dict(json.loads((self._path / name).read_text()))
-        except (ValueError, TypeError) as error:
+            return _object(data)
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{self._path / name} is not the JSON that a run writes: {error}. Hint: choose another --out."
             ) from error
-        return content
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Replace a file.
+        """Replace a file; it is on the disk then, with its name.
 
         Raises:
             CheckpointError: The disk does not take it.
@@ -71,10 +115,13 @@ class RunFiles:
             return
         data = (json.dumps(content, indent=2) + "\n").encode()
         with explained(self._path / name, len(data)):
-            replace_synced(self._path / name, data)
+            self.directory.replace(name, data)
 
-    def run_id(self) -> str:
+    def run_id(self, checkpoints: Directory) -> str:
         """Return the id of the run that lives here, a new one where none does; checkpoints of another are not its own.
+
+        Args:
+            checkpoints: The directory of the run's checkpoints.
 
         Raises:
             CheckpointError: There are checkpoints but none can be trusted, and nothing else names the run.
@@ -83,10 +130,17 @@ class RunFiles:
         recorded = self.read("run.json")
         if recorded is not None:
             return str(recorded["run"])
-        newest, _ = store.newest_valid(self._path / "checkpoints")
+        newest, _ = store.newest_valid(checkpoints)
         run = uuid.uuid4().hex
         if newest is not None:
             run = store.verify(newest).facts.run
             warnings.warn(f"{self._path / 'run.json'} was missing; written anew from {newest.name}.", stacklevel=2)
         self.write("run.json", {"run": run})
         return run
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    content = json.loads(data)
+    if not isinstance(content, dict):
+        raise TypeError(f"expected an object, got {type(content).__name__}")
+    return content

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint import store
-from unisono.checkpoint.files import replace_synced
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
@@ -71,6 +70,7 @@ class RunRecord:
         self._keeps, self._home = self._is_leader, 0
         self._says(0, self._open)
         self._directories = find_directories(transport, path)
+        ranks_say(transport, True, self._enter)
         if not self._directories.is_shared:
             self._open_own()
         if self._directories.num_hosts > 1 or not self._directories.is_shared:
@@ -133,7 +133,8 @@ class RunRecord:
                     f"{self.path} holds a run with another score:\n  {listed}\n"
                     "Hint: repeat its settings to resume it, or choose another --out for a new run."
                 )
-            return self._files.run_id()
+            assert self._checkpoints is not None
+            return self._files.run_id(self._checkpoints.opened())
 
         self._check_scores(score)
         if self.path is None or self._checkpoints is None:
@@ -169,7 +170,7 @@ class RunRecord:
 
     def _settle_in(self, run: str, score: dict[str, Any]) -> dict[str, Any]:
         """Write what this directory lacks, and return its newest valid checkpoint."""
-        assert self.path is not None
+        assert self._checkpoints is not None
         for name, content in (("run.json", {"run": run}), ("score.json", score)):
             if self._files.read(name) is None:
                 self._files.write(name, content)
@@ -179,7 +180,7 @@ class RunRecord:
         found: Path | None = None
         complaints: list[str] = []
         try:
-            found, complaints = store.newest_valid(self.path / "checkpoints", run)
+            found, complaints = store.newest_valid(self._checkpoints.opened(), run)
         except CheckpointError as error:
             if self._directories.is_shared:
                 raise
@@ -212,26 +213,27 @@ class RunRecord:
         for name in ("ledger.jsonl", *(["detail.jsonl"] if self._keeps_detail else [])):
             file = self.path / name
             is_home = self._transport.rank == self._home
-            data = file.read_bytes() if is_home and file.exists() else b""
+            data = (self._files.directory.read(name) or b"") if is_home else b""
             size = self._transport.all_gather_json(len(data))[self._home]
             data = send_bytes(self._transport, self._home, data, size)
             if self._keeps and not is_home:
                 with explained(file, len(data)):
-                    replace_synced(file, data)
+                    self._files.directory.replace(name, data)
 
     def open_phases(self, phases: PhaseClock) -> None:
-        """Let a rank's step phases be written to its own file, where the directory can be seen from here."""
-        if self.path is not None and self.path.is_dir():
+        """Let a rank's step phases be written to its own file."""
+        if self.path is not None:
             rank, world_size = self._transport.rank, self._transport.world_size
             facts = {"launch": self.fencing_token, "rank": rank, "world_size": world_size}
             self._phases = phases
-            phases.open(self.path / "phases" / f"rank-{rank}.jsonl", facts)
+            phases.open(self._files.directory, facts)
 
     def _open_ledgers(self, step: int) -> None:
         assert self.path is not None
-        self._ledger = Ledger(self.path / "ledger.jsonl", step)
+        home = self._files.directory
+        self._ledger = Ledger(self.path / "ledger.jsonl", step, home=home)
         if self._keeps_detail:
-            self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
+            self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True, home=home)
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only; the entry is made only where it is written, and when it is).
@@ -312,6 +314,7 @@ class RunRecord:
             CheckpointError: That save failed; only warned of where another exception is on its way up.
         """
         with contextlib.ExitStack() as stack:  # each is closed, whatever the others do
+            stack.callback(self._files.close)
             if self._lock is not None:
                 stack.callback(self._lock.release)
             for file in (self._ledger, self._detail, self._phases, self._checkpoints):
@@ -329,10 +332,10 @@ class RunRecord:
             self._checkpoints.is_shared, self._checkpoints.is_keeper = False, self._keeps
 
         def open_own() -> list[Any]:
-            assert self.path is not None
+            assert self._checkpoints is not None
             if not self._is_leader:
                 self._open()
-            steps = store.list_steps(self.path / "checkpoints")
+            steps = store.list_steps(self._checkpoints.opened())
             found = self._files.read("run.json")
             return [str(found["run"]) if found else "", steps[0][0] if steps else 0]
 
@@ -351,3 +354,9 @@ class RunRecord:
         if self._lock is not None and self._checkpoints is not None:
             self.fencing_token = self._lock.token
             self._checkpoints.guard = self._lock.check
+            self._checkpoints.run = self._files.directory
+
+    def _enter(self) -> None:
+        self._files.enter(writes=self._directories.keepers[self._transport.rank] == self._transport.rank)
+        if self._checkpoints is not None:
+            self._checkpoints.run = self._files.directory
