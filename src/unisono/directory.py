@@ -10,15 +10,16 @@ import contextlib
 import errno
 import io
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from unisono.errors import CheckpointError
-from unisono.owners import Owners
+
+if TYPE_CHECKING:
+    from unisono.owners import Owners
 
 _PIECE = 4 << 20  # bytes read at a time
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would block for ever
@@ -42,7 +43,7 @@ class Directory:
         owners: As given.
     """
 
-    def __init__(self, path: Path, descriptor: int, owners: Owners | None = None) -> None:
+    def __init__(self, path: Path, descriptor: int, owners: "Owners | None" = None) -> None:
         self.path = path
         self.owners = owners
         self._descriptor = descriptor
@@ -214,7 +215,7 @@ class Directory:
         Raises:
             OSError: It cannot be written; what was there still is.
         """
-        temporary = f".{name}.{secrets.token_hex(8)}.tmp"
+        temporary = f".{name}.{os.urandom(8).hex()}.tmp"
         try:
             with self.create(temporary) as file:
                 file.write_all(data)

@@ -1,12 +1,18 @@
 """Whose files a directory may hold: ours, root's, and nothing that strangers can write."""
 
+import contextlib
 import os
 import pwd
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
+
+PROBE = ".probe-"
+"""How the names of files begin that tell who we are on a file system; needed for a moment only."""
+_INSIDE = ("checkpoints", "phases", "logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,36 @@ class Owners:
                 f"expected a file of this user's at {path}, found one of {_name(status.st_uid)}. "
                 f"Hint: remove it; or, where you trust it, make it yours: chown {_own_name()} {path}."
             )
+
+
+def adopt(path: Path) -> Directory:
+    """Open the directory that a run is to keep its files in, made where it is missing; its name is on the disk then.
+
+    A link that leads to it is its user's own choice, and is followed once. Group members may write there, if its owner
+    wants it so: what they put there is refused when it would be used.
+
+    Raises:
+        ConfigError: It belongs to another user, or every user may write there, or what it holds is of that kind.
+        CheckpointError: A link stands in the place of a directory of the run.
+        OSError: It cannot be made or written.
+    """
+    found = Directory.make(path)
+    try:
+        with contextlib.suppress(PermissionError), Directory.open(path.resolve().parent) as parent:
+            parent.sync()  # it may have been made by a launch that was killed, or a moment ago by hand
+        probe = f"{PROBE}{os.urandom(8).hex()}"
+        with found.create(probe) as file:
+            created = os.fstat(file.fileno())
+        found.remove(probe)
+        found.owners = Owners.judging_by(created)
+        found.owners.check_directory(path, os.fstat(found.descriptor))
+        for name in _INSIDE:
+            if found.status(name) is not None:
+                found.child(name).close()
+    except BaseException:
+        found.close()
+        raise
+    return found
 
 
 def _name(user_id: int) -> str:

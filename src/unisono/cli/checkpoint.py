@@ -3,13 +3,13 @@
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
 from unisono.cli.outcome import FAILED, perform
+from unisono.launchers.scratch import scratch_directory
 
 _DIRECTORY = click.argument("directory", type=click.Path(), metavar="DIR")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -223,7 +223,7 @@ def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[
     step = int(chosen.name.split("-")[1].split(".")[0])
     if step + 1 not in lines:
         raise ConfigError(f"the ledger says nothing of step {step + 1}: there is nothing to compare with.")
-    with tempfile.TemporaryDirectory(prefix="unisono-rehearse-") as scratch:
+    with scratch_directory("rehearse") as scratch:
         out = Path(scratch) / "run"
         shutil.copytree(chosen, out / "checkpoints" / chosen.name, symlinks=True)
         with Directory.open(home) as there:  # a stranger's links are not followed

@@ -4,7 +4,6 @@ On one host two paths are one directory when device and inode are equal. Between
 directory and looks for those of the others; a network file system may take a moment to show one.
 """
 
-import contextlib
 import os
 import time
 import uuid
@@ -16,10 +15,9 @@ from typing import final
 from unisono.collectives.across_hosts import name_of_this_host
 from unisono.collectives.transport import Transport
 from unisono.directory import Directory
-from unisono.owners import Owners
 from unisono.train.leader import ranks_say
 
-PROBE, TOKEN = ".probe-", ".seen-"
+TOKEN = ".seen-"
 """How the names of files begin that are needed for a moment only."""
 
 _PATIENCE_S = 5.0
@@ -102,36 +100,6 @@ def join_heads(heads: Sequence[int], seen: Sequence[list[int] | None]) -> tuple[
         earlier = seen[head] or []
         keepers.append(keepers[min(earlier)] if earlier else head)
     return tuple(keepers)
-
-
-def adopt(path: Path) -> Directory:
-    """Open the directory that a run is to keep its files in, made where it is missing; its name is on the disk then.
-
-    A link that leads to it is its user's own choice, and is followed once. Group members may write there, if its owner
-    wants it so: what they put there is refused when it would be used.
-
-    Raises:
-        ConfigError: It belongs to another user, or every user may write there, or what it holds is of that kind.
-        CheckpointError: A link stands in the place of a directory of the run.
-        OSError: It cannot be made or written.
-    """
-    found = Directory.make(path)
-    try:
-        with contextlib.suppress(PermissionError), Directory.open(path.resolve().parent) as parent:
-            parent.sync()  # it may have been made by a launch that was killed, or a moment ago by hand
-        probe = f"{PROBE}{uuid.uuid4().hex}"
-        with found.create(probe) as file:
-            created = os.fstat(file.fileno())
-        found.remove(probe)
-        found.owners = Owners.judging_by(created)
-        found.owners.check_directory(path, os.fstat(found.descriptor))
-        for name in ("checkpoints", "phases", "logs"):
-            if found.status(name) is not None:
-                found.child(name).close()
-    except BaseException:
-        found.close()
-        raise
-    return found
 
 
 def _leave_token(path: Path, name: str) -> str:

@@ -13,10 +13,11 @@ from unisono.checkpoint import store
 from unisono.directory import Directory
 from unisono.disk import explained
 from unisono.errors import CheckpointError, ConfigError
-from unisono.train.directories import PROBE, TOKEN, adopt
+from unisono.owners import PROBE, adopt
+from unisono.train.directories import TOKEN
 from unisono.train.run_lock import RunLock
 
-_LEFT_OVER = re.compile(rf"\..+\.[0-9a-f]{{16}}\.tmp|({re.escape(PROBE)}|{re.escape(TOKEN)})[0-9a-f]{{32}}")
+_LEFT_OVER = re.compile(rf"\..+\.[0-9a-f]{{16}}\.tmp|({re.escape(PROBE)}|{re.escape(TOKEN)})[0-9a-f]{{16,32}}")
 
 
 @final

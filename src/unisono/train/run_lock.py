@@ -7,8 +7,8 @@ closes what it inherits of it, so data loaders that outlive their rank hold noth
 the process's is taken; file systems without locks are judged by what the file says. Each holder's token is larger than
 the one before; `RunLock.check`, called before a commit, fails once a later holder has come.
 
-Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html (fencing tokens);
-https://www.gnu.org/software/libc/manual/html_node/Open-File-Description-Locks.html
+Source: https://www.gnu.org/software/libc/manual/html_node/Open-File-Description-Locks.html,
+https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html (fencing tokens)
 """
 
 import contextlib
