@@ -340,6 +340,20 @@ def entered(place: Path | Directory, *, follow: bool = True, make: bool = False)
         yield found
 
 
+def read_file(path: Path) -> bytes | None:
+    """Return the bytes of a file that lies in a run directory, None where there is none.
+
+    Raises:
+        CheckpointError: It is no regular file.
+        OSError: It cannot be read.
+    """
+    try:
+        with Directory.open(path.parent) as home:
+            return home.read(path.name)
+    except FileNotFoundError:
+        return None
+
+
 def pieces(descriptor: int) -> Iterator[bytes]:
     """Yield what a file holds from here on."""
     while piece := os.read(descriptor, _PIECE):

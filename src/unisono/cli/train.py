@@ -252,6 +252,7 @@ def plan(
 
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
+    from unisono.directory import read_file
     from unisono.errors import ConfigError
 
     if out is None:
@@ -259,10 +260,11 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     directory, file = Path(out), Path(out) / "score.json"
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"expected a directory, got the file {out} from --out.")
-    if not file.exists():
-        return None
     try:
-        score = json.loads(file.read_text())
+        data = read_file(file)
+        if data is None:
+            return None
+        score = json.loads(data)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is not the JSON that a run writes: {error}. Hint: choose another --out.") from error
     if not isinstance(score, dict) or not {"seed", "replicas", "batch_size", "threads", "settings"} <= score.keys():

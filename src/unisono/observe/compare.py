@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from unisono.directory import read_file
 from unisono.errors import ConfigError
 from unisono.observe.ledger import read_lines
 
@@ -32,9 +33,8 @@ def read_object(file: Path) -> dict[str, Any]:
         ConfigError: It is not the JSON that a run writes.
     """
     try:
-        return dict(json.loads(file.read_bytes()))
-    except FileNotFoundError:
-        return {}
+        data = read_file(file)
+        return {} if data is None else dict(json.loads(data))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error
 
