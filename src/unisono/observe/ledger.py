@@ -5,6 +5,7 @@ written as hex (``float.hex``), exactly. On resume the lines after the checkpoin
 anew. A damaged ledger is set aside, never cut without a word.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from unisono.directory import Directory, entered, read_file
+from unisono.directory import Directory, entered
 from unisono.disk import explained
 
 
@@ -171,20 +172,27 @@ class Ledger:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a ledger, empty if there is none; what follows a line that is none of ours is ignored."""
     entries: list[dict[str, Any]] = []
-    for line in (read_file(path) or b"").splitlines():
-        entry = _parse(line)
-        if entry is None:
-            break
-        entries.append(entry)
+    with contextlib.suppress(FileNotFoundError):
+        for line in _read(path).splitlines():
+            entry = _parse(line)
+            if entry is None:
+                break
+            entries.append(entry)
     return entries
 
 
 def damaged_from(path: Path) -> int | None:
     """Return the number, from 1, of the first whole line that is none of ours; None: there is none, or no ledger."""
-    for number, line in enumerate((read_file(path) or b"").splitlines(keepends=True), start=1):
-        if line.endswith(b"\n") and _parse(line) is None:  # the last one may be on its way
-            return number
+    with contextlib.suppress(FileNotFoundError):
+        for number, line in enumerate(_read(path).splitlines(keepends=True), start=1):
+            if line.endswith(b"\n") and _parse(line) is None:  # the last one may be on its way
+                return number
     return None
+
+
+def _read(path: Path) -> bytes:
+    with Directory.open(path.parent) as home:
+        return home.read(path.name) or b""
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
