@@ -8,20 +8,19 @@ only under a name that nobody has, and replaced by a rename from a name that nob
 
 import contextlib
 import errno
-import io
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Self, final
 
+from unisono.descriptors import File, pieces
 from unisono.errors import CheckpointError
 
 if TYPE_CHECKING:
     from unisono.owners import Owners
 
-_PIECE = 4 << 20  # bytes read at a time
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would block for ever
 _KINDS = {
     stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
@@ -163,7 +162,7 @@ class Directory:
         except FileNotFoundError:
             return None
 
-    def create(self, name: str) -> "File":
+    def create(self, name: str) -> File:
         """Create a file, private to its owner, and open it for writing.
 
         Raises:
@@ -172,7 +171,7 @@ class Directory:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
         return File(os.open(name, flags, 0o600, dir_fd=self._descriptor))
 
-    def append(self, name: str) -> "File":
+    def append(self, name: str) -> File:
         """Open a file for writing at its end, made where it is missing; one with a second name elsewhere is copied.
 
         Raises:
@@ -285,47 +284,6 @@ class Directory:
             raise
 
 
-@final
-class File(io.RawIOBase):
-    """A file that is open for writing.
-
-    Args:
-        descriptor: Closed with it.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-        return self._descriptor
-
-    def writable(self) -> bool:
-        """Whether it can be written: always."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Write some of `data` and return how many bytes."""
-        return os.write(self._descriptor, data)
-
-    def write_all(self, data: bytes | memoryview) -> None:
-        """Write all of `data`."""
-        view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            done += os.write(self._descriptor, view[done:])
-
-    def sync(self) -> None:
-        """Put what was written on the disk; a failure is never tried again."""
-        os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Close it; safe to call twice."""
-        if not self.closed:
-            super().close()
-            os.close(self._descriptor)
-
-
 @contextlib.contextmanager
 def entered(place: Path | Directory, *, follow: bool = True, make: bool = False) -> Iterator[Directory]:
     """Yield a directory that is open already, or open one by its path (`open`, `make`) for as long as that is needed.
@@ -352,12 +310,6 @@ def read_file(path: Path) -> bytes | None:
             return home.read(path.name)
     except FileNotFoundError:
         return None
-
-
-def pieces(descriptor: int) -> Iterator[bytes]:
-    """Yield what a file holds from here on."""
-    while piece := os.read(descriptor, _PIECE):
-        yield piece
 
 
 def _other_kind(path: Path, wanted: str, status: os.stat_result) -> CheckpointError:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.directory import Directory, File
+from unisono.descriptors import File
+from unisono.directory import Directory
 from unisono.observe import phases
 from unisono.observe.phases import BACKWARD, DATA, EVALUATE, FORWARD, OTHER, PHASES, UPDATE, PhaseClock, read_phases
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from unisono.checkpoint.values import printable
-from unisono.directory import Directory, pieces
+from unisono.descriptors import pieces
+from unisono.directory import Directory
 from unisono.errors import CheckpointError
 
 _PIECE = 4 << 20  # bytes hashed and written at a time

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from unisono.directory import Directory, File
+from unisono.descriptors import File
+from unisono.directory import Directory
 from unisono.errors import ConfigError
 
 PHASES = ("data", "forward", "backward", "reduce", "update", "checkpoint", "evaluate", "other")
