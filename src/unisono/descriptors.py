@@ -1,4 +1,4 @@
-"""Open files by their descriptors: written through ``os`` alone, so that a test can record, fail or replay each call."""
+"""Open files by their descriptors: written through ``os`` alone, so that a test can record or fail each call."""
 
 import io
 import os
