@@ -37,13 +37,13 @@ def train(
         torch.rand(NUM_SAMPLES, 6, generator=generator), torch.randint(0, 4, (NUM_SAMPLES,), generator=generator)
     )
     with unisono.Run(
-        seed=3, replicas=4, out=out, threads=1, checkpoint_every=3, clip_norm=0.5, settings={"job": "old", "sizes": (6, 4)},
-        checkpoints=unisono.CheckpointPolicy(in_background=False), allow_drift=allow_drift,
-        transport=transport or "auto",
+        seed=3, replicas=4, out=out, threads=1, checkpoint_every=3, clip_norm=0.5,
+        settings={"job": "old", "sizes": (6, 4)}, checkpoints=unisono.CheckpointPolicy(in_background=False),
+        allow_drift=allow_drift, transport=transport or "auto",
     ) as run:  # fmt: skip
         model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.25), nn.Linear(5, 4))
         # Nothing that names its settings otherwise in another torch: they are part of the score.
-        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=2**-4, momentum=0.5))
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=2**-4, momentum=0.5))
         run.register("average", torch.optim.swa_utils.AveragedModel(model))
         done = []
         for batch in run.steps(run.loader(data, batch_size=BATCH_SIZE), epochs=epochs):

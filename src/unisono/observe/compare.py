@@ -32,11 +32,16 @@ def read_object(file: Path) -> dict[str, Any]:
         ConfigError: It is not the JSON that a run writes.
     """
     try:
-        return dict(json.loads(file.read_bytes()))
+        content = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{file} is not the JSON that a run writes: expected an object, got {type(content).__name__}."
+        )
+    return content
 
 
 def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
