@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
 from unisono.train import run_lock
 from unisono.train.run_lock import LOCK_FILE, Holder, RunLock
@@ -18,8 +19,9 @@ from unisono.train.run_lock import LOCK_FILE, Holder, RunLock
 HOLD = """
 import sys, time
 from pathlib import Path
+from unisono.directory import Directory
 from unisono.train.run_lock import RunLock
-lock = RunLock(Path(sys.argv[1]))
+lock = RunLock(Directory.open(Path(sys.argv[1])))
 if "fork" in sys.argv:
     import os
     if os.fork() == 0:
@@ -49,11 +51,11 @@ def test_refused_while_the_holder_lives_then_taken_over(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
     with holder(tmp_path, "fork") as process:
         with pytest.raises(ConfigError, match=rf"in use by process {process.pid} on .* since 2\d\d\d-") as caught:
-            RunLock(tmp_path)
+            RunLock(Directory.open(tmp_path))
         assert "Hint: " in str(caught.value)
         process.kill()
         process.wait()
-        lock = RunLock(tmp_path)
+        lock = RunLock(Directory.open(tmp_path))
     assert lock.token == 2
     lock.release()
 
@@ -63,7 +65,7 @@ def test_a_dying_holder_is_waited_for(tmp_path):
     with holder(tmp_path) as process:
         killer = threading.Timer(0.3, process.kill)
         killer.start()
-        lock = RunLock(tmp_path)  # who waits no longer than `_WAIT_S` is refused
+        lock = RunLock(Directory.open(tmp_path))  # who waits no longer than `_WAIT_S` is refused
         lock.release()
         killer.join()
 
@@ -72,20 +74,20 @@ def test_tokens_only_grow(tmp_path):
     """Each holder's token is larger than the one before; a file that was cut by a crash starts far above."""
     tokens = []
     for _ in range(3):
-        lock = RunLock(tmp_path)
+        lock = RunLock(Directory.open(tmp_path))
         tokens.append(lock.token)
         lock.release()
         lock.release()
     assert tokens == [1, 2, 3]
     (tmp_path / LOCK_FILE).write_text('{"host": "h", "tok')
-    lock = RunLock(tmp_path)
+    lock = RunLock(Directory.open(tmp_path))
     assert lock.token > 1_700_000_000
     lock.release()
 
 
 def test_who_was_replaced_may_not_commit(tmp_path):
     """After another holder has come, or the file is gone, the check fails; before, it passes."""
-    lock = RunLock(tmp_path)
+    lock = RunLock(Directory.open(tmp_path))
     lock.check()
     path = tmp_path / LOCK_FILE
     theirs = replace(Holder.this_process(lock.token + 1), host="elsewhere", pid=99)
@@ -104,14 +106,15 @@ def test_without_locks_the_file_decides(tmp_path, monkeypatch):
         raise OSError(95, "not supported")
 
     monkeypatch.setattr(run_lock.fcntl, "lockf", unsupported)
+    monkeypatch.setattr(run_lock.fcntl, "fcntl", unsupported)
     monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
     with holder(tmp_path) as process:
         with pytest.raises(ConfigError, match=f"process {process.pid}"):
-            RunLock(tmp_path)
+            RunLock(Directory.open(tmp_path))
         content = json.loads((tmp_path / LOCK_FILE).read_text())
         for change in ({"boot_id": "another"}, {"start_ticks": content["start_ticks"] - 1}):  # a number used again
             (tmp_path / LOCK_FILE).write_text(json.dumps(content | change))
-            RunLock(tmp_path).release()
+            RunLock(Directory.open(tmp_path)).release()
             (tmp_path / LOCK_FILE).write_text(json.dumps(content))
 
 
@@ -120,5 +123,5 @@ def test_links_are_not_followed(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / LOCK_FILE).symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic"):
-        RunLock(tmp_path)
+        RunLock(Directory.open(tmp_path))
     assert (tmp_path / "precious").read_text() == "mine"

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from unisono.checkpoint.files import FileSum, read_whole
 from unisono.checkpoint.values import printable
+from unisono.directory import Directory, entered
 from unisono.errors import CheckpointError
 
 FORMAT_VERSION = 3
@@ -81,15 +82,20 @@ def encode(step: int, files: Mapping[str, FileSum], facts: Facts) -> bytes:
     return json.dumps(content, indent=1, allow_nan=False).encode()
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(place: Path | Directory) -> Manifest:
     """Return the manifest of a checkpoint's directory; the files it names are not looked at.
+
+    Args:
+        place: The directory. A path of a checkpoint's own name is not followed where it is a link.
 
     Raises:
         CheckpointError: It is missing, damaged, another directory's, or not what a run writes.
     """
+    path = place.path if isinstance(place, Directory) else place
     where = printable(str(path / FILE_NAME))
     try:
-        content = json.loads(read_whole(path / FILE_NAME, _MOST_BYTES), parse_constant=_refuse)
+        with entered(place, follow=may_be_link(path)) as home:
+            content = json.loads(read_whole(home, FILE_NAME, _MOST_BYTES), parse_constant=_refuse)
         if not isinstance(content, dict) or "format_version" not in content:
             raise CheckpointError(f"{where} is not a checkpoint's manifest.")
         version = content["format_version"]
@@ -109,6 +115,11 @@ def read_manifest(path: Path) -> Manifest:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = printable(str(error))[:200]
         raise CheckpointError(f"{where} cannot be trusted: {type(error).__name__}: {reason}") from error
+
+
+def may_be_link(place: Path | Directory) -> bool:
+    """Whether a path may be a link that its user has made; those inside a run directory may not."""
+    return isinstance(place, Directory) or not (place.name == "checkpoints" or DIRECTORY_NAME.fullmatch(place.name))
 
 
 def _checked(content: dict[str, Any]) -> Manifest:

@@ -3,13 +3,13 @@
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
 from unisono.cli.outcome import FAILED, perform
+from unisono.launchers.scratch import scratch_directory
 
 _DIRECTORY = click.argument("directory", type=click.Path(), metavar="DIR")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -194,22 +194,25 @@ def _export(directory: str, file: str, step: int | None) -> None:
 def _prune(directory: str, as_json: bool, given: dict[str, Any]) -> None:
     from unisono.checkpoint.policy import CheckpointPolicy
     from unisono.checkpoint.store import choose_removed, remove, verify
+    from unisono.directory import Directory
 
     policy = CheckpointPolicy(keep=given["keep"], best=given["best"], best_mode=given["best_mode"])
     newest = _choose(_find(directory), None)
-    removed = choose_removed(newest, verify(newest), policy)
-    if not given["dry_run"]:
-        for path in removed:
-            remove(path)
+    with Directory.open(newest.parent) as home:
+        removed = choose_removed(home, newest.name, verify(newest), policy)
+        if not given["dry_run"]:
+            for name in removed:
+                remove(home, name)
     if as_json:
-        click.echo(json.dumps({"removed": [path.name for path in removed], "dry_run": given["dry_run"]}))
+        click.echo(json.dumps({"removed": removed, "dry_run": given["dry_run"]}))
     else:
-        for path in removed:
-            click.echo(f"{'would remove' if given['dry_run'] else 'removed'} {path.name}")
+        for name in removed:
+            click.echo(f"{'would remove' if given['dry_run'] else 'removed'} {name}")
         click.echo(f"newest: {newest.name}")
 
 
 def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[str, Any]) -> int:
+    from unisono.directory import Directory
     from unisono.errors import ConfigError
     from unisono.observe.ledger import read_lines
 
@@ -220,11 +223,13 @@ def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[
     step = int(chosen.name.split("-")[1].split(".")[0])
     if step + 1 not in lines:
         raise ConfigError(f"the ledger says nothing of step {step + 1}: there is nothing to compare with.")
-    with tempfile.TemporaryDirectory(prefix="unisono-rehearse-") as scratch:
+    with scratch_directory("rehearse") as scratch:
         out = Path(scratch) / "run"
-        shutil.copytree(chosen, out / "checkpoints" / chosen.name)
-        for name in ("run.json", "score.json", "environment.json", "ledger.jsonl"):
-            shutil.copy(home / name, out / name)
+        shutil.copytree(chosen, out / "checkpoints" / chosen.name, symlinks=True)
+        with Directory.open(home) as there:  # a stranger's links are not followed
+            for name in ("run.json", "score.json", "environment.json", "ledger.jsonl"):
+                if (data := there.read(name)) is not None:
+                    (out / name).write_bytes(data)
         if not as_json:
             click.echo(f"playing step {step + 1} from {chosen.name} ...", err=True)
         _play(home, out, lines[step + 1], args, given)

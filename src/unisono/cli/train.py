@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from unisono.cli.outcome import INTERRUPTED, perform
 from unisono.cli.run import watch_settings
 from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
+from unisono.launchers.scratch import scratch_directory
+from unisono.owners import adopt
 
 if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
@@ -159,12 +160,12 @@ def _train(
     settings = {**settings, "devices": resolve_devices(settings["devices"])}
     job = plan(recipe, workers, given, settings["devices"], plan_nodes(nodes))
     kept = job.options.out
-    with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
+    with contextlib.nullcontext(kept) if kept else scratch_directory("train") as place:
         out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))
-        with contextlib.suppress(OSError):  # a directory that cannot be written is refused by the run, with reasons
-            out.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (out / RUN_FILE).write_text(describe_run_file(job.options))
+        # A directory that cannot be written is refused by the run, with reasons.
+        with contextlib.suppress(OSError), adopt(out) as home:
+            home.replace(RUN_FILE, describe_run_file(job.options).encode())
         try:
             scratch = None if kept else place
             result = play(job, output="stderr" if as_json else "leader", scratch=scratch, **settings)

@@ -5,10 +5,8 @@ Whether another attempt follows is not decided here. Must not import torch.
 """
 
 import contextlib
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from unisono.launchers.crew import Called, Crew, Events, OutputBroken, Signalled
 from unisono.launchers.failure import Failure, WorkerExit, describe, describe_kill
 from unisono.launchers.memory_kills import count_kills
 from unisono.launchers.restarts import Ending
+from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.watchman import Watchman
 
@@ -59,7 +58,7 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
     Returns:
         None when every worker ended well.
     """
-    with _private_directory() as directory, _reserved_port() as port:
+    with scratch_directory() as directory, _reserved_port() as port:
         crew = Crew(spec, directory, events)
         memory_kills = count_kills()
         try:
@@ -182,15 +181,6 @@ def _stop(crew: Crew, events: Events, outcome: Outcome) -> None:
                 return  # the user is out of patience: `close` kills
             # A closing terminal sends SIGHUP twice: that is no reason to shorten the grace.
             crew.signal(signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _private_directory() -> Iterator[str]:
-    directory = tempfile.mkdtemp(prefix="unisono-")  # mode 0700
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from unisono.directory import Directory, entered
 from unisono.disk import explained
 from unisono.errors import CheckpointError
 from unisono.observe import chain
@@ -104,35 +105,34 @@ class Ledger:
         has_gaps: Whether steps may be missing; else that is a damage, which is reported. Only a file of `Entry` has
             none, and only that one is chained.
         head: The chain value after `last_step`, as the checkpoint holds it; empty where it holds none.
+        home: The directory of the file, where it is open already.
 
     Attributes:
         head: The chain value after the last line that has been written.
 
     Raises:
         CheckpointError: A line up to `last_step` has been changed; or the disk does not take it (here and in all that
-            writes); names the file and the line, or the room there is.
+            writes); names the file and the line, or the room there is. Or it is no regular file.
     """
 
-    def __init__(self, path: Path, last_step: int, *, has_gaps: bool = False, head: str = "") -> None:
-        content = _content(path)
-        lines = chain.parse_all(content)
-        kept, is_clean = _recover(lines, last_step)
-        if not has_gaps:
-            _refuse_changed(path, lines, last_step, head)
-        if not is_clean and not has_gaps:
-            _report(path, content, lines, list(kept), last_step)
-        self.head = head or chain.head(kept.values())
+    def __init__(
+        self, path: Path, last_step: int, *, has_gaps: bool = False, head: str = "", home: Directory | None = None
+    ) -> None:
         self._path = path
-        temporary = path.with_suffix(".tmp")
-        text = b"".join(line + b"\n" for line, _ in kept.values())
-        with explained(path, len(text)):
-            with temporary.open("wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            # Unbuffered: what the disk has once refused must not come again when the file is closed.
-            self._file = path.open("ab", buffering=0)
+        with explained(path), entered(home or path.parent) as place:
+            content = place.read(path.name) or b""
+            lines = chain.parse_all(content)
+            kept, is_clean = _recover(lines, last_step)
+            if not has_gaps:
+                _refuse_changed(path, lines, last_step, head)
+            if not is_clean and not has_gaps:
+                _report(place, path, content, lines, list(kept), last_step)
+            self.head = head or chain.head(kept.values())
+            text = b"".join(line + b"\n" for line, _ in kept.values())
+            with explained(path, len(text)):
+                place.replace(path.name, text)
+                # Unbuffered: what the disk has once refused must not come again when the file is closed.
+                self._file = place.append(path.name)
         self._waiting: list[Callable[[], Entry]] = []
         self._written = time.monotonic()
 
@@ -188,7 +188,7 @@ class Ledger:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a ledger without the chain, empty if there is none; what follows no entry is ignored."""
     entries: list[dict[str, Any]] = []
-    for _, entry in chain.parse_all(_content(path)):
+    for _, entry in chain.parse_all(_read(path)):
         if entry is None:
             break
         entry.pop(chain.PREVIOUS, None)
@@ -198,7 +198,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def damaged_from(path: Path) -> int | None:
     """Return the number, from 1, of the first whole line that is none of ours; None: there is none, or no ledger."""
-    content = _content(path)
+    content = _read(path)
     lines = chain.parse_all(content)
     whole = len(lines) - (not content.endswith(b"\n"))  # the last one may be on its way
     return next((number for number, (_, entry) in enumerate(lines[:whole], start=1) if entry is None), None)
@@ -212,19 +212,16 @@ def changed_line(path: Path, heads: Mapping[int, str]) -> str | None:
         heads: Chain values by step, from checkpoints and ``result.json``; empty ones say nothing.
     """
     known = {step: head for step, head in heads.items() if head}
-    found = chain.first_break(chain.parse_all(_content(path)), known)
+    found = chain.first_break(chain.parse_all(_read(path)), known)
     return None if found is None else f"line {found[0]} {found[1]}"
 
 
-def _content(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with Directory.open(path.parent) as home:
+            return home.read(path.name) or b""
     except FileNotFoundError:
         return b""
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read the ledger {path}: {error.strerror}. Hint: move away what is there in its place."
-        ) from error
 
 
 def _recover(lines: list[chain.Line], last_step: int) -> tuple[dict[int, chain.Line], bool]:
@@ -245,7 +242,9 @@ def _refuse_changed(path: Path, lines: list[chain.Line], last_step: int, head: s
         )
 
 
-def _report(path: Path, content: bytes, lines: list[chain.Line], steps: list[int], last_step: int) -> None:
+def _report(
+    home: Directory, path: Path, content: bytes, lines: list[chain.Line], steps: list[int], last_step: int
+) -> None:
     """Keep a copy of a damaged ledger and say what is missing; training does not need it, comparing runs does."""
     missing = sorted(set(range(1, last_step + 1)) - set(steps))
     what = "its lines were not in order"
@@ -254,10 +253,10 @@ def _report(path: Path, content: bytes, lines: list[chain.Line], steps: list[int
     place = ""
     entries = [entry for _, entry in lines]
     if None in entries or any(a["step"] >= b["step"] for a, b in itertools.pairwise(filter(None, entries))):
-        names = (path.with_name(f"ledger.damaged-{number}.jsonl") for number in itertools.count(1))
-        copy = next(name for name in names if not name.exists())
-        copy.write_bytes(content)
-        place = f" The file as it was found is kept as {copy.name}."
+        names = (f"ledger.damaged-{number}.jsonl" for number in itertools.count(1))
+        copy = next(name for name in names if home.status(name) is None)
+        home.replace(copy, content)
+        place = f" The file as it was found is kept as {copy}."
     warnings.warn(
         f"the ledger {path} is damaged: {what}.{place} The run goes on from its checkpoint with the same "
         "bits; only comparing its first steps with another run is no longer possible.",

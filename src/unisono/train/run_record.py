@@ -9,23 +9,22 @@ are replaced atomically. The directory is private to its owner (0700): checkpoin
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint import store
-from unisono.checkpoint.files import replace_synced
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
 from unisono.disk import explained
-from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence, ScoreMismatch
+from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
 from unisono.observe.phases import PhaseClock
+from unisono.train.adoption import adopt_run, check_score
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.directories import find_directories
 from unisono.train.handover import hand_over, send_bytes
@@ -79,6 +78,7 @@ class RunRecord:
         self._keeps, self._home = self._is_leader, 0
         self._says(0, self._open)
         self._directories = find_directories(transport, path)
+        ranks_say(transport, True, self._enter)
         if not self._directories.is_shared:
             self._open_own()
         if self._directories.num_hosts > 1 or not self._directories.is_shared:
@@ -135,19 +135,24 @@ class RunRecord:
 
         def check() -> str:
             recorded = self._files.recorded("score")
-            if recorded is not None and (lines := diff(recorded, score)):
-                listed = "\n  ".join(lines)
-                raise ScoreMismatch(
-                    f"{self.path} holds a run with another score:\n  {listed}\n"
-                    "Hint: repeat its settings to resume it, or choose another --out for a new run."
-                )
-            return self._files.run_id()
+            if recorded is not None:
+                check_score(self.path, recorded, score)
+            assert self._checkpoints is not None
+            return self._files.run_id(self._checkpoints.opened())
 
         self._check_scores(score)
         if self.path is None or self._checkpoints is None:
             return 0, None
         run = self._says(self._home, check)
-        told = ranks_say(self._transport, self._keeps, lambda: self._settle_in(run, score))
+
+        def settle_in() -> dict[str, Any]:
+            assert self._checkpoints is not None
+            there = self._checkpoints.opened()
+            found = adopt_run(self._files, there, run, score, self._environment, is_alone=self._directories.is_shared)
+            self._written = found["result"]
+            return found | {"token": self.fencing_token}
+
+        told = ranks_say(self._transport, self._keeps, settle_in)
         self._home = max(self._directories.keepers, key=lambda rank: (told[rank]["step"], -rank))
         self.fencing_token = told[0]["token"]
         newest = told[self._home]
@@ -179,44 +184,6 @@ class RunRecord:
                     "Hint: the same settings and data on all hosts."
                 )
 
-    def _settle_in(self, run: str, score: dict[str, Any]) -> dict[str, Any]:
-        """Write what this directory lacks, and return its newest valid checkpoint."""
-        assert self.path is not None
-        for name, content in (("run.json", {"run": run}), ("score.json", score)):
-            there = self._files.read(name)
-            if there is None:
-                self._files.write(name, content)
-            elif lines := diff(there, content):
-                raise _other(self.path / name, lines)
-        if self._environment is not None:
-            self._files.write("environment.json", self._environment)
-        hopeless: list[str] = []
-        found: Path | None = None
-        complaints: list[str] = []
-        try:
-            found, complaints = store.newest_valid(self.path / "checkpoints", run)
-        except CheckpointError as error:
-            if self._directories.is_shared:
-                raise
-            hopeless = [str(error)]  # another host may have a good one
-        for complaint in [*complaints, *hopeless]:
-            warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
-        manifest = None if found is None else store.verify(found)
-        facts = Facts() if manifest is None else manifest.facts
-        if found is not None and facts.score and (lines := diff(facts.score, score)):
-            raise _other(found, lines)
-        self._written = self._files.result()
-        return {
-            "head": facts.ledger_head,
-            "spent": facts.spent,
-            "result": self._written,
-            "name": "" if found is None else found.name,
-            "sha256": "" if manifest is None else manifest.sha256,
-            "step": -1 if manifest is None else manifest.step,
-            "token": self.fencing_token,
-            "hopeless": hopeless,
-        }
-
     def _load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
         """Return step and state of a checkpoint: from the directory, or from the rank that has it; collective."""
         assert self._checkpoints is not None
@@ -234,26 +201,27 @@ class RunRecord:
         for name in ("ledger.jsonl", *(["detail.jsonl"] if self._keeps_detail else [])):
             file = self.path / name
             is_home = self._transport.rank == self._home
-            data = file.read_bytes() if is_home and file.exists() else b""
+            data = (self._files.directory.read(name) or b"") if is_home else b""
             size = self._transport.all_gather_json(len(data))[self._home]
             data = send_bytes(self._transport, self._home, data, size)
             if self._keeps and not is_home:
                 with explained(file, len(data)):
-                    replace_synced(file, data)
+                    self._files.directory.replace(name, data)
 
     def open_phases(self, phases: PhaseClock) -> None:
-        """Let a rank's step phases be written to its own file, where the directory can be seen from here."""
-        if self.path is not None and self.path.is_dir():
+        """Let a rank's step phases be written to its own file."""
+        if self.path is not None:
             rank, world_size = self._transport.rank, self._transport.world_size
             facts = {"launch": self.fencing_token, "rank": rank, "world_size": world_size}
             self._phases = phases
-            phases.open(self.path / "phases" / f"rank-{rank}.jsonl", facts)
+            phases.open(self._files.directory, facts)
 
     def _open_ledgers(self, step: int, head: str) -> None:
         assert self.path is not None
-        self._ledger = Ledger(self.path / "ledger.jsonl", step, head=head)
+        home = self._files.directory
+        self._ledger = Ledger(self.path / "ledger.jsonl", step, head=head, home=home)
         if self._keeps_detail:
-            self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
+            self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True, home=home)
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only; the entry is made only where it is written, and when it is).
@@ -335,6 +303,7 @@ class RunRecord:
             CheckpointError: That save failed; only warned of where another exception is on its way up.
         """
         with contextlib.ExitStack() as stack:  # each is closed, whatever the others do
+            stack.callback(self._files.close)
             if self._lock is not None:
                 stack.callback(self._lock.release)
             for file in (self._ledger, self._detail, self._phases, self._checkpoints):
@@ -352,10 +321,10 @@ class RunRecord:
             self._checkpoints.is_shared, self._checkpoints.is_keeper = False, self._keeps
 
         def open_own() -> list[Any]:
-            assert self.path is not None
+            assert self._checkpoints is not None
             if not self._is_leader:
                 self._open()
-            steps = store.list_steps(self.path / "checkpoints")
+            steps = store.list_steps(self._checkpoints.opened())
             found = self._files.read("run.json")
             return [str(found["run"]) if found else "", steps[0][0] if steps else 0]
 
@@ -374,11 +343,9 @@ class RunRecord:
         if self._lock is not None and self._checkpoints is not None:
             self.fencing_token = self._lock.token
             self._checkpoints.guard = self._lock.check
+            self._checkpoints.run = self._files.directory
 
-
-def _other(path: Path, lines: list[str]) -> ScoreMismatch:
-    listed = "\n  ".join(lines)
-    return ScoreMismatch(
-        f"{path} is of another run than the one that is gone on with:\n  {listed}\n"
-        "Hint: move away what was put there, or choose another --out."
-    )
+    def _enter(self) -> None:
+        self._files.enter(writes=self._directories.keepers[self._transport.rank] == self._transport.rank)
+        if self._checkpoints is not None:
+            self._checkpoints.run = self._files.directory
