@@ -126,6 +126,19 @@ def damaged(path: Path, expected: FileSum, size: int, sha256: str | None) -> Che
     )
 
 
+def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that `safetensors_chunks` cannot write.
+
+    Raises:
+        CheckpointError: A dtype or layout that the format does not know; names the tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
+            raise CheckpointError(
+                f"cannot save {name!r}: {tensor.dtype} ({tensor.layout}) has no place in a safetensors file."
+            )
+
+
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file: header, then each tensor's bytes, contiguous CPU tensors without a copy.
 
@@ -137,11 +150,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
 
     Source: https://github.com/huggingface/safetensors#format
     """
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
-            raise CheckpointError(
-                f"cannot save {name!r}: {tensor.dtype} ({tensor.layout}) has no place in a safetensors file."
-            )
+    check_dtypes(tensors)
     # Widest first keeps every tensor aligned to its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {}

@@ -177,7 +177,7 @@ def _write(
 
 def encode_values(values: Mapping[str, Any]) -> bytes:
     """Return the bytes of ``state.json``."""
-    return json.dumps(values, indent=1).encode()
+    return json.dumps(values, indent=1, allow_nan=False).encode()
 
 
 def list_steps(directory: Path | Directory) -> list[tuple[int, Path]]:

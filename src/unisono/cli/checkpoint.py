@@ -39,7 +39,7 @@ def list_(directory: str, as_json: bool) -> None:
 @_DIRECTORY
 @_JSON
 def verify(directory: str, as_json: bool) -> None:
-    """Read every file of every checkpoint and compare it with its manifest.
+    """Read every file of every checkpoint and compare it with its manifest; the ledger beside them with its chain.
 
     Exit code: 0 when all of them are whole; 1 when one is not; 2 when DIR holds no checkpoints.
     """
@@ -126,6 +126,7 @@ def _rows(found: Path, *, is_thorough: bool) -> list[dict[str, Any]]:
                 "parent_step": facts.parent_step,
                 "fencing_token": facts.fencing_token,
                 "run": facts.run,
+                "ledger_head": facts.ledger_head,
                 "problem": None,
             }
         except CheckpointError as error:
@@ -151,15 +152,30 @@ def _list(directory: str, as_json: bool) -> None:
 
 
 def _verify(directory: str, as_json: bool) -> int:
-    rows = _rows(_find(directory), is_thorough=True)
+    found = _find(directory)
+    rows = _rows(found, is_thorough=True)
     damaged = sum(row["problem"] is not None for row in rows)
+    ledger = _ledger_problem(found.parent / "ledger.jsonl", rows)
     if as_json:
-        click.echo(json.dumps({"valid": not damaged, "checkpoints": rows}))
+        click.echo(json.dumps({"valid": not damaged and ledger is None, "checkpoints": rows, "ledger": ledger}))
     else:
         for row in rows:
             click.echo(f"{row['name']}  {row['problem'] or 'whole'}")
+        if ledger is not None:
+            click.echo(f"ledger.jsonl  {ledger}")
         click.echo(f"{len(rows) - damaged} of {len(rows)} checkpoints are whole")
-    return FAILED if damaged else 0
+    return FAILED if damaged or ledger is not None else 0
+
+
+def _ledger_problem(ledger: Path, rows: list[dict[str, Any]]) -> str | None:
+    """Return what is wrong with the ledger beside the checkpoints; None: nothing, or there is none."""
+    from unisono.observe.ledger import changed_line, damaged_from
+
+    if not ledger.exists():
+        return None
+    if (number := damaged_from(ledger)) is not None:
+        return f"line {number} is no entry"
+    return changed_line(ledger, {row["step"]: row["ledger_head"] for row in rows if row["problem"] is None})
 
 
 def _choose(found: Path, step: int | None) -> Path:

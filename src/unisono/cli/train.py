@@ -178,14 +178,17 @@ def _train(
             click.echo(json.dumps(result))
             return
         lines = {"fingerprint": result["fingerprint"]}
-        lines |= {name: f"{value:.4f}" for name, value in result["metrics"].items()}
+        lines |= {name: f"{float(value):.4f}" for name, value in result["metrics"].items()}
         lines |= {"kept in": str(out)} if given["out"] else {}
         width = max(map(len, lines))
         for name, line in lines.items():
             click.echo(f"{name:<{width}}  {line}")
+        total = result.get("totals", {})
+        more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
         click.echo(
             f"{result['steps']} steps, {result['epochs']} epochs, {result['world_size']} workers, "
             f"{result['replicas']} replicas, {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
+            + more
         )
 
 

@@ -3,7 +3,7 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -115,9 +115,8 @@ class Checkpoints:
         state: Callable[[], State],
         *,
         before: Callable[[], None],
-        epoch: int = 0,
-        metrics: Mapping[str, float] | None = None,
         may_skip: bool = False,
+        **facts: Any,
     ) -> bool:
         """Write a checkpoint, and say whether it was begun; collective.
 
@@ -128,9 +127,8 @@ class Checkpoints:
             step: Steps done.
             state: Makes the state; equal on all ranks.
             before: Called on the leader, in its thread, before anything is written.
-            epoch: Epochs completed.
-            metrics: Measured with exactly these weights.
             may_skip: Whether the policy may leave this one out when the one before is still being written.
+            facts: What its `Facts` tell beyond those of the run: epoch, metrics, the ledger's head, what was spent.
 
         Raises:
             CheckpointError: This save or the one before failed; the older checkpoints are untouched.
@@ -149,9 +147,9 @@ class Checkpoints:
         if self.is_keeper or mine:
             draft = Draft(step, self.opened(), name)
         if self.is_keeper:
-            facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
+            own = replace(self.facts, **facts)
             self.facts = replace(self.facts, parent_step=step)
-            self._saver.start(lambda: self._commit(draft, files, packed.values, facts, num_writers, before))
+            self._saver.start(lambda: self._commit(draft, files, packed.values, own, num_writers, before))
         elif mine:
             rank = self._transport.rank
             self._saver.start(lambda: saver.leave_receipt(draft, rank, lambda: saver.write_share(draft, files)))
@@ -165,8 +163,7 @@ class Checkpoints:
         state: Callable[[], State],
         *,
         before: Callable[[], None],
-        epoch: int = 0,
-        metrics: Mapping[str, float] | None = None,
+        **facts: Any,
     ) -> None:
         """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone.
 
@@ -177,8 +174,8 @@ class Checkpoints:
         if not self.is_keeper:
             return
         before()
-        facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
-        store.write(self.opened(), step, state(), facts=facts, policy=self._policy, guard=self.guard)
+        own = replace(self.facts, **facts)
+        store.write(self.opened(), step, state(), facts=own, policy=self._policy, guard=self.guard)
         self.facts = replace(self.facts, parent_step=step)
 
     def settle(self) -> None:

@@ -1,7 +1,9 @@
 """The JSON files of a run directory, and the lock on it: read whole, replaced atomically, or refused with a reason."""
 
+import contextlib
 import errno
 import json
+import math
 import re
 import uuid
 import warnings
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint import store
+from unisono.checkpoint.manifest import Manifest, read_manifest
+from unisono.checkpoint.values import printable
 from unisono.directory import Directory
 from unisono.disk import explained
 from unisono.errors import CheckpointError, ConfigError
@@ -109,12 +113,14 @@ class RunFiles:
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace a file; it is on the disk then, with its name.
 
+        NaN and infinities, which JSON has no words for, become strings that ``float`` reads.
+
         Raises:
             CheckpointError: The disk does not take it.
         """
         if self._path is None:
             return
-        data = (json.dumps(content, indent=2) + "\n").encode()
+        data = (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode()
         with explained(self._path / name, len(data)):
             self.directory.replace(name, data)
 
@@ -126,18 +132,86 @@ class RunFiles:
 
         Raises:
             CheckpointError: There are checkpoints but none can be trusted, and nothing else names the run.
+            ConfigError: ``run.json`` is not what a run writes; or it is missing, and the checkpoints are of several.
         """
         assert self._path is not None
         recorded = self.read("run.json")
         if recorded is not None:
-            return str(recorded["run"])
-        newest, _ = store.newest_valid(checkpoints)
-        run = uuid.uuid4().hex
+            run = recorded.get("run")
+            if not isinstance(run, str) or not run:
+                raise ConfigError(
+                    f"{self._path / 'run.json'} names no run: it is not what a run writes. Hint: remove it, and it is "
+                    "written anew from the checkpoints; or choose another --out."
+                )
+            return run
+        newest = self._trusted(checkpoints, None)
+        run = uuid.uuid4().hex if newest is None else newest.facts.run
         if newest is not None:
-            run = store.verify(newest).facts.run
-            warnings.warn(f"{self._path / 'run.json'} was missing; written anew from {newest.name}.", stacklevel=2)
+            warnings.warn(f"{self._path / 'run.json'} was missing; written anew from the checkpoints.", stacklevel=2)
         self.write("run.json", {"run": run})
         return run
+
+    def recorded(self, name: str) -> dict[str, Any] | None:
+        """Return ``score`` or ``environment``, where the file is missing from the newest checkpoint; None: no run yet.
+
+        Raises:
+            CheckpointError: There are checkpoints but none can be trusted.
+            ConfigError: The file is not what a run writes.
+        """
+        found = self.read(f"{name}.json")
+        if found is not None or self._path is None or self.directory.status("checkpoints") is None:
+            return found
+        with self.directory.child("checkpoints") as checkpoints:
+            if not store.list_steps(checkpoints):
+                return None
+            newest = self._trusted(checkpoints, self.run_id(checkpoints))
+        content: dict[str, Any] = {} if newest is None else getattr(newest.facts, name)
+        if not content:
+            return None
+        warnings.warn(f"{self._path / name}.json was missing; written anew from the checkpoints.", stacklevel=2)
+        self.write(f"{name}.json", content)
+        return content
+
+    def result(self) -> dict[str, Any]:
+        """Return ``result.json``, empty where there is none; nothing rests on it, so a damaged one is but warned of."""
+        try:
+            return self.read("result.json") or {}
+        except ConfigError as error:
+            warnings.warn(f"passed over, and written anew at the end: {error}", stacklevel=2)
+            return {}
+
+    def _trusted(self, checkpoints: Directory, run: str | None) -> Manifest | None:
+        """Return the manifest of the newest checkpoint that is whole, of a run or, where None, of the only one."""
+        newest, _ = store.newest_valid(checkpoints, run)
+        if newest is None:
+            return None
+        runs = _runs_of(checkpoints)
+        if run is None and len(runs) > 1:
+            assert self._path is not None
+            raise ConfigError(
+                f"{self._path / 'run.json'} is missing, and the checkpoints there are of {len(runs)} runs "
+                f"({', '.join(f'{step} of {name[:8]}' for name, step in runs.items())}). "
+                "Hint: move away those that do not belong here, or choose another --out."
+            )
+        with checkpoints.child(newest.name) as place:
+            return read_manifest(place)
+
+
+def _runs_of(checkpoints: Directory) -> dict[str, str]:
+    """Return the runs whose checkpoints are there, each with the name of its newest one."""
+    runs: dict[str, str] = {}
+    for _, path in store.list_steps(checkpoints):
+        with contextlib.suppress(CheckpointError, OSError), checkpoints.child(path.name) as place:
+            runs.setdefault(printable(read_manifest(place).facts.run), path.name)
+    return runs
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _object(data: bytes) -> dict[str, Any]:
