@@ -105,8 +105,53 @@ def test_what_a_killed_process_has_left_goes_with_the_next(home):
     with maker(home, "fork") as (place, process):
         process.wait()
         assert collect(str(home)) == []
-        process.communicate()  # the end of its input: it ends by itself, and takes the directory with it
-    assert names_in(home) == []
+        process.communicate()  # the end of its input: the child ends by itself, and leaves what it has not made
+    assert names_in(home) == [place.name]
+    assert collect(str(home)) == [place.name]
+
+
+MEET = """
+import multiprocessing, os, signal, sys, tempfile, time
+from multiprocessing.connection import Listener
+from unisono.launchers.scratch import meet
+tempfile.tempdir = sys.argv[1]
+if "plain" not in sys.argv:
+    meet()
+    meet()
+def listen(pipe):
+    with Listener(family="AF_UNIX") as here:
+        pipe.send(here.address)
+ours, theirs = multiprocessing.Pipe()
+child = multiprocessing.Process(target=listen, args=(theirs,))
+child.start()
+print(os.path.dirname(ours.recv()))
+child.join()
+if os.fork() == 0:
+    sys.exit()  # must not take its parent's directory along
+os.wait()
+assert "plain" in sys.argv or os.listdir(sys.argv[1]) != ["elsewhere"]
+sys.stdout.flush()
+if "die" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["die"], ["plain", "die"]])
+def test_where_processes_meet_outside_a_launch(home, words):
+    """A program of its own leaves nothing when it ends, and what the next launch removes where it is killed.
+
+    The control: plain multiprocessing, whose directory nobody may remove.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", MEET, str(home), *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == (-signal.SIGKILL if "die" in words else 0), done.stderr
+    place = Path(done.stdout.strip())
+    assert place.name.startswith("pymp-" if "plain" in words else "unisono-")
+    left = names_in(home)
+    assert left == ([] if words != ["die"] else [place.name]) or "plain" in words
+    assert collect(str(home)) == ([] if words != ["die"] else [place.name])
+    assert names_in(home) == (left if "plain" in words else [])
 
 
 def test_what_may_not_be_removed(home, tmp_path):

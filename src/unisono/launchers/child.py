@@ -14,7 +14,6 @@ import importlib.abc
 import importlib.util
 import inspect
 import io
-import multiprocessing
 import os
 import pickle
 import runpy
@@ -31,6 +30,7 @@ from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
 from unisono.launchers.failure import FailureReport
 from unisono.launchers.leaving import leave_groups_at_exit
 from unisono.launchers.local_rank import with_local_rank
+from unisono.launchers.scratch import meet_in
 from unisono.launchers.spec import BACKEND_VARIABLE
 from unisono.launchers.stacks import STACK_SIGNAL, stack_file
 
@@ -43,7 +43,6 @@ _PR_SET_PDEATHSIG = 1
 _EXIT_GRACE_S = 5.0
 _INTERRUPTED = 130
 _USAGE_ERROR = 2
-_LONGEST_SOCKET_PATH = 107
 
 
 def main(argv: list[str]) -> int:
@@ -58,7 +57,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _show_stack_on_demand(directory, rank)
-    _meet_in(directory)
+    meet_in(directory)
     leave_groups_at_exit()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here
@@ -92,16 +91,6 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel was asked
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _meet_in(directory: str) -> None:
-    """Let this worker's processes keep their sockets in the launch's directory, where no kill can leave them behind.
-
-    Python's own directory for them, ``pymp-*``, is removed only by a process that ends by itself.
-    """
-    if len(os.fsencode(directory)) <= _LONGEST_SOCKET_PATH - len("/listener-12345678"):
-        worker: Any = multiprocessing.current_process()
-        worker._config["tempdir"] = directory
 
 
 def _show_stack_on_demand(directory: str, rank: int) -> None:

@@ -6,10 +6,12 @@ whatever process numbers mean in containers that share it. Cleaners such as syst
 import torch.
 """
 
+import atexit
 import contextlib
 import errno
 import fcntl
 import functools
+import multiprocessing
 import os
 import re
 import shutil
@@ -17,10 +19,12 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from unisono.directory import Directory
 from unisono.errors import ConfigError
 
+_LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
 _OURS = re.compile(r"unisono-(?:[a-z]+-)?([0-9a-f]{8})-[a-z0-9_]{8}")
 
 
@@ -43,12 +47,38 @@ def scratch_directory(purpose: str = "") -> Iterator[str]:
             f"expected a directory for temporary files that can be written, got: {error.strerror or error}. "
             "Hint: free some space there, or TMPDIR=DIR for another."
         ) from error
+    maker = os.getpid()
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        if os.getpid() == maker:  # not in a child that was forked meanwhile and ends before us
+            shutil.rmtree(path, ignore_errors=True)
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def meet_in(directory: str) -> None:
+    """Let this process and its children keep the sockets of multiprocessing in a directory that no kill leaves behind.
+
+    Python's own directory for them, ``pymp-*``, is removed only by a process that ends by itself. Nothing is done where
+    the path would be too long for a socket.
+    """
+    if len(os.fsencode(directory)) <= _LONGEST_SOCKET_PATH - len("/listener-12345678"):
+        here: Any = multiprocessing.current_process()
+        here._config["tempdir"] = directory
+
+
+def meet() -> None:
+    """As `meet_in`, in a scratch directory of this process's own; nothing is done where there is a place already.
+
+    Raises:
+        ConfigError: There is no place for temporary files.
+    """
+    here: Any = multiprocessing.current_process()
+    if here._config.get("tempdir") is None:
+        stack = contextlib.ExitStack()
+        meet_in(stack.enter_context(scratch_directory()))
+        atexit.register(stack.close)
 
 
 def collect(home: str) -> list[str]:
