@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import multiprocessing
 import os
 import re
 import shutil
@@ -64,8 +63,7 @@ def meet_in(directory: str) -> None:
     the path would be too long for a socket.
     """
     if len(os.fsencode(directory)) <= _LONGEST_SOCKET_PATH - len("/listener-12345678"):
-        here: Any = multiprocessing.current_process()
-        here._config["tempdir"] = directory
+        _settings()["tempdir"] = directory
 
 
 def meet() -> None:
@@ -74,11 +72,19 @@ def meet() -> None:
     Raises:
         ConfigError: There is no place for temporary files.
     """
-    here: Any = multiprocessing.current_process()
-    if here._config.get("tempdir") is None:
+    if _settings().get("tempdir") is None:
         stack = contextlib.ExitStack()
         meet_in(stack.enter_context(scratch_directory()))
         atexit.register(stack.close)
+
+
+def _settings() -> dict[str, Any]:
+    """Return what multiprocessing hands on from this process to its children."""
+    import multiprocessing  # not at the top: `--help` must not pay for it
+
+    here: Any = multiprocessing.current_process()
+    found: dict[str, Any] = here._config
+    return found
 
 
 def collect(home: str) -> list[str]:
