@@ -14,6 +14,7 @@ from unisono.checkpoint.files import (
     safetensors_chunks,
     write_synced,
 )
+from unisono.directory import Directory
 from unisono.errors import CheckpointError
 
 TENSORS = {
@@ -31,13 +32,14 @@ TENSORS = {
 def test_the_library_reads_what_we_write(tmp_path):
     """Values, shapes and dtypes come back through the safetensors library; the sum is that of the file."""
     file = tmp_path / "x.safetensors"
-    entry = write_synced(file, safetensors_chunks(TENSORS))
+    home = Directory.open(tmp_path)
+    entry = write_synced(home, file.name, safetensors_chunks(TENSORS))
     found = safetensors.torch.load_file(file)
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert found[name].tolist() == tensor.tolist() if "f8" not in name else True
-    assert read_checked(file, entry) == file.read_bytes()
+    assert read_checked(home, file.name, entry) == file.read_bytes()
     assert entry.bytes == file.stat().st_size
 
 
@@ -58,9 +60,10 @@ def test_what_has_no_place_in_the_format_is_named(tensor):
 
 def test_a_file_is_never_overwritten(tmp_path):
     """Writing needs a new name; replacing is whole or not at all."""
-    write_synced(tmp_path / "a", [b"1"])
+    home = Directory.open(tmp_path)
+    write_synced(home, "a", [b"1"])
     with pytest.raises(FileExistsError):
-        write_synced(tmp_path / "a", [b"2"])
+        write_synced(home, "a", [b"2"])
     replace_synced(tmp_path / "a", b"3")
     assert (tmp_path / "a").read_bytes() == b"3"
     assert os.listdir(tmp_path) == ["a"]  # noqa: PTH208
@@ -68,11 +71,12 @@ def test_a_file_is_never_overwritten(tmp_path):
 
 def test_sums_are_of_what_was_handed_in(tmp_path):
     """A file that is other than what was handed to the writer does not check, from memory or from the disk."""
-    entry = write_synced(tmp_path / "a", [b"12", memoryview(b"34")])
-    check_sum(tmp_path / "a", entry, from_disk=True)
+    home = Directory.open(tmp_path)
+    entry = write_synced(home, "a", [b"12", memoryview(b"34")])
+    check_sum(home, "a", entry, from_disk=True)
     (tmp_path / "a").write_bytes(b"1235")
     for check in (check_sum, read_checked):
         with pytest.raises(CheckpointError, match="is damaged"):
-            check(tmp_path / "a", entry)
+            check(home, "a", entry)
         with pytest.raises(CheckpointError, match="found 4 bytes"):
-            check(tmp_path / "a", FileSum(5, entry.sha256))
+            check(home, "a", FileSum(5, entry.sha256))

@@ -43,7 +43,7 @@ class Disk:
     def recording(self, broken: Callable[[str], bool] = lambda path: False) -> Iterator[None]:
         """Record what this process does; `broken` says of a path that its sync is forgotten (a negative control)."""
         opened: dict[int, str] = {}
-        real = {name: getattr(os, name) for name in ("open", "close", "write", "fsync", "rename", "mkdir")}
+        real = {name: getattr(os, name) for name in ("open", "close", "write", "pwrite", "fsync", "rename", "mkdir")}
         real |= {name: getattr(os, name) for name in ("unlink", "rmdir")}
 
         def where(path: Any, dir_fd: int | None = None) -> str | None:
@@ -56,8 +56,8 @@ class Disk:
             descriptor: int = real["open"](path, flags, mode, dir_fd=dir_fd)
             if place is not None:
                 opened[descriptor] = place
-                if flags & os.O_CREAT:
-                    folder, name = self._find(place)
+                folder, name = self._find(place)
+                if flags & os.O_CREAT and name not in folder.entries:
                     folder.entries[name] = File()
                     self._keep(f"create {place}")
             return descriptor
@@ -74,6 +74,14 @@ class Disk:
                 self._keep(f"write {opened[descriptor]}")
             return done
 
+        def pwrite(descriptor: int, data: Any, offset: int) -> int:
+            done: int = real["pwrite"](descriptor, data, offset)
+            if descriptor in opened:
+                folder, name = self._find(opened[descriptor])
+                folder.entries[name].data[offset : offset + done] = bytes(data[:done])
+                self._keep(f"write {opened[descriptor]}")
+            return done
+
         def fsync(descriptor: int) -> None:
             real["fsync"](descriptor)
             place = opened.get(descriptor)
@@ -84,17 +92,17 @@ class Disk:
             node.synced = bytes(node.data) if isinstance(node, File) else dict(node.entries)
             self._keep(f"sync {place}")
 
-        def rename(old: Any, new: Any, **_: Any) -> None:
-            real["rename"](old, new)
-            before, after = where(old), where(new)
+        def rename(old: Any, new: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+            before, after = where(old, src_dir_fd), where(new, dst_dir_fd)
+            real["rename"](old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
             if before is not None and after is not None:
                 (folder, name), (target, called) = self._find(before), self._find(after)
                 target.entries[called] = folder.entries.pop(name)
                 self._keep(f"rename {before} {after}")
 
-        def mkdir(path: Any, mode: int = 0o777, **_: Any) -> None:
-            real["mkdir"](path, mode)
-            if (place := where(path)) is not None:
+        def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+            real["mkdir"](path, mode, dir_fd=dir_fd)
+            if (place := where(path, dir_fd)) is not None:
                 folder, name = self._find(place)
                 folder.entries[name] = Directory()
                 self._keep(f"mkdir {place}")
@@ -111,7 +119,7 @@ class Disk:
             return act
 
         hooks = {"open": open_, "close": close, "write": write, "fsync": fsync, "rename": rename, "mkdir": mkdir}
-        hooks |= {"unlink": remove("unlink"), "rmdir": remove("rmdir")}
+        hooks |= {"pwrite": pwrite, "unlink": remove("unlink"), "rmdir": remove("rmdir")}
         with contextlib.ExitStack() as stack:
             for name, hook in hooks.items():
                 stack.enter_context(mock.patch.object(os, name, hook))

@@ -25,11 +25,12 @@ def missing(text: str) -> list[str]:
 
 
 def test_every_row_is_told():
-    """56 rows; at least 50 of them name tests, the others a reason."""
+    """At least 60 rows; but for six at most they name tests, the others a reason."""
     told = rows(TABLE.read_text())
-    assert list(told) == list(range(1, 57))
+    assert list(told) == list(range(1, len(told) + 1))
+    assert len(told) >= 60
     green = [row for row, tests in told.items() if NAME.search(tests)]
-    assert len(green) >= 50
+    assert len(green) >= len(told) - 6
     assert all("*not played*: " in tests for row, tests in told.items() if row not in green)
 
 

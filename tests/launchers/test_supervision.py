@@ -1,8 +1,10 @@
 """Restarts, the right culprit and the right code, with plain programs that train nothing."""
 
+import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +127,52 @@ def test_a_killed_launcher_leaves_no_directory(place, note):
     deadline = time.monotonic() + 10
     while list(place.folder.glob("unisono-*")) and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert not list(place.folder.glob("unisono-*"))
+
+
+def test_meeting_places(place):
+    """Where a killed worker's processes met with it goes with the launch: no ``pymp-*`` of Python's is left."""
+    result = place.run(
+        """
+        import multiprocessing, os, signal, sys, time
+        from multiprocessing.connection import Listener
+        def listen(pipe):
+            with Listener(family="AF_UNIX") as here:
+                pipe.send(here.address)
+                time.sleep(60)
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.Process(target=listen, args=(theirs,))
+        child.start()
+        address = ours.recv()
+        assert os.path.exists(address)
+        print(address, flush=True)
+        os.kill(child.pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        "-n1",
+    )
+    assert result.returncode == 137, result.stderr
+    assert result.stdout.startswith(f"{place.folder}/unisono-")
+    assert [path.name for path in place.folder.iterdir()] == ["script.py"]
+
+
+def test_the_next_launch_clears_up(place, note):
+    """After a kill of launcher and warden at once the directory stays, and the next launch removes it, not before."""
+    launcher = place.start(note + "note(f'pid-{RANK}')\nwhile True: time.sleep(0.05)\n", "-n1")
+    place.wait_files("pid-*[0-9]", 1)
+    (left,) = place.folder.glob("unisono-*")
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    (warden,) = (int(pid) for pid in children if str(left) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                 and "launchers.child" not in Path(f"/proc/{pid}/cmdline").read_text())  # fmt: skip
+    beside = place.run("pass\n", "-n1")  # the first still lives
+    assert beside.returncode == 0, beside.stderr
+    assert left.exists()
+    os.kill(warden, signal.SIGKILL)
+    launcher.kill()
+    launcher.wait()
+    assert left.exists()
+    beside = place.run("pass\n", "-n1")
+    assert beside.returncode == 0, beside.stderr
     assert not list(place.folder.glob("unisono-*"))
 
 

@@ -38,9 +38,11 @@ def lines(path):
 def test_entries_come_back_exactly(tmp_path):
     """Each line is one step, its fields in fixed order, its floats exact."""
     path = fill(tmp_path / "ledger.jsonl", range(1, 4))
-    assert [Entry(**line) for line in lines(path)] == [entry(1), entry(2), entry(3)]
-    assert [list(line) for line in lines(path)] == [list(Entry._fields)] * 3
-    assert path.read_text() == "".join(json.dumps(entry(step)._asdict()) + "\n" for step in range(1, 4))
+    assert [Entry(**line) for line in read_lines(path)] == [entry(1), entry(2), entry(3)]
+    assert [list(line) for line in lines(path)] == [[*Entry._fields, "previous"]] * 3
+    carried = [line["previous"] for line in lines(path)]
+    written = [json.dumps(entry(step)._asdict() | {"previous": carried[step - 1]}) + "\n" for step in range(1, 4)]
+    assert path.read_text() == "".join(written)
     assert float.fromhex(lines(path)[1]["loss"]) == math.sqrt(2)
 
 

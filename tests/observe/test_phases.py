@@ -1,9 +1,13 @@
 """Step phases: every nanosecond is in one phase, every rank writes its own, a kill or a full disk costs no run."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+from unisono.descriptors import File
+from unisono.directory import Directory
 from unisono.observe import phases
 from unisono.observe.phases import BACKWARD, DATA, EVALUATE, FORWARD, OTHER, PHASES, UPDATE, PhaseClock, read_phases
 
@@ -41,7 +45,7 @@ def play(clock, watch, step, *spans):
 def test_phases_of_a_step_add_up_to_its_time(clock, tmp_path):
     """Each span goes to the phase it was spent in, also in several pieces; a step lasts until the next begins."""
     watch = PhaseClock()
-    watch.open(tmp_path / "phases" / "rank-0.jsonl", FACTS)
+    watch.open(Directory.open(tmp_path), FACTS)
     clock.now += 100  # before the first step: belongs to none
     play(clock, watch, 1, (DATA, 7), (FORWARD, 20), (BACKWARD, 30), (DATA, 1), (UPDATE, 5), (OTHER, 2))
     play(clock, watch, 2, (DATA, 3), (FORWARD, 4))
@@ -66,7 +70,7 @@ def test_phases_of_a_step_add_up_to_its_time(clock, tmp_path):
 def test_a_step_that_was_not_done_is_not_recorded(clock, tmp_path):
     """Half a step would look like a fast one."""
     watch = PhaseClock()
-    watch.open(tmp_path / "phases" / "rank-0.jsonl", FACTS)
+    watch.open(Directory.open(tmp_path), FACTS)
     play(clock, watch, 1, (FORWARD, 5))
     play(clock, watch, 2, (FORWARD, 5))
     watch.end(1)
@@ -82,7 +86,7 @@ def test_launches_and_ranks_are_told_apart(clock, tmp_path):
         if launch == 2:
             file.write_text(file.read_text()[:-9])
         watch = PhaseClock()
-        watch.open(file, {"launch": launch, "rank": rank, "world_size": 3 - launch})
+        watch.open(Directory.open(tmp_path), {"launch": launch, "rank": rank, "world_size": 3 - launch})
         play(clock, watch, 1, (FORWARD, 5))
         play(clock, watch, 2, (FORWARD, 5))
         watch.end(2)
@@ -95,7 +99,7 @@ def test_records_reach_the_file_after_a_second(clock, tmp_path):
     """What was recorded longer ago than a second survives a kill; younger records wait for the next write."""
     file = tmp_path / "phases" / "rank-0.jsonl"
     watch = PhaseClock()
-    watch.open(file, FACTS)
+    watch.open(Directory.open(tmp_path), FACTS)
     play(clock, watch, 1, (FORWARD, 1000))
     play(clock, watch, 2, (FORWARD, 1_500_000_000))
     assert len(file.read_text().splitlines()) == 1  # the head
@@ -108,14 +112,14 @@ def test_a_full_disk_costs_only_the_records(clock):
     """The run goes on, warned once."""
     watch = PhaseClock()
     with pytest.warns(UserWarning, match="no longer written"):
-        watch.open(phases.Path("/proc/nowhere/rank-0.jsonl"), FACTS)
+        watch.open(Directory.open(Path("/proc/self")), FACTS)
     play(clock, watch, 1, (FORWARD, 5))
     watch.end(1)
     watch.close()
     assert watch.totals[FORWARD] == 5
     full = PhaseClock()
     log = phases._PhaseLog.__new__(phases._PhaseLog)
-    log._waiting, log._file, log._origin, log._written = [], phases.Path("/dev/full").open("w"), 0, 0
+    log._waiting, log._file, log._origin, log._written = [], File(os.open("/dev/full", os.O_WRONLY)), 0, 0
     full._log = log
     play(clock, full, 1, (FORWARD, 2_000_000_000))
     with pytest.warns(UserWarning, match="No space left"):

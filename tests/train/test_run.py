@@ -527,6 +527,8 @@ def test_first_weights_are_the_seeds(toy):
         ({"threads": 0}, "threads >= 1, got 0"),
         ({"checkpoint_every": 0}, "checkpoint_every >= 1, got 0"),
         ({"clip_norm": 0.0}, "clip_norm > 0"),
+        ({"clip_norm": float("inf")}, "clip_norm > 0 and finite .* None does not clip"),
+        ({"clip_value": float("inf")}, "clip_value > 0 and finite"),
         ({"clip_norm": float("nan")}, "clip_norm > 0"),
         ({"clip_value": -1.0}, "clip_value > 0"),
         ({"clip_value": 0.1, "clip_norm": 1.0}, "got both .1.0 and 0.1."),

@@ -1,13 +1,11 @@
 """Bytes to disk and back: synced writes, checked reads, tensors as safetensors without a copy.
 
-Every call goes through ``os`` and a file descriptor, so that a test can record, fail or replay each one.
+All of it by name in a `Directory` that is held open, so never through a link.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,8 @@ import torch
 from torch import Tensor
 
 from unisono.checkpoint.values import printable
+from unisono.descriptors import pieces
+from unisono.directory import Directory
 from unisono.errors import CheckpointError
 
 _PIECE = 4 << 20  # bytes hashed and written at a time
@@ -36,84 +36,50 @@ class FileSum:
     sha256: str
 
 
-def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> FileSum:
+def write_synced(home: Directory, name: str, chunks: Iterable[bytes | memoryview]) -> FileSum:
     """Create a file, write `chunks`, and put it on the disk; returns its size and the hash of what was handed in.
 
     Raises:
         OSError: It exists, or writing or syncing failed; a failed sync is never tried again.
     """
     digest, size = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with home.create(name) as file:
         for chunk in chunks:
             view = memoryview(chunk).cast("B")
             for start in range(0, len(view), _PIECE):
                 piece = view[start : start + _PIECE]
                 digest.update(piece)
-                done = 0
-                while done < len(piece):
-                    done += os.write(descriptor, piece[done:])
+                file.write_all(piece)
                 size += len(piece)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        file.sync()
     return FileSum(size, digest.hexdigest())
 
 
 def replace_synced(path: Path, data: bytes) -> None:
-    """Put `data` under a name, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)  # noqa: PTH108 - see the module docstring
-    write_synced(temporary, [data])
-    os.rename(temporary, path)  # noqa: PTH104
+    """Put `data` under a path, whole or not at all, with its name; see `Directory.replace`."""
+    with Directory.open(path.parent) as home:
+        home.replace(path.name, data)
 
 
-def sync_directory(path: Path) -> None:
-    """Put the names in a directory on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[tuple[int, int]]:
-    """Open a regular file for reading; yields descriptor and size. Links, pipes and devices are refused.
-
-    Raises:
-        CheckpointError: It is no regular file.
-        OSError: It cannot be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a regular file.")
-        yield descriptor, status.st_size
-    finally:
-        os.close(descriptor)
-
-
-def read_whole(path: Path, most: int) -> bytes:
+def read_whole(home: Directory, name: str, most: int) -> bytes:
     """Return a file's bytes.
 
     Raises:
         CheckpointError: It is larger than `most` bytes, or no regular file.
         OSError: It cannot be read.
     """
-    with opened(path) as (descriptor, size):
+    with home.reading(name) as (descriptor, size):
         if size > most:
-            raise CheckpointError(f"{path} has {size} bytes, more than the {most} expected.")
-        return b"".join(_pieces(descriptor))
+            raise CheckpointError(f"{home.path / name} has {size} bytes, more than the {most} expected.")
+        return b"".join(pieces(descriptor))
 
 
-def check_sum(path: Path, expected: FileSum, *, from_disk: bool = False) -> None:
+def check_sum(home: Directory, name: str, expected: FileSum, *, from_disk: bool = False) -> None:
     """Compare a file with what its manifest says, without holding it in memory.
 
     Args:
-        path: The file.
+        home: Its directory.
+        name: Of the file.
         expected: Its size and hash.
         from_disk: Ask the system to forget its own copy first, so that the disk's is read.
 
@@ -121,33 +87,33 @@ def check_sum(path: Path, expected: FileSum, *, from_disk: bool = False) -> None
         CheckpointError: It differs.
         OSError: It cannot be read.
     """  # noqa: DOC501 - a function makes the error
-    with opened(path) as (descriptor, size):
+    with home.reading(name) as (descriptor, size):
         if size != expected.bytes:
-            raise damaged(path, expected, size, None)
+            raise damaged(home.path / name, expected, size, None)
         if from_disk:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         digest = hashlib.sha256()
-        for piece in _pieces(descriptor):
+        for piece in pieces(descriptor):
             digest.update(piece)
         found = digest.hexdigest()
     if found != expected.sha256:
-        raise damaged(path, expected, size, found)
+        raise damaged(home.path / name, expected, size, found)
 
 
-def read_checked(path: Path, expected: FileSum) -> bytes:
+def read_checked(home: Directory, name: str, expected: FileSum) -> bytes:
     """Return the bytes of a file that is what its manifest says.
 
     Raises:
         CheckpointError: It differs.
         OSError: It cannot be read.
     """  # noqa: DOC501 - a function makes the error
-    with opened(path) as (descriptor, size):
+    with home.reading(name) as (descriptor, size):
         if size != expected.bytes:  # before any memory is taken for it
-            raise damaged(path, expected, size, None)
-        data = b"".join(_pieces(descriptor))
+            raise damaged(home.path / name, expected, size, None)
+        data = b"".join(pieces(descriptor))
     found = hashlib.sha256(data).hexdigest()
     if found != expected.sha256:
-        raise damaged(path, expected, len(data), found)
+        raise damaged(home.path / name, expected, len(data), found)
     return data
 
 
@@ -158,6 +124,19 @@ def damaged(path: Path, expected: FileSum, size: int, sha256: str | None) -> Che
         f"{printable(str(path))} is damaged: expected {expected.bytes} bytes with SHA-256 {expected.sha256}, "
         f"found {found}."
     )
+
+
+def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that `safetensors_chunks` cannot write.
+
+    Raises:
+        CheckpointError: A dtype or layout that the format does not know; names the tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
+            raise CheckpointError(
+                f"cannot save {name!r}: {tensor.dtype} ({tensor.layout}) has no place in a safetensors file."
+            )
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -171,11 +150,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
 
     Source: https://github.com/huggingface/safetensors#format
     """
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
-            raise CheckpointError(
-                f"cannot save {name!r}: {tensor.dtype} ({tensor.layout}) has no place in a safetensors file."
-            )
+    check_dtypes(tensors)
     # Widest first keeps every tensor aligned to its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {}
@@ -190,8 +165,3 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
     for _, tensor in ordered:
         if tensor.nbytes:
             yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _pieces(descriptor: int) -> Iterator[bytes]:
-    while piece := os.read(descriptor, _PIECE):
-        yield piece

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.checkpoint.files import check_dtypes
 from unisono.checkpoint.values import few, printable
 from unisono.checkpoint.values import from_json as from_json
 from unisono.checkpoint.values import to_json as to_json
@@ -91,6 +92,33 @@ def pack(
     plain = to_json(packed, "state", others)
     tensors = {"model": unique_tensors(model), "optimizer": moments}
     return State(tensors=tensors | ({"objects": others} if others else {}), values=plain)
+
+
+def check_storable(
+    optimizer: Optimizer,
+    model: nn.Module | None = None,
+    scheduler: Any = None,
+    objects: Mapping[str, Stateful] | None = None,
+) -> None:
+    """Encode what `pack` would, without copying a tensor; for the very objects a rank holds, sharded or not.
+
+    Raises:
+        CheckpointError: Some state is neither a tensor that a file takes nor JSON-able; names it.
+    """
+    tensors: dict[str, Tensor] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        settings = {key: value for key, value in group.items() if key != "params"}
+        to_json(settings, f"optimizer.param_groups[{number}]", tensors)
+    for number, state in enumerate(optimizer.state.values()):
+        to_json(state, f"optimizer.state[{number}]", tensors)
+    if scheduler is not None:
+        to_json(scheduler.state_dict(), "scheduler", tensors)
+    for name, registered in (objects or {}).items():
+        to_json(registered.state_dict(), f"registered part {name!r}: state", tensors)
+    if model is not None:
+        to_json(_extra_state(model), "model", tensors)
+        tensors |= {f"model.{name}": tensor for name, tensor in unique_tensors(model).items()}
+    check_dtypes(tensors)
 
 
 def unpack(

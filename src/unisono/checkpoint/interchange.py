@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from unisono.checkpoint.files import read_whole, replace_synced, sync_directory
+from unisono.checkpoint.files import read_whole, replace_synced
 from unisono.checkpoint.format import State, tied_names
 from unisono.checkpoint.store import list_steps, newest_valid, read
 from unisono.checkpoint.values import few, from_json, printable
+from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
@@ -74,7 +75,6 @@ def export_weights(state: State, path: Path) -> list[str]:
         data = buffer.getvalue()
     try:
         replace_synced(path, data)
-        sync_directory(path.parent)
     except OSError as error:
         raise CheckpointError(f"could not write {path}: {error.strerror or error}.") from error
     return left_out
@@ -145,7 +145,9 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
     shown = printable(str(path))
     content: Any
     try:
-        data = read_whole(path, _MOST_BYTES)
+        real = path.resolve()  # a link to one file is its user's own choice; caches of models are made of them
+        with Directory.open(real.parent) as home:
+            data = read_whole(home, real.name, _MOST_BYTES)
         if path.suffix == ".safetensors":
             content = load(data)
         else:

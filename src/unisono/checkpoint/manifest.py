@@ -14,15 +14,18 @@ from typing import Any, NoReturn
 
 from unisono.checkpoint.files import FileSum, read_whole
 from unisono.checkpoint.values import printable
+from unisono.directory import Directory, entered
 from unisono.errors import CheckpointError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_READABLE = (2, 3)  # 2: version 0.1.0, which knows neither ``ledger_head`` nor ``spent``
 FILE_NAME = "manifest.json"
 STATE_FILE = "state.json"
 DIRECTORY_NAME = re.compile(r"step-(\d{8,18})\.[0-9a-f]{8}")
 _MOST_BYTES = 16 << 20
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_HEAD = re.compile(r"(?:[0-9a-f]{32})?")
 _LARGEST = 1 << 62
 
 
@@ -36,6 +39,8 @@ class Facts:
         parent_step: Step of the checkpoint that this launch went on from or wrote before; None for the first.
         fencing_token: Number of the launch that wrote it; a later launch has a larger one.
         metrics: Measured with exactly these weights; finite.
+        ledger_head: The ledger's chain value at this step; empty where there is none.
+        spent: What the steps have cost up to this one, over all launches: see `Course`; empty where unknown.
         score: As in ``score.json``.
         environment: As in ``environment.json``: software and hardware it was computed with.
     """
@@ -45,6 +50,8 @@ class Facts:
     parent_step: int | None = None
     fencing_token: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    ledger_head: str = ""
+    spent: dict[str, float] = field(default_factory=dict)
     score: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
 
@@ -75,20 +82,28 @@ def encode(step: int, files: Mapping[str, FileSum], facts: Facts) -> bytes:
     return json.dumps(content, indent=1, allow_nan=False).encode()
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(place: Path | Directory) -> Manifest:
     """Return the manifest of a checkpoint's directory; the files it names are not looked at.
+
+    Args:
+        place: The directory. A path of a checkpoint's own name is not followed where it is a link.
 
     Raises:
         CheckpointError: It is missing, damaged, another directory's, or not what a run writes.
     """
+    path = place.path if isinstance(place, Directory) else place
     where = printable(str(path / FILE_NAME))
     try:
-        content = json.loads(read_whole(path / FILE_NAME, _MOST_BYTES), parse_constant=_refuse)
+        with entered(place, follow=may_be_link(path)) as home:
+            content = json.loads(read_whole(home, FILE_NAME, _MOST_BYTES), parse_constant=_refuse)
         if not isinstance(content, dict) or "format_version" not in content:
             raise CheckpointError(f"{where} is not a checkpoint's manifest.")
-        if content["format_version"] != FORMAT_VERSION:
-            version = printable(repr(content["format_version"])[:40])
-            raise CheckpointError(f"{where} has format {version}, this version reads {FORMAT_VERSION}.")
+        version = content["format_version"]
+        if type(version) is not int or version not in _READABLE:
+            raise CheckpointError(
+                f"{where} has format {printable(repr(version)[:40])}, this version of unisono reads "
+                f"{' and '.join(map(str, _READABLE))}. Hint: go on with the version that wrote it."
+            )
         named = DIRECTORY_NAME.fullmatch(path.name)
         if content.get("sha256") != _hash(content) or (named and int(named[1]) != content.get("step")):
             raise CheckpointError(f"{where} is damaged, or not this directory's.")
@@ -102,6 +117,11 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{where} cannot be trusted: {type(error).__name__}: {reason}") from error
 
 
+def may_be_link(place: Path | Directory) -> bool:
+    """Whether a path may be a link that its user has made; those inside a run directory may not."""
+    return isinstance(place, Directory) or not (place.name == "checkpoints" or DIRECTORY_NAME.fullmatch(place.name))
+
+
 def _checked(content: dict[str, Any]) -> Manifest:
     files: dict[str, FileSum] = {}
     for name, entry in _typed(content, "files", dict).items():
@@ -113,15 +133,18 @@ def _checked(content: dict[str, Any]) -> Manifest:
         files[name] = FileSum(_count(entry, "bytes"), sha256)
     if STATE_FILE not in files:
         raise CheckpointError(f"names no {STATE_FILE}.")
-    metrics = _typed(content, "metrics", dict)
-    if not all(type(value) in (int, float) for value in metrics.values()):
-        raise CheckpointError("expected numbers as metrics.")
+    is_old = content["format_version"] == 2
+    head = "" if is_old else _typed(content, "ledger_head", str)
+    if not _HEAD.fullmatch(head):
+        raise CheckpointError("has no chain value as ledger_head.")
     facts = Facts(
         run=_typed(content, "run", str),
         epoch=_count(content, "epoch"),
         parent_step=None if content["parent_step"] is None else _count(content, "parent_step"),
         fencing_token=_count(content, "fencing_token"),
-        metrics=metrics,
+        metrics=_numbers(content, "metrics"),
+        ledger_head=head,
+        spent={} if is_old else _numbers(content, "spent"),
         score=_typed(content, "score", dict),
         environment=_typed(content, "environment", dict),
     )
@@ -133,6 +156,13 @@ def _typed(content: Any, name: str, kind: type) -> Any:
     if type(value) is not kind:
         raise CheckpointError(f"expected {name} as {kind.__name__}, got {type(value).__name__}.")
     return value
+
+
+def _numbers(content: Any, name: str) -> dict[str, float]:
+    found: dict[str, float] = _typed(content, name, dict)
+    if not all(type(value) in (int, float) for value in found.values()):
+        raise CheckpointError(f"expected numbers as {name}.")
+    return found
 
 
 def _count(content: Any, name: str) -> int:

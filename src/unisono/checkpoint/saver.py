@@ -5,18 +5,17 @@ beside their files; the leader's thread waits for all receipts, commits, reads b
 saved. No collective is called in a thread.
 """
 
+import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import final
 
-from unisono.checkpoint.files import FileSum, replace_synced, safetensors_chunks, sync_directory
+from unisono.checkpoint.draft import Draft
+from unisono.checkpoint.files import FileSum, safetensors_chunks
 from unisono.checkpoint.staging import Files
-from unisono.checkpoint.store import Draft
 from unisono.errors import CheckpointError
 
 _POLL_S = 0.02  # how often the leader looks for receipts: no file system tells another machine's ranks
@@ -107,15 +106,17 @@ def leave_receipt(draft: Draft, rank: int, write: Callable[[], dict[str, FileSum
     Raises:
         CheckpointError: It was not; for this rank's training thread.
     """
-    receipt = _receipt(draft, rank)
     try:
         files = write()
-        sync_directory(draft.path)
+        with draft.opened() as place:
+            place.sync()
     except BaseException as error:
-        if draft.path.is_dir():
-            replace_synced(receipt, json.dumps({"error": str(error)}).encode())
+        with contextlib.suppress(FileNotFoundError), draft.opened() as place:  # where the leader still waits
+            place.replace(_receipt(rank), json.dumps({"error": str(error)}).encode(), sync=False)
         raise
-    replace_synced(receipt, json.dumps({"files": {name: asdict(entry) for name, entry in files.items()}}).encode())
+    content = {"files": {name: asdict(entry) for name, entry in files.items()}}
+    with draft.opened() as place:
+        place.replace(_receipt(rank), json.dumps(content).encode(), sync=False)
 
 
 def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]) -> dict[str, FileSum]:
@@ -126,28 +127,29 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
     """
     missing, files, failed = set(ranks), dict[str, FileSum](), ""
     pause = threading.Event()
-    while missing:
-        for rank in sorted(missing):
-            path = _receipt(draft, rank)
-            if not path.exists():
-                continue
-            content = json.loads(path.read_bytes())
-            if "error" in content:  # the others are heard out: nobody shall be writing when the draft is discarded
-                failed = failed or f"rank {rank} could not write its share of step {draft.step}: {content['error']}"
-            files |= {name: FileSum(**entry) for name, entry in content.get("files", {}).items()}
-            missing.discard(rank)
-            os.unlink(path)  # noqa: PTH108 - see `files`
-        if missing and is_hopeless():
-            raise CheckpointError(
-                f"the checkpoint of step {draft.step} is not committed: ranks {sorted(missing)} have not written "
-                "their share. The older checkpoints are untouched. Hint: look for the first failure of a rank."
-            )
-        if missing:
-            pause.wait(_POLL_S)
+    with draft.opened() as place:
+        while missing:
+            for rank in sorted(missing):
+                receipt = place.read(_receipt(rank))
+                if receipt is None:
+                    continue
+                content = json.loads(receipt)
+                if "error" in content:  # the others are heard out: nobody shall be writing when the draft is discarded
+                    failed = failed or f"rank {rank} could not write its share of step {draft.step}: {content['error']}"
+                files |= {name: FileSum(**entry) for name, entry in content.get("files", {}).items()}
+                missing.discard(rank)
+                place.remove(_receipt(rank))
+            if missing and is_hopeless():
+                raise CheckpointError(
+                    f"the checkpoint of step {draft.step} is not committed: ranks {sorted(missing)} have not written "
+                    "their share. The older checkpoints are untouched. Hint: look for the first failure of a rank."
+                )
+            if missing:
+                pause.wait(_POLL_S)
     if failed:
         raise CheckpointError(failed)
     return files
 
 
-def _receipt(draft: Draft, rank: int) -> Path:
-    return draft.path / f"receipt-{rank}.json"
+def _receipt(rank: int) -> str:
+    return f"receipt-{rank}.json"

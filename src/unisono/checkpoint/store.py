@@ -9,31 +9,31 @@ people.
 
 import contextlib
 import json
-import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
-from unisono.checkpoint.files import (
-    FileSum,
-    check_sum,
-    read_checked,
-    replace_synced,
-    safetensors_chunks,
-    sync_directory,
-    write_synced,
-)
+from unisono.checkpoint.draft import Draft, could_not_write, explained
+from unisono.checkpoint.files import FileSum, check_sum, read_checked, safetensors_chunks, write_synced
 from unisono.checkpoint.format import State
-from unisono.checkpoint.manifest import DIRECTORY_NAME, FILE_NAME, STATE_FILE, Facts, Manifest, encode, read_manifest
+from unisono.checkpoint.manifest import (
+    DIRECTORY_NAME,
+    FILE_NAME,
+    STATE_FILE,
+    Facts,
+    Manifest,
+    encode,
+    may_be_link,
+    read_manifest,
+)
 from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, stem_of
 from unisono.checkpoint.values import printable
-from unisono.disk import room
+from unisono.directory import Directory, entered
 from unisono.errors import CheckpointError
 
 LATEST = "LATEST"
@@ -41,51 +41,20 @@ Guard = Callable[[], None]
 """Raises where this process may no longer commit: another launch has taken over the run directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A checkpoint that is being written.
-
-    Attributes:
-        step: Steps done.
-        path: Its directory, under a temporary name.
-        final: Its directory once it is committed.
-    """
-
-    step: int
-    path: Path
-    final: Path
-
-    def put(self, file: str, chunks: Iterable[bytes | memoryview]) -> FileSum:
-        """Write one file and put it on the disk."""
-        with self.explained(self.final.parent):
-            return write_synced(self.path / file, chunks)
-
-    @contextlib.contextmanager
-    def explained(self, directory: Path, needed: int | None = None) -> Any:
-        """Turn an `OSError` into one that names step, place and what is missing."""
-        try:
-            yield
-        except CheckpointError:
-            raise
-        except OSError as error:
-            raise _could_not_write(self.step, directory, error.strerror or str(error), needed) from error
-
-
-def begin(directory: Path, step: int, needed_bytes: int) -> Draft:
+def begin(home: Directory, step: int, needed_bytes: int) -> Draft:
     """Clear away what crashes have left and make a directory for a new checkpoint; one process calls this.
 
     Raises:
         CheckpointError: It cannot be made, or the disk has no room for `needed_bytes`.
     """  # noqa: DOC501 - a function makes the error
-    name = f"step-{step:08d}.{uuid.uuid4().hex[:8]}"
-    draft = Draft(step, directory / f".{name}.tmp", directory / name)
-    with draft.explained(directory):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left_over in directory.glob(".*.tmp"):
-            shutil.rmtree(left_over) if left_over.is_dir() else os.unlink(left_over)  # noqa: PTH108 - see `files`
-        if needed_bytes > shutil.disk_usage(directory).free:
-            raise _could_not_write(step, directory, "not enough room on the disk", needed_bytes)
-        os.mkdir(draft.path, 0o700)  # noqa: PTH102 - see `files`
+    draft = Draft(step, home, f"step-{step:08d}.{uuid.uuid4().hex[:8]}")
+    with draft.explained():
+        for left_over in home.names():
+            if left_over.startswith(".") and left_over.endswith(".tmp"):
+                home.remove(left_over)
+        if needed_bytes > shutil.disk_usage(home.descriptor).free:
+            raise could_not_write(step, home.path, "not enough room on the disk", needed_bytes)
+        home.mkdir(draft.temporary)
     return draft
 
 
@@ -95,62 +64,64 @@ def commit(draft: Draft, files: Mapping[str, FileSum], facts: Facts, guard: Guar
     Raises:
         CheckpointError: Writing failed, or `guard` refused; there is no such checkpoint then.
     """
-    directory = draft.final.parent
-    with draft.explained(directory):
-        write_synced(draft.path / FILE_NAME, [encode(draft.step, files, facts)])
-        sync_directory(draft.path)
+    with draft.explained(), draft.opened() as place:
+        write_synced(place, FILE_NAME, [encode(draft.step, files, facts)])
+        place.sync()
         if guard is not None:
             guard()
-        os.rename(draft.path, draft.final)  # noqa: PTH104 - see `files`
-        sync_directory(directory)
-    return draft.final
+        draft.home.rename(draft.temporary, draft.name)
+        draft.home.sync()
+    return draft.home.path / draft.name
 
 
 def discard(draft: Draft) -> None:
     """Remove what a failed write has left, as far as that can be done."""
-    shutil.rmtree(draft.path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        draft.home.remove(draft.temporary)
 
 
-def settle(path: Path, policy: CheckpointPolicy) -> None:
+def settle(home: Directory, name: str, policy: CheckpointPolicy) -> None:
     """Read a new checkpoint back from the disk, then point ``LATEST`` to it and remove older ones by `policy`.
 
     Raises:
         CheckpointError: It does not verify (no older one has been removed then), or an old one cannot be removed.
     """
-    manifest = verify(path, from_disk=True)
-    directory = path.parent
+    with _checkpoint(home, name) as place:
+        manifest = verify(place, from_disk=True)
     try:
-        replace_synced(directory / LATEST, f"{path.name}\n".encode())
-        for old in choose_removed(path, manifest, policy):
-            remove(old)
-        sync_directory(directory)
+        home.replace(LATEST, f"{name}\n".encode(), sync=False)
+        for old in choose_removed(home, name, manifest, policy):
+            remove(home, old)
+        home.sync()
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint {path} is safe, but tidying up after it failed: {error}. Hint: see to the directory."
+            f"the checkpoint {home.path / name} is safe, but tidying up after it failed: {error}. "
+            "Hint: see to the directory."
         ) from error
 
 
-def remove(path: Path) -> None:
+def remove(home: Directory, name: str) -> None:
     """Remove a checkpoint: at once for every reader, then from the disk."""
-    gone = path.with_name(f".{path.name}.tmp")
-    os.rename(path, gone)  # noqa: PTH104 - see `files`
-    shutil.rmtree(gone)
+    gone = f".{name}.tmp"
+    home.rename(name, gone)
+    home.remove(gone)
 
 
-def choose_removed(path: Path, manifest: Manifest, policy: CheckpointPolicy) -> list[Path]:
-    """Return the directories that `policy` does not keep beside the checkpoint at `path`; another run's stay."""
-    found: list[tuple[Path, Candidate]] = []
+def choose_removed(home: Directory, name: str, manifest: Manifest, policy: CheckpointPolicy) -> list[str]:
+    """Return the checkpoints that `policy` does not keep beside that of a name; another run's stay."""
+    found: list[tuple[str, Candidate]] = []
     kept_valid = 0
-    for step, other in list_steps(path.parent):
-        if other == path:
+    for step, path in list_steps(home):
+        other = path.name
+        if other == name:
             continue
         theirs: Manifest | None = None
-        with contextlib.suppress(CheckpointError):
-            theirs = read_manifest(other)
+        with contextlib.suppress(CheckpointError), _checkpoint(home, other) as place:
+            theirs = read_manifest(place)
             if theirs.facts.run != manifest.facts.run:
                 continue
             if kept_valid < policy.keep - 1 or policy.best is not None:
-                verify(other)  # a damaged one must not take the place of a good one
+                verify(place)  # a damaged one must not take the place of a good one
             kept_valid += 1
             found.append((other, Candidate(step=step, is_valid=True, metric=_metric(theirs, policy))))
             continue
@@ -161,7 +132,7 @@ def choose_removed(path: Path, manifest: Manifest, policy: CheckpointPolicy) -> 
 
 
 def write(
-    directory: Path,
+    directory: Path | Directory,
     step: int,
     state: State,
     *,
@@ -182,34 +153,44 @@ def write(
     Raises:
         CheckpointError: Writing failed or what was written does not verify; the older checkpoints are untouched.
     """
+    path = directory if isinstance(directory, Path) else directory.path
+    with explained(step, path), entered(directory, make=True) as home:
+        return _write(home, step, state, facts or Facts(), policy or CheckpointPolicy(), guard)
+
+
+def _write(
+    home: Directory, step: int, state: State, facts: Facts, policy: CheckpointPolicy, guard: Guard | None
+) -> Path:
     needed = sum(tensor.nbytes for tensors in state.tensors.values() for tensor in tensors.values())
-    draft = begin(directory, step, needed)
+    draft = begin(home, step, needed)
     try:
         files = {f"{stem}.safetensors": draft.put(f"{stem}.safetensors", safetensors_chunks(tensors))
                  for stem, tensors in state.tensors.items()}  # fmt: skip
         files[STATE_FILE] = draft.put(STATE_FILE, [encode_values(state.values)])
-        path = commit(draft, files, facts or Facts(), guard)
+        path = commit(draft, files, facts, guard)
     except BaseException:
         discard(draft)
         raise
-    settle(path, policy or CheckpointPolicy())
+    settle(home, draft.name, policy)
     return path
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:
     """Return the bytes of ``state.json``."""
-    return json.dumps(values, indent=1).encode()
+    return json.dumps(values, indent=1, allow_nan=False).encode()
 
 
-def list_steps(directory: Path) -> list[tuple[int, Path]]:
+def list_steps(directory: Path | Directory) -> list[tuple[int, Path]]:
     """Return the checkpoints of a directory, newest step first, unverified; empty when there is none."""
-    if not directory.is_dir():
+    if isinstance(directory, Path) and not directory.is_dir():
         return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := DIRECTORY_NAME.fullmatch(path.name))]
+    with entered(directory, follow=may_be_link(directory)) as home:
+        matches = [match for name in home.names() if (match := DIRECTORY_NAME.fullmatch(name))]
+        found = [(int(match[1]), home.path / match[0]) for match in matches]
     return sorted(found, key=lambda item: (item[0], item[1].name), reverse=True)
 
 
-def newest_valid(directory: Path, run: str | None = None) -> tuple[Path | None, list[str]]:
+def newest_valid(directory: Path | Directory, run: str | None = None) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that verifies, and one complaint for each newer one that does not.
 
     Args:
@@ -221,64 +202,102 @@ def newest_valid(directory: Path, run: str | None = None) -> tuple[Path | None, 
     """
     complaints: list[str] = []
     candidates = list_steps(directory)
-    for _, path in candidates:
-        try:
-            verify(path, run)
-        except CheckpointError as error:
-            complaints.append(str(error))
-        else:
-            return path, complaints
-    if candidates:
-        raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints in {directory} can be trusted:\n  "
-            + "\n  ".join(complaints)
-            + "\nHint: remove the directory to start again from step 0."
-        )
-    return None, complaints
+    if not candidates:
+        return None, complaints
+    with entered(directory, follow=may_be_link(directory)) as home:
+        for _, path in candidates:
+            try:
+                with _checkpoint(home, path.name) as place:
+                    verify(place, run)
+            except CheckpointError as error:
+                complaints.append(str(error))
+            else:
+                return path, complaints
+    raise CheckpointError(
+        f"none of the {len(candidates)} checkpoints in {home.path} can be trusted:\n  "
+        + "\n  ".join(complaints)
+        + "\nHint: remove the directory to start again from step 0."
+    )
 
 
-def verify(path: Path, run: str | None = None, *, from_disk: bool = False) -> Manifest:
+def verify(place: Path | Directory, run: str | None = None, *, from_disk: bool = False) -> Manifest:
     """Return the manifest of one checkpoint after comparing every byte with it, and looking whether it can be loaded.
 
     Raises:
         CheckpointError: A file is missing, has another size or hash, or is not what its name says; or the manifest is
             not one of ours.
     """
-    manifest = _manifest_of(path, run)
-    tensors: dict[str, set[str]] = {}
-    for name, expected in manifest.files.items():
-        with _named(path / name):
-            check_sum(path / name, expected, from_disk=from_disk)
-            if name == STATE_FILE:
-                _state_values(read_checked(path / name, expected))
-            elif name.endswith(".safetensors"):
-                with safe_open(path / name, "np") as file:  # torch's way raises a RuntimeError where it cannot open
-                    _add_new(tensors.setdefault(stem_of(name), set()), file.keys(), path / name)
-    _demand_state(manifest, path)
+    with _opened(place) as home:
+        manifest = _manifest_of(home, run)
+        tensors: dict[str, set[str]] = {}
+        for name, expected in manifest.files.items():
+            file = home.path / name
+            with _named(file):
+                check_sum(home, name, expected, from_disk=from_disk)
+                if name == STATE_FILE:
+                    _state_values(read_checked(home, name, expected))
+                elif name.endswith(".safetensors"):
+                    # "np": torch's way raises a RuntimeError where it cannot open.
+                    with home.reading(name) as (it, _), safe_open(f"/proc/self/fd/{it}", "np") as shard:
+                        _add_new(tensors.setdefault(stem_of(name), set()), shard.keys(), file)
+        _demand_state(manifest, home.path)
     return manifest
 
 
-def read(path: Path, run: str | None = None) -> tuple[Manifest, State]:
+def read(place: Path | Directory, run: str | None = None) -> tuple[Manifest, State]:
     """Return manifest and state of one checkpoint; every byte is verified before it is looked into.
 
     Raises:
         CheckpointError: As `verify`; or a file is not what its name says.
     """
-    manifest = _manifest_of(path, run)
     tensors: dict[str, dict[str, Any]] = {}
     names: dict[str, set[str]] = {}
     values: dict[str, Any] = {}
-    for name, expected in manifest.files.items():
-        with _named(path / name):
-            data = read_checked(path / name, expected)
-            if name == STATE_FILE:
-                values = _state_values(data)
-            elif name.endswith(".safetensors"):
-                loaded, stem = load(data), stem_of(name)
-                _add_new(names.setdefault(stem, set()), loaded, path / name)
-                tensors.setdefault(stem, {}).update(loaded)
-    _demand_state(manifest, path)
+    with _opened(place) as home:
+        manifest = _manifest_of(home, run)
+        for name, expected in manifest.files.items():
+            file = home.path / name
+            with _named(file):
+                data = read_checked(home, name, expected)
+                if name == STATE_FILE:
+                    values = _state_values(data)
+                elif name.endswith(".safetensors"):
+                    loaded, stem = load(data), stem_of(name)
+                    _add_new(names.setdefault(stem, set()), loaded, file)
+                    tensors.setdefault(stem, {}).update(loaded)
+        _demand_state(manifest, home.path)
     return manifest, State(tensors=tensors, values=values)
+
+
+def read_in(home: Directory, name: str, run: str | None = None) -> tuple[Manifest, State]:
+    """As `read`, of a checkpoint in a directory that is open."""
+    with _checkpoint(home, name) as place:
+        return read(place, run)
+
+
+@contextlib.contextmanager
+def _opened(place: Path | Directory) -> Iterator[Directory]:
+    """Open one checkpoint's directory; a link of a checkpoint's name is somebody else's."""
+    if isinstance(place, Directory):
+        yield place
+        return
+    with _named(place):
+        home = Directory.open(place, follow=may_be_link(place))
+    with home:
+        yield home
+
+
+@contextlib.contextmanager
+def _checkpoint(home: Directory, name: str) -> Iterator[Directory]:
+    """Open one of a directory's checkpoints.
+
+    Raises:
+        CheckpointError: It cannot be opened.
+    """
+    with _named(home.path / name):
+        place = home.child(name)
+    with place:
+        yield place
 
 
 def _state_values(data: bytes) -> dict[str, Any]:
@@ -301,17 +320,17 @@ def _add_new(names: set[str], more: Iterable[str], file: Path) -> None:
     names |= new
 
 
-def _manifest_of(path: Path, run: str | None) -> Manifest:
-    manifest = read_manifest(path)
+def _manifest_of(home: Directory, run: str | None) -> Manifest:
+    manifest = read_manifest(home)
     if run is not None and manifest.facts.run != run:
         raise CheckpointError(
-            f"{path} belongs to another run ({printable(manifest.facts.run)[:40]!r}, this is {run!r})."
+            f"{home.path} belongs to another run ({printable(manifest.facts.run)[:40]!r}, this is {run!r})."
         )
     return manifest
 
 
 @contextlib.contextmanager
-def _named(file: Path) -> Any:
+def _named(file: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError:
@@ -323,10 +342,3 @@ def _named(file: Path) -> Any:
 
 def _metric(manifest: Manifest, policy: CheckpointPolicy) -> float | None:
     return None if policy.best is None else manifest.facts.metrics.get(policy.best)
-
-
-def _could_not_write(step: int, directory: Path, reason: str, needed: int | None) -> CheckpointError:
-    return CheckpointError(
-        f"could not write the checkpoint of step {step} into {directory}: {reason} ({room(directory, needed)}). "
-        "The older checkpoints are untouched. Hint: mend the cause and repeat the command; it resumes from them."
-    )

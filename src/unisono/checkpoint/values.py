@@ -1,10 +1,11 @@
 """Nested state as JSON plus tensors, and back: what pickle is elsewhere, without code in it.
 
 JSON's own types stand for themselves. What JSON cannot say is marked: ``{"$tuple": [...]}``, ``{"$dict": pairs}`` (keys
-that are no strings), ``{"$counter": pairs}``, and ``{"$tensor": key}``, ``{"$array": key}``, ``{"$number": key}`` for
-tensors, NumPy arrays and NumPy scalars, which are kept beside it.
+that are no strings), ``{"$counter": pairs}``, ``{"$float": "inf"}`` (or ``-inf``, ``nan``), and ``{"$tensor": key}``,
+``{"$array": key}``, ``{"$number": key}`` for tensors, NumPy arrays and NumPy scalars, which are kept beside it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,9 +16,14 @@ from torch import Tensor
 
 from unisono.errors import CheckpointError
 
+_MOST_BITS = 4096
+"""Of a whole number: Python reads no longer ones back."""
+
 
 def to_json(value: Any, where: str, tensors: dict[str, Tensor] | None = None) -> Any:
     """Return `value` in JSON's types, so that `from_json` gives back what it was; containers are new ones.
+
+    What is returned is valid JSON: it holds no NaN and no infinity, but marks in their place.
 
     Args:
         value: None, bool, int, float, str, list, tuple, dict, tensors, NumPy arrays, nested as you like.
@@ -25,20 +31,32 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor] | None = None) ->
         tensors: Gets the tensors found, live, by key; None refuses them.
 
     Raises:
-        CheckpointError: Something in it would need pickle; names the place.
+        CheckpointError: Something in it would need pickle, or cannot be written as JSON; names the place.
     """
+    try:
+        return _to_json(value, where, tensors)
+    except RecursionError:
+        raise CheckpointError(f"cannot save {where}: it is nested too deeply, or holds itself.") from None
+
+
+def _to_json(value: Any, where: str, tensors: dict[str, Tensor] | None) -> Any:
     if isinstance(value, np.generic) and not isinstance(value, float):
         return _keep("$number", np.asarray(value), where, tensors)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(float(value))}
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise CheckpointError(f"cannot save {where}: a whole number of {value.bit_length()} bits is too long.")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list):
-        return [to_json(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
+        return [_to_json(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {"$tuple": to_json(list(value), where, tensors)}
+        return {"$tuple": _to_json(list(value), where, tensors)}
     if isinstance(value, dict):
         if _is_plain(value):
-            return {key: to_json(item, f"{where}.{key}", tensors) for key, item in value.items()}
-        items = [[to_json(key, where), to_json(item, f"{where}[{key!r}]", tensors)] for key, item in value.items()]
+            return {key: _to_json(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        pairs = value.items()
+        items = [[_to_json(key, where, None), _to_json(item, f"{where}[{key!r}]", tensors)] for key, item in pairs]
         return {"$counter" if isinstance(value, Counter) else "$dict": items}
     if isinstance(value, Tensor | np.ndarray):
         return _keep("$tensor" if isinstance(value, Tensor) else "$array", value, where, tensors)
@@ -61,6 +79,8 @@ def from_json(value: Any, tensors: Mapping[str, Tensor] | None = None) -> Any:
     kind = next(iter(value), "")
     if kind == "$tuple":
         return tuple(from_json(value[kind], tensors))
+    if kind == "$float":
+        return float(value[kind])
     if kind in ("$dict", "$counter"):
         pairs = {from_json(key): from_json(item, tensors) for key, item in value[kind]}
         return Counter(pairs) if kind == "$counter" else pairs

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from unisono.cli.bench_strategies import strategies
 from unisono.cli.bench_tune import tune
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.trials import check_picture
+from unisono.launchers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from unisono.collectives.schedules import Schedule
@@ -198,7 +198,7 @@ def _launch(ranks: int, sizes: list[int], only: list[str], repeat: int) -> dict[
     from unisono.launchers.local import run_local
     from unisono.launchers.spec import LaunchSpec
 
-    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as scratch:
+    with scratch_directory("bench") as scratch:
         out = Path(scratch) / "rows.json"
         target = describe_function(measure, (sizes, repeat, only, str(out)))
         run_local(LaunchSpec(target=target, workers=ranks, threads=1, output="stderr"))

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from unisono.cli.completion import complete_recipe
 from unisono.cli.nodes import nodes_options, plan_nodes
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.trials import recipe_options
+from unisono.launchers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
@@ -58,7 +58,7 @@ def _links(
     meeting = plan_nodes(nodes)
     count = workers or (1 if meeting else 2)
     rates: dict[str, list[float]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory(prefix="unisono-links-") as scratch:
+    with scratch_directory("links") as scratch:
         for number in range(how[0] * len(names)):
             # Turn by turn, forwards and backwards: what changes on the network changes for all.
             turn, place = divmod(number, len(names))

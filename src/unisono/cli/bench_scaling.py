@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from unisono.cli.trials import (
     refuse_recipe_options,
     script_starter,
 )
+from unisono.launchers.scratch import scratch_directory
 from unisono.strategies.catalog import CATALOG
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def measure(setting: Setting, counts: list[int], start: Start) -> "Study":
     trials: list[Trial] = []
     environment: dict[str, Any] = {}
     score: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="unisono-scaling-") as scratch:
+    with scratch_directory("scaling") as scratch:
         for repeat in range(setting.repeat):
             ordered = counts if repeat % 2 == 0 else counts[::-1]
             for count in ordered:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.strategy import take_strategy
 from unisono.cli.trials import check_picture, recipe_options
+from unisono.launchers.scratch import scratch_directory
 from unisono.strategies.catalog import CATALOG
 
 DEFAULT = ",".join(CATALOG)
@@ -70,7 +70,7 @@ def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[st
             chosen["stages"] = workers  # one pipeline over all of them
         count = workers + (options.servers if hasattr(options, "servers") else 0)
     click.echo(f"training {recipe} with {name} on {count} processes ...", err=True)
-    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as scratch:
+    with scratch_directory("bench") as scratch:
         job = plan(recipe, str(count), {"threads": 1, **chosen})
         result = play(replace(job, options=replace(job.options, out=str(Path(scratch) / "run"))), output="quiet")
     return {

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import recipe_options
+from unisono.launchers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from unisono.scaling.choice import Candidate
@@ -121,7 +121,7 @@ def _try_all(
                 raise
             click.echo(f"left out: {spell(setting)}, more workers than replicas", err=True)
     rates: list[list[float]] = [[] for _ in jobs]
-    with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
+    with scratch_directory("tune") as scratch:
         for repeat in range(how["repeat"]):
             for place, (setting, job) in list(enumerate(jobs))[:: 1 if repeat % 2 == 0 else -1]:
                 click.echo(f"run {repeat + 1} of {how['repeat']}: {spell(setting)} ...", err=True)

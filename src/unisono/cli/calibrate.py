@@ -1,7 +1,6 @@
 """The short measurement behind ``unisono forecast RECIPE``."""
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from unisono.launchers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from unisono.scaling.calibration import Solo, StepTimes
@@ -42,7 +43,7 @@ def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Job, Machine, list[s
 
     cores = usable_cores()
     click.echo(f"measuring {recipe} on one worker, then on all {cores} cores ...", err=True)
-    with tempfile.TemporaryDirectory(prefix="unisono-forecast-") as scratch:
+    with scratch_directory("forecast") as scratch:
         solo, num_parameters, launch_s = measure_solo(start, job.options.replicas, job.options.batch_size, cores,
                                                       Path(scratch))  # fmt: skip
     fitted = replace(
@@ -135,7 +136,7 @@ def _all_reduces(ranks: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
     from unisono.launchers.local import run_local
     from unisono.launchers.spec import LaunchSpec
 
-    with tempfile.TemporaryDirectory(prefix="unisono-links-") as scratch:
+    with scratch_directory("links") as scratch:
         out = Path(scratch) / "rows.json"
         target = describe_function(measure, (list(sizes), _REPEAT, ["tree_all_reduce", AFTER_WORK], str(out)))
         run_local(LaunchSpec(target=target, workers=ranks, output="quiet"))

@@ -1,9 +1,9 @@
 """``unisono chaos``: disturb a run on purpose, and compare its bits with those of an undisturbed one."""
 
+import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from unisono.cli.trials import (
     refuse_recipe_options,
     script_environment,
 )
+from unisono.launchers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from unisono.chaos.player import Blow
@@ -100,17 +101,11 @@ def _chaos(
     from unisono.errors import ConfigError
 
     check_target(target)
-    place: Any
-    if out is None:
-        place = tempfile.TemporaryDirectory(prefix="unisono-chaos-")
-        scratch = Path(place.name)
-    else:
-        scratch = Path(out)
-        if scratch.exists():
-            raise ConfigError(f"expected a new directory for --out, got {out}, which exists.")
-        scratch.mkdir(mode=0o700, parents=True)
-        place = None
-    try:
+    if out is not None and Path(out).exists():
+        raise ConfigError(f"expected a new directory for --out, got {out}, which exists.")
+    with contextlib.nullcontext(out) if out is not None else scratch_directory("chaos") as place:
+        scratch = Path(place)
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         click.echo(f"{target} on {workers} workers, undisturbed ...", err=True)
         reference = _undisturbed(target, args, workers, given, scratch / "reference")
         steps = reference["steps"]
@@ -122,9 +117,6 @@ def _chaos(
         blows, code = _disturbed(target, args, workers, given, scratch, faults)
         seconds = round(time.monotonic() - began, 1)
         return _judge(reference, scratch, blows, code, {"seed": seed, "seconds": seconds}, as_json)
-    finally:
-        if place is not None:
-            place.cleanup()
 
 
 def _undisturbed(target: str, args: tuple[str, ...], workers: int, given: dict[str, Any], out: Path) -> dict[str, Any]:

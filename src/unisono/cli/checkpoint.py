@@ -3,13 +3,13 @@
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
 from unisono.cli.outcome import FAILED, nothing_kept, perform
+from unisono.launchers.scratch import scratch_directory
 
 _DIRECTORY = click.argument("directory", type=click.Path(), metavar="DIR")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -39,7 +39,7 @@ def list_(directory: str, as_json: bool) -> None:
 @_DIRECTORY
 @_JSON
 def verify(directory: str, as_json: bool) -> None:
-    """Read every file of every checkpoint and compare it with its manifest.
+    """Read every file of every checkpoint and compare it with its manifest; the ledger beside them with its chain.
 
     Exit code: 0 when all of them are whole; 1 when one is not; 2 when DIR holds no checkpoints.
     """
@@ -127,6 +127,7 @@ def _rows(found: Path, *, is_thorough: bool) -> list[dict[str, Any]]:
                 "parent_step": facts.parent_step,
                 "fencing_token": facts.fencing_token,
                 "run": facts.run,
+                "ledger_head": facts.ledger_head,
                 "problem": None,
             }
         except CheckpointError as error:
@@ -152,15 +153,30 @@ def _list(directory: str, as_json: bool) -> None:
 
 
 def _verify(directory: str, as_json: bool) -> int:
-    rows = _rows(_find(directory), is_thorough=True)
+    found = _find(directory)
+    rows = _rows(found, is_thorough=True)
     damaged = sum(row["problem"] is not None for row in rows)
+    ledger = _ledger_problem(found.parent / "ledger.jsonl", rows)
     if as_json:
-        click.echo(json.dumps({"valid": not damaged, "checkpoints": rows}))
+        click.echo(json.dumps({"valid": not damaged and ledger is None, "checkpoints": rows, "ledger": ledger}))
     else:
         for row in rows:
             click.echo(f"{row['name']}  {row['problem'] or 'whole'}")
+        if ledger is not None:
+            click.echo(f"ledger.jsonl  {ledger}")
         click.echo(f"{len(rows) - damaged} of {len(rows)} checkpoints are whole")
-    return FAILED if damaged else 0
+    return FAILED if damaged or ledger is not None else 0
+
+
+def _ledger_problem(ledger: Path, rows: list[dict[str, Any]]) -> str | None:
+    """Return what is wrong with the ledger beside the checkpoints; None: nothing, or there is none."""
+    from unisono.observe.ledger import changed_line, damaged_from
+
+    if not ledger.exists():
+        return None
+    if (number := damaged_from(ledger)) is not None:
+        return f"line {number} is no entry"
+    return changed_line(ledger, {row["step"]: row["ledger_head"] for row in rows if row["problem"] is None})
 
 
 def _choose(found: Path, step: int | None) -> Path:
@@ -195,22 +211,25 @@ def _export(directory: str, file: str, step: int | None) -> None:
 def _prune(directory: str, as_json: bool, given: dict[str, Any]) -> None:
     from unisono.checkpoint.policy import CheckpointPolicy
     from unisono.checkpoint.store import choose_removed, remove, verify
+    from unisono.directory import Directory
 
     policy = CheckpointPolicy(keep=given["keep"], best=given["best"], best_mode=given["best_mode"])
     newest = _choose(_find(directory), None)
-    removed = choose_removed(newest, verify(newest), policy)
-    if not given["dry_run"]:
-        for path in removed:
-            remove(path)
+    with Directory.open(newest.parent) as home:
+        removed = choose_removed(home, newest.name, verify(newest), policy)
+        if not given["dry_run"]:
+            for name in removed:
+                remove(home, name)
     if as_json:
-        click.echo(json.dumps({"removed": [path.name for path in removed], "dry_run": given["dry_run"]}))
+        click.echo(json.dumps({"removed": removed, "dry_run": given["dry_run"]}))
     else:
-        for path in removed:
-            click.echo(f"{'would remove' if given['dry_run'] else 'removed'} {path.name}")
+        for name in removed:
+            click.echo(f"{'would remove' if given['dry_run'] else 'removed'} {name}")
         click.echo(f"newest: {newest.name}")
 
 
 def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[str, Any]) -> int:
+    from unisono.directory import Directory
     from unisono.errors import ConfigError
     from unisono.observe.ledger import read_lines
 
@@ -221,11 +240,13 @@ def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[
     step = int(chosen.name.split("-")[1].split(".")[0])
     if step + 1 not in lines:
         raise ConfigError(f"the ledger says nothing of step {step + 1}: there is nothing to compare with.")
-    with tempfile.TemporaryDirectory(prefix="unisono-rehearse-") as scratch:
+    with scratch_directory("rehearse") as scratch:
         out = Path(scratch) / "run"
-        shutil.copytree(chosen, out / "checkpoints" / chosen.name)
-        for name in ("run.json", "score.json", "environment.json", "ledger.jsonl"):
-            shutil.copy(home / name, out / name)
+        shutil.copytree(chosen, out / "checkpoints" / chosen.name, symlinks=True)
+        with Directory.open(home) as there:  # a stranger's links are not followed
+            for name in ("run.json", "score.json", "environment.json", "ledger.jsonl"):
+                if (data := there.read(name)) is not None:
+                    (out / name).write_bytes(data)
         if not as_json:
             click.echo(f"playing step {step + 1} from {chosen.name} ...", err=True)
         _play(home, out, lines[step + 1], args, given)

@@ -18,7 +18,8 @@ def diff(run_a: str, run_b: str, as_json: bool) -> None:
 
     Names the first differing step and what differed first in it: weights, sample ids, generator seed, loss or
     gradient; with the parameter, the replica and its samples where the runs were played with --detail
-    (detail=True). Differences of the environment are shown as possible causes.
+    (detail=True). Differences of the environment are shown as possible causes. A ledger whose lines have been
+    changed since they were written is named, with the line.
 
     Exit code: 0 when the runs are equal; 1 when they differ; 2 where there is no run.
     """
@@ -35,14 +36,17 @@ def _diff(run_a: Path, run_b: Path, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return 0 if found.equal else FAILED
-    for title, lines in (("score", found.score), ("environment", found.environment), ("metrics", found.metrics)):
+    for title, lines in (
+        ("damage", found.damage), ("score", found.score), ("environment", found.environment),
+        ("metrics", found.metrics),
+    ):  # fmt: skip
         for line in lines:
             click.echo(f"{title:<12} {line}")
     if found.step is not None:
         click.echo(f"{'first step':<12} {found.step}")
     if found.first is not None:
         click.echo(f"{'first':<12} {found.first}")
-    elif not found.equal:
+    elif found.score or found.metrics:
         click.echo("all steps and the final weights are equal")
     for note in found.notes:
         click.echo(f"{'':<12} {note}")

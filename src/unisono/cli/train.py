@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from unisono.cli.outcome import INTERRUPTED, command_line, perform
 from unisono.cli.run import watch_settings
 from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
+from unisono.launchers.scratch import scratch_directory
+from unisono.owners import adopt
 
 if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
@@ -173,12 +174,12 @@ def _train(
     settings = {**settings, "devices": resolve_devices(settings["devices"], "--gpus")}
     job = plan(recipe, workers, given, settings["devices"], plan_nodes(nodes))
     kept = job.options.out
-    with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="unisono-train-") as place:
+    with contextlib.nullcontext(kept) if kept else scratch_directory("train") as place:
         out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))
-        with contextlib.suppress(OSError):  # a directory that cannot be written is refused by the run, with reasons
-            out.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (out / RUN_FILE).write_text(describe_run_file(job.options))
+        # A directory that cannot be written is refused by the run, with reasons.
+        with contextlib.suppress(OSError), adopt(out) as home:
+            home.replace(RUN_FILE, describe_run_file(job.options).encode())
         try:
             scratch = None if kept else place
             result = play(job, output="stderr" if as_json else "leader", scratch=scratch, **settings)
@@ -191,14 +192,17 @@ def _train(
             click.echo(json.dumps(result))
             return
         lines = {"fingerprint": result["fingerprint"]}
-        lines |= {name: f"{value:.4f}" for name, value in result["metrics"].items()}
+        lines |= {name: f"{float(value):.4f}" for name, value in result["metrics"].items()}
         lines |= {"kept in": str(out)} if given["out"] else {}
         width = max(map(len, lines))
         for name, line in lines.items():
             click.echo(f"{name:<{width}}  {line}")
+        total = result.get("totals", {})
+        more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
         click.echo(
             f"{result['steps']} steps, {result['epochs']} epochs, {result['world_size']} workers, "
             f"{result['replicas']} replicas, {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
+            + more
         )
 
 
@@ -265,6 +269,7 @@ def plan(
 
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
+    from unisono.directory import read_file
     from unisono.errors import ConfigError
 
     if out is None:
@@ -272,10 +277,11 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     directory, file = Path(out), Path(out) / "score.json"
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"expected a directory, got the file {out} from --out.")
-    if not file.exists():
-        return None
     try:
-        score = json.loads(file.read_text())
+        data = read_file(file)
+        if data is None:
+            return None
+        score = json.loads(data)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is not the JSON that a run writes: {error}. Hint: choose another --out.") from error
     if not isinstance(score, dict) or not {"seed", "replicas", "batch_size", "threads", "settings"} <= score.keys():

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from unisono.cli.trials import (
     refuse_recipe_options,
     script_starter,
 )
+from unisono.launchers.scratch import scratch_directory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
     counts = parse_workers(workers)
     if len(counts) < 2:
         raise ConfigError(f"expected at least two runs to compare, got --workers {workers}. Hint: --workers 1,2.")
-    with tempfile.TemporaryDirectory(prefix="unisono-verify-") as scratch:
+    with scratch_directory("verify") as scratch:
         start = (_script if is_script(target) else _recipe)(target, args, counts, given, scratch)
         trials: list[Trial] = []
         for number, count in enumerate(counts):

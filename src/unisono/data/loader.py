@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import set_generators
 from unisono.errors import ConfigError, DataError
+from unisono.launchers.scratch import meet
 from unisono.placement import parts_of
 from unisono.seeding import mix
 
@@ -202,6 +203,7 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
         yield from (fetcher[task] for task in tasks)
         return
     check_can_share_tensors()
+    meet()
     collects = gc.isenabled()
     loader: DataLoader[Any] = DataLoader(
         fetcher,  # type: ignore[arg-type]  # indexed by tasks, not by integers

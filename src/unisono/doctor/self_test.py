@@ -6,12 +6,12 @@ They run in processes of their own: torch is not loaded here, and one that canno
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unisono.doctor.finding import Finding
+from unisono.launchers.scratch import scratch_directory
 
 START_S = 120.0
 """Longest wait for the whole, of which loading torch twice is nearly all."""
@@ -31,7 +31,7 @@ def check_talk(
     """
     outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "UNISONO_RENDEZVOUS", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in environ.items() if name not in outer}
-    with tempfile.TemporaryDirectory(prefix="unisono-doctor-") as scratch:
+    with scratch_directory("doctor") as scratch:
         path = Path(scratch, "seen.json")
         command = [sys.executable, *program, str(path)]
         try:

@@ -5,10 +5,8 @@ Whether another attempt follows is not decided here. Must not import torch.
 """
 
 import contextlib
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from unisono.launchers.failure import Failure, WorkerExit, describe, describe_ki
 from unisono.launchers.memory_kills import count_kills
 from unisono.launchers.output import tell
 from unisono.launchers.restarts import Ending
+from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.watchman import Watchman
 
@@ -60,7 +59,7 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
     Returns:
         None when every worker ended well.
     """
-    with _private_directory() as directory, _reserved_port() as port:
+    with scratch_directory() as directory, _reserved_port() as port:
         crew = Crew(spec, directory, events)
         memory_kills = count_kills()
         try:
@@ -196,15 +195,6 @@ def _tell_what_is_kept(crew: Crew) -> None:
     where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
     kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
     tell(f"{where}; {kept}. {'Go on' if saved else 'Begin anew'} with: {crew.spec.again}")
-
-
-@contextlib.contextmanager
-def _private_directory() -> Iterator[str]:
-    directory = tempfile.mkdtemp(prefix="unisono-")  # mode 0700
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
 from unisono.launchers.failure import FailureReport
 from unisono.launchers.leaving import leave_groups_at_exit
 from unisono.launchers.local_rank import with_local_rank
+from unisono.launchers.scratch import meet_in
 from unisono.launchers.spec import BACKEND_VARIABLE
 from unisono.launchers.stacks import STACK_SIGNAL, stack_file
 
@@ -56,6 +57,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _show_stack_on_demand(directory, rank)
+    meet_in(directory)
     leave_groups_at_exit()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from unisono.directory import read_file
 from unisono.errors import ConfigError
-from unisono.observe.ledger import read_lines
+from unisono.observe.ledger import changed_line, read_lines
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -32,15 +33,32 @@ def read_object(file: Path) -> dict[str, Any]:
         ConfigError: It is not the JSON that a run writes.
     """
     try:
-        return dict(json.loads(file.read_bytes()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        data = read_file(file)
+        content = {} if data is None else json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{file} is not the JSON that a run writes: expected an object, got {type(content).__name__}."
+        )
+    return content
 
 
 def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
     return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
+
+
+def changed_ledger(run: Path, result: Mapping[str, Any]) -> str | None:
+    """Return which line of a run's ledger is not the one that was written, in words; None: none is.
+
+    Args:
+        run: Its directory.
+        result: What ``result.json`` holds, the ledger's head among it; or empty.
+    """
+    step, head = result.get("steps"), result.get("ledger_head")
+    heads = {step: head} if isinstance(step, int) and isinstance(head, str) else {}
+    found = changed_line(run / "ledger.jsonl", heads)
+    return None if found is None else f"{run / 'ledger.jsonl'} has been changed: {found}"
 
 
 def first_difference(left: Path, right: Path) -> tuple[int, list[str]] | None:

@@ -1,25 +1,28 @@
 """The ledger: one line per step, written by the leader, by which runs are compared bit for bit.
 
 A line is JSON with a fixed key order and no time in it, so two runs of one score have equal files. Floats are
-written as hex (``float.hex``), exactly. On resume the lines after the checkpoint's step are cut off and written
-anew. A damaged ledger is set aside, never cut without a word.
+written as hex (``float.hex``), exactly. Each line carries a hash of all lines before it (see `chain`). On resume the
+lines after the checkpoint's step are cut off and written anew. A damaged ledger is set aside, never cut without a word;
+one whose lines have been changed is refused.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
+from unisono.directory import Directory, entered
 from unisono.disk import explained
+from unisono.errors import CheckpointError
+from unisono.observe import chain
 
 
 class Entry(NamedTuple):
@@ -88,12 +91,8 @@ _encode = json.JSONEncoder(check_circular=False).encode
 # One for every step: what JSON's encoder would write of whole numbers and hex digits, at a quarter of its time.
 _ENTRY = (
     '{"step": %d, "epoch": %d, "num_samples": %d, "samples": "%s", '
-    '"loss": "%s", "gradient": "%s", "weights": "%s", "lr": "%s"}\n'
+    '"loss": "%s", "gradient": "%s", "weights": "%s", "lr": "%s", "previous": "%s"}'
 )
-
-
-def _line(entry: Entry | Detail | Logged) -> str:
-    return _ENTRY % entry if isinstance(entry, Entry) else _encode(entry._asdict()) + "\n"
 
 
 @final
@@ -103,28 +102,37 @@ class Ledger:
     Args:
         path: ``ledger.jsonl`` of the run directory, or another file of steps.
         last_step: Keep the entries up to this step, drop later ones (they will be written again).
-        has_gaps: Whether steps may be missing; else that is a damage, which is reported.
+        has_gaps: Whether steps may be missing; else that is a damage, which is reported. Only a file of `Entry` has
+            none, and only that one is chained.
+        head: The chain value after `last_step`, as the checkpoint holds it; empty where it holds none.
+        home: The directory of the file, where it is open already.
+
+    Attributes:
+        head: The chain value after the last line that has been written.
 
     Raises:
-        CheckpointError: The disk does not take it (here and in all that writes); names the file and the room there is.
+        CheckpointError: A line up to `last_step` has been changed; or the disk does not take it (here and in all that
+            writes); names the file and the line, or the room there is. Or it is no regular file.
     """
 
-    def __init__(self, path: Path, last_step: int, *, has_gaps: bool = False) -> None:
-        content = path.read_bytes() if path.exists() else b""
-        kept, is_clean = _recover(content, last_step)
-        if not is_clean and not has_gaps:
-            _report(path, content, [line["step"] for line in kept], last_step)
+    def __init__(
+        self, path: Path, last_step: int, *, has_gaps: bool = False, head: str = "", home: Directory | None = None
+    ) -> None:
         self._path = path
-        temporary = path.with_suffix(".tmp")
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        with explained(path, len(text)):
-            with temporary.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            # Unbuffered: what the disk has once refused must not come again when the file is closed.
-            self._file = path.open("ab", buffering=0)
+        with explained(path), entered(home or path.parent) as place:
+            content = place.read(path.name) or b""
+            lines = chain.parse_all(content)
+            kept, is_clean = _recover(lines, last_step)
+            if not has_gaps:
+                _refuse_changed(path, lines, last_step, head)
+            if not is_clean and not has_gaps:
+                _report(place, path, content, lines, list(kept), last_step)
+            self.head = head or chain.head(kept.values())
+            text = b"".join(line + b"\n" for line, _ in kept.values())
+            with explained(path, len(text)):
+                place.replace(path.name, text)
+                # Unbuffered: what the disk has once refused must not come again when the file is closed.
+                self._file = place.append(path.name)
         self._waiting: list[Callable[[], Entry]] = []
         self._written = time.monotonic()
 
@@ -140,22 +148,29 @@ class Ledger:
     def append_now(self, entry: Entry | Detail | Logged) -> None:
         """Write one line; it reaches the operating system before this returns."""
         self.flush()
-        self._write(_line(entry))
+        self._write(self._line(entry))
 
     def flush(self) -> None:
         """Write what waits; it reaches the operating system before this returns."""
         waiting, self._waiting = self._waiting, []
         self._written = time.monotonic()
         if waiting:
-            self._write("".join([_line(entry()) for entry in waiting]))
+            self._write(b"".join([self._line(entry()) for entry in waiting]))
 
     def sync(self) -> None:
         """Put everything written so far on the disk, from any thread; `flush` first, from the one that appends."""
         with explained(self._path):
             os.fsync(self._file.fileno())
 
-    def _write(self, text: str) -> None:
-        data = memoryview(text.encode())
+    def _line(self, entry: Entry | Detail | Logged) -> bytes:
+        if not isinstance(entry, Entry):
+            return _encode(entry._asdict()).encode() + b"\n"
+        line = (_ENTRY % (*entry, self.head)).encode()
+        self.head = chain.value_after(self.head, line)
+        return line + b"\n"
+
+    def _write(self, text: bytes) -> None:
+        data = memoryview(text)
         with explained(self._path, len(data)):
             done = 0
             while done < len(data):
@@ -171,55 +186,77 @@ class Ledger:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a ledger, empty if there is none; what follows a line that is none of ours is ignored."""
+    """Return the entries of a ledger without the chain, empty if there is none; what follows no entry is ignored."""
     entries: list[dict[str, Any]] = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
-            entry = _parse(line)
-            if entry is None:
-                break
-            entries.append(entry)
+    for _, entry in chain.parse_all(_read(path)):
+        if entry is None:
+            break
+        entry.pop(chain.PREVIOUS, None)
+        entries.append(entry)
     return entries
 
 
 def damaged_from(path: Path) -> int | None:
     """Return the number, from 1, of the first whole line that is none of ours; None: there is none, or no ledger."""
-    with contextlib.suppress(FileNotFoundError):
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-            if line.endswith(b"\n") and _parse(line) is None:  # the last one may be on its way
-                return number
-    return None
+    content = _read(path)
+    lines = chain.parse_all(content)
+    whole = len(lines) - (not content.endswith(b"\n"))  # the last one may be on its way
+    return next((number for number, (_, entry) in enumerate(lines[:whole], start=1) if entry is None), None)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def changed_line(path: Path, heads: Mapping[int, str]) -> str | None:
+    """Return which line of a ledger is not the one that was written, in words; None: none is, or there is no ledger.
+
+    Args:
+        path: ``ledger.jsonl`` of a run directory.
+        heads: Chain values by step, from checkpoints and ``result.json``; empty ones say nothing.
+    """
+    known = {step: head for step, head in heads.items() if head}
+    found = chain.first_break(chain.parse_all(_read(path)), known)
+    return None if found is None else f"line {found[0]} {found[1]}"
+
+
+def _read(path: Path) -> bytes:
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) and type(entry.get("step")) is int else None
+        with Directory.open(path.parent) as home:
+            return home.read(path.name) or b""
+    except FileNotFoundError:
+        return b""
 
 
-def _recover(content: bytes, last_step: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return the entries up to `last_step`, and whether they are all of them, once each and in order."""
-    entries = [entry for line in content.splitlines() if (entry := _parse(line)) is not None]
-    by_step = {entry["step"]: entry for entry in entries if 1 <= entry["step"] <= last_step}
-    kept = [by_step[step] for step in sorted(by_step)]
-    return kept, [entry["step"] for entry in entries][:last_step] == list(range(1, last_step + 1))
+def _recover(lines: list[chain.Line], last_step: int) -> tuple[dict[int, chain.Line], bool]:
+    """Return the lines up to `last_step` by step, and whether they are all of them, once each and in order."""
+    entries = [(entry["step"], (line, entry)) for line, entry in lines if entry is not None]
+    by_step = {step: line for step, line in entries if 1 <= step <= last_step}
+    return dict(sorted(by_step.items())), [step for step, _ in entries][:last_step] == list(range(1, last_step + 1))
 
 
-def _report(path: Path, content: bytes, steps: list[int], last_step: int) -> None:
+def _refuse_changed(path: Path, lines: list[chain.Line], last_step: int, head: str) -> None:
+    """Raise where a line that stays is not the one that was written; those that are cut off may be anything."""
+    stay = [(line, entry if entry and entry["step"] <= last_step else None) for line, entry in lines]
+    found = chain.first_break(stay, {last_step: head} if head else {})
+    if found is not None:
+        raise CheckpointError(
+            f"the ledger {path} has been changed: line {found[0]} {found[1]}. Hint: put back a copy of it; or move it "
+            f"away, and the run goes on from step {last_step} with the same bits, without a record of the steps before."
+        )
+
+
+def _report(
+    home: Directory, path: Path, content: bytes, lines: list[chain.Line], steps: list[int], last_step: int
+) -> None:
     """Keep a copy of a damaged ledger and say what is missing; training does not need it, comparing runs does."""
     missing = sorted(set(range(1, last_step + 1)) - set(steps))
     what = "its lines were not in order"
     if missing:
         what = f"{len(missing)} of the steps 1-{last_step} are missing, the first is {missing[0]}"
     place = ""
-    entries = [_parse(line) for line in content.splitlines()]
+    entries = [entry for _, entry in lines]
     if None in entries or any(a["step"] >= b["step"] for a, b in itertools.pairwise(filter(None, entries))):
-        names = (path.with_name(f"ledger.damaged-{number}.jsonl") for number in itertools.count(1))
-        copy = next(name for name in names if not name.exists())
-        copy.write_bytes(content)
-        place = f" The file as it was found is kept as {copy.name}."
+        names = (f"ledger.damaged-{number}.jsonl" for number in itertools.count(1))
+        copy = next(name for name in names if home.status(name) is None)
+        home.replace(copy, content)
+        place = f" The file as it was found is kept as {copy}."
     warnings.warn(
         f"the ledger {path} is damaged: {what}.{place} The run goes on from its checkpoint with the same "
         "bits; only comparing its first steps with another run is no longer possible.",

@@ -9,16 +9,24 @@ The file (``phases/rank-R.jsonl`` of the run directory; no torch) is described i
 
 import contextlib
 import json
+import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, final
+
+from unisono.descriptors import File
+from unisono.directory import Directory
+from unisono.errors import ConfigError
 
 PHASES = ("data", "forward", "backward", "reduce", "update", "checkpoint", "evaluate", "other")
 DATA, FORWARD, BACKWARD, REDUCE, UPDATE, CHECKPOINT, EVALUATE, OTHER = range(len(PHASES))
 
+FOLDER = "phases"
+_FILE = re.compile(r"rank-.*\.jsonl")
 _FLUSH_EVERY_NS = 1_000_000_000
 
 
@@ -46,15 +54,15 @@ class PhaseClock:
         self._hand_on()
         return self._totals
 
-    def open(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Write the records of steps to a file from now on.
+    def open(self, run: Directory, facts: Mapping[str, Any]) -> None:
+        """Write the records of steps to this rank's file from now on.
 
         Args:
-            path: Created with its folder, or appended to.
+            run: The run directory; file and folder are made where they are missing.
             facts: What the launch's first line says besides the clock: rank, world size, ...
         """
         self.close()
-        self._log = _PhaseLog(path, facts)
+        self._log = _PhaseLog(run, facts)
 
     def enter(self, phase: int) -> int:
         """Be in `phase` from now on; returns the one before."""
@@ -115,16 +123,16 @@ class PhaseClock:
 class _PhaseLog:
     """Appends records to a file; a full disk costs the records, not the run."""
 
-    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self._file: IO[str] | None = None
+    def __init__(self, run: Directory, facts: Mapping[str, Any]) -> None:
+        self._file: File | None = None
         self._origin = time.perf_counter_ns()
         head = {"phases": list(PHASES), **facts, "wall_ns": time.time_ns()}
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._file = path.open("a")
-            self._file.write(("\n" if self._file.tell() else "") + json.dumps(head) + "\n")  # after a cut-off line
-            self._file.flush()
-        except OSError as error:
+            with run.child(FOLDER, make=True) as folder:
+                self._file = folder.append(f"rank-{facts['rank']}.jsonl")
+            is_new = os.fstat(self._file.fileno()).st_size == 0
+            self._file.write_all((("" if is_new else "\n") + json.dumps(head) + "\n").encode())  # after a cut-off line
+        except (OSError, ConfigError) as error:
             self._give_up(error)
 
     def close(self) -> None:
@@ -137,21 +145,16 @@ class _PhaseLog:
             return
         origin = self._origin
         try:
-            self._file.write(
-                "".join([f'{{"step":{step},"at_ns":{began - origin},"ns":{ns}}}\n' for step, began, ns in records])
-            )
-            self._file.flush()
+            lines = [f'{{"step":{step},"at_ns":{began - origin},"ns":{ns}}}\n' for step, began, ns in records]
+            self._file.write_all("".join(lines).encode())
         except OSError as error:
             self._give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: Exception) -> None:
         warnings.warn(
             f"step phases are no longer written: {error}. Nothing but the timing of steps is lost.", stacklevel=2
         )
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # said above; closing tries to write once more
-                self._file.close()
-            self._file = None
+        self.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,13 +184,18 @@ def read_phases(run_directory: Path) -> list[StepPhases]:
     A line that was cut off by a kill is passed over. A step that several launches have done (a crash lies between)
     appears once for each.
     """
-    found = [record for file in run_directory.glob("phases/rank-*.jsonl") for record in _read(file)]
+    try:
+        with Directory.open(run_directory) as run, run.child(FOLDER) as folder:
+            files = [folder.read(name) for name in sorted(folder.names()) if _FILE.fullmatch(name)]
+    except FileNotFoundError:
+        return []
+    found = [record for content in files for record in _records(content or b"")]
     return sorted(found, key=lambda record: (record.launch, record.step, record.rank))
 
 
-def _read(file: Path) -> Iterator[StepPhases]:
+def _records(content: bytes) -> Iterator[StepPhases]:
     head: dict[str, Any] | None = None
-    for line in file.read_bytes().splitlines():
+    for line in content.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:

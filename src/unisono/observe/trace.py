@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from unisono.directory import Directory
+
 Event = dict[str, Any]
 
 _STEPS = 0  # the thread of the steps; others count from 1
@@ -46,9 +48,8 @@ def join_traces(parts: Sequence[Path], steps: Sequence[Sequence[Event]], path: P
         ]  # fmt: skip
     # Whole nanoseconds of the origin stand beside the times, because a double could not hold their sum.
     whole = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin}
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(whole))
-    partial.replace(path)
+    with Directory.open(path.parent) as home:
+        home.replace(path.name, json.dumps(whole).encode())
 
 
 @final

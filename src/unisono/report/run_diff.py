@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ConfigError
-from unisono.observe.compare import diff, read_object
+from unisono.observe.compare import changed_ledger, diff, read_object
 from unisono.observe.ledger import damaged_from, hash_samples, read_lines
 from unisono.placement import cut
 from unisono.report.run_view import check_run
@@ -30,7 +30,7 @@ class RunDiff:
     """What differs between two runs.
 
     Attributes:
-        equal: Scores, ledgers, fingerprints and metrics agree.
+        equal: Scores, ledgers, fingerprints and metrics agree, and the ledgers are those that were written.
         step: The first differing step (1-based); None where all common steps agree.
         first: What differed first in it: one of `ORDER`; ``length`` where one run ends before it; ``final weights``
             where all steps agree but not what came out.
@@ -44,6 +44,7 @@ class RunDiff:
         metrics: One line per differing metric; names that end in ``_s`` are times and do not count.
         fingerprints: Of both runs; None where a run has no result yet.
         hint: What to do to know more; empty where there is nothing more.
+        damage: Ledgers whose lines are not those that were written, in words; what they tell is not the runs'.
     """
 
     equal: bool
@@ -59,6 +60,7 @@ class RunDiff:
     metrics: list[str]
     fingerprints: tuple[str | None, str | None]
     hint: str = ""
+    damage: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,9 @@ def compare_runs(left: Path, right: Path) -> RunDiff:
     environment = diff(ours.environment, theirs.environment)
     metrics = diff(_untimed(ours.result.get("metrics", {})), _untimed(theirs.result.get("metrics", {})))
     fingerprints = (ours.result.get("fingerprint"), theirs.result.get("fingerprint"))
+    damage = [found for path, run in ((left, ours), (right, theirs)) if (found := changed_ledger(path, run.result))]
     common: dict[str, Any] = {
-        "score": score, "environment": environment, "metrics": metrics, "fingerprints": fingerprints,
+        "score": score, "environment": environment, "metrics": metrics, "fingerprints": fingerprints, "damage": damage,
     }  # fmt: skip
     for old, new in zip(ours.ledger, theirs.ledger, strict=False):
         if old != new:
@@ -118,7 +121,7 @@ def compare_runs(left: Path, right: Path) -> RunDiff:
             f"all {done} steps are equal, so the last update or something after it made the difference"
         )  # fmt: skip
         return RunDiff(equal=False, first="final weights", fields=["final weights"], notes=[note], **common)
-    return RunDiff(equal=not (score or metrics), **common)
+    return RunDiff(equal=not (score or metrics or damage), **common)
 
 
 def _explain(ours: _Run, theirs: _Run, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

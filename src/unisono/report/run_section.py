@@ -49,7 +49,9 @@ def compare_section(runs: Sequence[RunView]) -> Section:
         )  # fmt: skip
     for run, name in zip(runs[1:], names[1:], strict=True):
         found = compare_runs(runs[0].path, run.path)
-        if found.equal:
+        if found.damage:
+            findings.append(Finding(text=f"{name} and {names[0]} cannot be compared: {'; '.join(found.damage)}."))
+        elif found.equal:
             findings.append(Finding(text=f"{name} and {names[0]} are equal, bit for bit.", tone="good"))
         else:
             where = f"from step {found.step} on" if found.step else "in their final weights or settings"
@@ -97,6 +99,10 @@ def _overview(run: RunView) -> Table:
         ["samples a second", _number(result.get("samples_per_s"))],
         ["wall time of the last launch", _seconds(result.get("wall_s"))],
     ]
+    totals = result.get("totals")
+    if isinstance(totals, dict) and totals.get("launches", 1) != 1:
+        told = f"{_number(totals.get('launches'))}, {_seconds(totals.get('train_s'))} of training"
+        rows.append(["launches", f"{told} for {_number(totals.get('samples'))} samples"])
     rows += [[name, _number(value)] for name, value in result.get("metrics", {}).items()]
     for key, name, spell in (
         ("peak_memory_bytes", "peak memory, fullest rank", spell_bytes),
@@ -115,6 +121,8 @@ def _findings(run: RunView) -> Iterator[Finding]:
         yield Finding(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
     else:
         yield Finding(text=f"Finished after {spell_count(result.get('steps', 0))} steps.", tone="good")
+    if run.changed:
+        yield Finding(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
     for before, after in zip(run.launches, run.launches[1:], strict=False):
         again = before.last_step - after.first_step + 1
         redone = f", {again} steps done again" if again > 0 else ""

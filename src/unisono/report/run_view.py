@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
-from unisono.observe.compare import read_object
+from unisono.observe.compare import changed_ledger, read_object
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.scaling.study import STEP_PHASES
@@ -50,6 +50,7 @@ class RunView:
         logged: Lines of ``metrics.jsonl``.
         phases: Records of all launches; a step done twice appears for each.
         launches: In order.
+        changed: Which line of the ledger is not the one that was written, in words; None: none is.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class RunView:
     logged: list[dict[str, Any]]
     phases: list[StepPhases]
     launches: list[Launch]
+    changed: str | None = None
 
     @property
     def losses(self) -> list[tuple[float, float]]:
@@ -150,6 +152,7 @@ def read_run(path: Path) -> RunView:
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
             result=files["result"], ledger=read_lines(path / "ledger.jsonl"),
             logged=read_lines(path / "metrics.jsonl"), phases=phases, launches=list(_launches(phases)),
+            changed=changed_ledger(path, files["result"]),
         )  # fmt: skip
         view.losses, view.metrics(), view.throughput()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:

@@ -1,5 +1,6 @@
 """How gradients are limited before an update: by their norm over the whole model, or element by element. No torch."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ class Clipping:
         value: Largest magnitude of an element; a larger one is set to it. Complex gradients have no such limit.
 
     Raises:
-        ConfigError: A limit is not above 0, or there are both.
+        ConfigError: A limit is not above 0 or not finite, or there are both.
     """
 
     norm: float | None = None
@@ -23,8 +24,9 @@ class Clipping:
 
     def __post_init__(self) -> None:
         for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"expected {name} > 0 (or None), got {limit}.")
+            if limit is not None and not 0 < limit < math.inf:
+                hint = " Hint: None does not clip." if limit == math.inf else ""
+                raise ConfigError(f"expected {name} > 0 and finite (or None), got {limit}.{hint}")
         if self.norm is not None and self.value is not None:
             raise ConfigError(
                 f"expected clip_norm or clip_value, got both ({self.norm} and {self.value}): their order would change "

@@ -3,17 +3,19 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint import saver, store
+from unisono.checkpoint.draft import Draft, explained
 from unisono.checkpoint.format import State
-from unisono.checkpoint.manifest import STATE_FILE, Facts
+from unisono.checkpoint.manifest import FILE_NAME, STATE_FILE, Facts
 from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
 from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
 from unisono.collectives.transport import Transport
+from unisono.directory import Directory
 from unisono.errors import CheckpointError
 from unisono.train.leader import leader_says, ranks_say
 
@@ -32,6 +34,7 @@ class Checkpoints:
         policy: How they are written and which are kept.
 
     Attributes:
+        run: The run directory, held open; None: `directory` is reached by its path.
         facts: What the next checkpoint belongs to; set by the leader once the run is open.
         guard: Asked just before a commit; raises where another launch has taken over the directory.
         committed_step: Step of the checkpoint that was loaded or that this rank has committed last, 0 for none.
@@ -44,10 +47,26 @@ class Checkpoints:
         self._transport = transport
         self._policy = policy
         self._saver, self._staging = saver.Saver(), Staging()
+        self._home: Directory | None = None
+        self.run: Directory | None = None
         self.facts = Facts()
         self.guard: store.Guard | None = None
         self.is_shared, self.is_keeper = True, transport.rank == 0
         self.committed_step = 0
+
+    def opened(self) -> Directory:
+        """Return the directory of the checkpoints, held open until `close`; a keeper makes it where it is missing.
+
+        Raises:
+            CheckpointError: A link stands in its place.
+            OSError: It cannot be opened or made.
+        """
+        if self._home is None:
+            if self.run is not None:
+                self._home = self.run.child(self._directory.name, make=self.is_keeper)
+            else:
+                self._home = Directory.make(self._directory)
+        return self._home
 
     def load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
         """Return step and state of a checkpoint that the leader has chosen.
@@ -60,14 +79,13 @@ class Checkpoints:
         Raises:
             CheckpointError: This rank cannot read it, or reads another.
         """
-        path = self._directory / name
         deadline = time.monotonic() + _VISIBLE_S
-        while self._transport.rank and not (path / "manifest.json").exists() and time.monotonic() < deadline:
+        while self._transport.rank and not self._shows(name) and time.monotonic() < deadline:
             time.sleep(0.1)  # nothing tells us when the file system will show it
-        manifest, state = store.read(path, run)
+        manifest, state = store.read_in(self.opened(), name, run)
         if manifest.sha256 != sha256:
             raise CheckpointError(
-                f"rank {self._transport.rank} finds another checkpoint at {path} than rank 0. "
+                f"rank {self._transport.rank} finds another checkpoint at {self._directory / name} than rank 0. "
                 "Hint: all ranks need the same file system at this path."
             )
         self.committed_step = manifest.step
@@ -97,9 +115,8 @@ class Checkpoints:
         state: Callable[[], State],
         *,
         before: Callable[[], None],
-        epoch: int = 0,
-        metrics: Mapping[str, float] | None = None,
         may_skip: bool = False,
+        **facts: Any,
     ) -> bool:
         """Write a checkpoint, and say whether it was begun; collective.
 
@@ -110,9 +127,8 @@ class Checkpoints:
             step: Steps done.
             state: Makes the state; equal on all ranks.
             before: Called on the leader, in its thread, before anything is written.
-            epoch: Epochs completed.
-            metrics: Measured with exactly these weights.
             may_skip: Whether the policy may leave this one out when the one before is still being written.
+            facts: What its `Facts` tell beyond those of the run: epoch, metrics, the ledger's head, what was spent.
 
         Raises:
             CheckpointError: This save or the one before failed; the older checkpoints are untouched.
@@ -127,13 +143,13 @@ class Checkpoints:
         begun = ranks_say(self._transport, self.is_keeper, lambda: self._begin(step, packed, mine))
         name, _ = begun[self._transport.rank if self.is_keeper else 0]
         in_background = all(told[1] for told in begun if told is not None)
-        final = self._directory / name
-        draft = store.Draft(step, final.with_name(f".{name}.tmp"), final)
         files = self._staging.copy(mine) if in_background else mine
+        if self.is_keeper or mine:
+            draft = Draft(step, self.opened(), name)
         if self.is_keeper:
-            facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
+            own = replace(self.facts, **facts)
             self.facts = replace(self.facts, parent_step=step)
-            self._saver.start(lambda: self._commit(draft, files, packed.values, facts, num_writers, before))
+            self._saver.start(lambda: self._commit(draft, files, packed.values, own, num_writers, before))
         elif mine:
             rank = self._transport.rank
             self._saver.start(lambda: saver.leave_receipt(draft, rank, lambda: saver.write_share(draft, files)))
@@ -147,8 +163,7 @@ class Checkpoints:
         state: Callable[[], State],
         *,
         before: Callable[[], None],
-        epoch: int = 0,
-        metrics: Mapping[str, float] | None = None,
+        **facts: Any,
     ) -> None:
         """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone.
 
@@ -159,8 +174,8 @@ class Checkpoints:
         if not self.is_keeper:
             return
         before()
-        facts = replace(self.facts, epoch=epoch, metrics=dict(metrics or {}))
-        store.write(self._directory, step, state(), facts=facts, policy=self._policy, guard=self.guard)
+        own = replace(self.facts, **facts)
+        store.write(self.opened(), step, state(), facts=own, policy=self._policy, guard=self.guard)
         self.facts = replace(self.facts, parent_step=step)
 
     def settle(self) -> None:
@@ -193,12 +208,25 @@ class Checkpoints:
             if not is_failing:
                 raise
             warnings.warn(str(error), stacklevel=2)
+        finally:
+            if self._home is not None:
+                self._home.close()
+                self._home = None
+
+    def _shows(self, name: str) -> bool:
+        """Whether the file system shows a committed checkpoint here."""
+        try:
+            with self.opened().child(name) as place:
+                return place.status(FILE_NAME) is not None
+        except FileNotFoundError:
+            return False
 
     def _begin(self, step: int, state: State, mine: Files) -> tuple[str, bool]:
         needed = sum(tensor.nbytes for part in state.tensors.values() for tensor in part.values())
-        draft = store.begin(self._directory, step, needed)
+        with explained(step, self._directory, needed):
+            draft = store.begin(self.opened(), step, needed)
         is_possible = is_roomy(bytes_of(mine) - self._staging.num_bytes)
-        return draft.final.name, self._policy.in_background and is_possible
+        return draft.name, self._policy.in_background and is_possible
 
     def _share(self, state: State) -> tuple[Files, int]:
         """Return the tensors that this rank writes, by file, and how many ranks write."""
@@ -215,7 +243,7 @@ class Checkpoints:
 
     def _commit(
         self,
-        draft: store.Draft,
+        draft: Draft,
         mine: Files,
         values: dict[str, Any],
         facts: Facts,
@@ -229,9 +257,9 @@ class Checkpoints:
             files[STATE_FILE] = draft.put(STATE_FILE, [store.encode_values(values)])
             deadline = time.monotonic() + _SHARE_TIMEOUT_S
             files |= saver.collect_receipts(draft, range(1, num_writers), lambda: self._saver.is_hopeless(deadline))
-            path = store.commit(draft, files, facts, self.guard)
+            store.commit(draft, files, facts, self.guard)
             self.committed_step = draft.step
         except BaseException:
             store.discard(draft)
             raise
-        store.settle(path, self._policy)
+        store.settle(draft.home, draft.name, self._policy)

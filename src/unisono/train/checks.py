@@ -15,6 +15,8 @@ from unisono.metrics.exact import Metric
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 
+_LARGEST = 1 << 62  # as in a checkpoint's manifest
+
 
 def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
     """Refuse what cannot be trained exactly; warn of what will not be trained at all.
@@ -46,6 +48,24 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
         )
     if scheduler is not None and not all(hasattr(scheduler, name) for name in ("step", "state_dict")):
         raise ConfigError(f"expected a scheduler with step() and state_dict(), got {type(scheduler).__name__}.")
+
+
+def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as Python's numbers; whatever ``float`` takes will do, a tensor of one element too.
+
+    Raises:
+        ConfigError: One of them is no number, or its name is no text; names it.
+    """
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            number = None if isinstance(value, str | bytes) or not isinstance(name, str) else float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            number = None
+        if number is None:
+            raise ConfigError(f"expected numbers as metrics, got metrics[{name!r}] as {type(value).__name__}.")
+        found[name] = int(value) if isinstance(value, int) and abs(value) < _LARGEST else number
+    return found
 
 
 def _check_parameters(model: nn.Module, optimizer: Optimizer) -> None:

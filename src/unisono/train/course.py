@@ -8,6 +8,7 @@ from typing import Any, final
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
+from unisono.train.checks import plain_numbers
 from unisono.train.every import Every, steps_between
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
@@ -27,7 +28,6 @@ class Course:
 
     Attributes:
         done: The last step that is done; 0 before the first.
-        stopped_by: Why the run ends before its last step, as if it were that; None where it does not.
         is_stopping: Whether the ranks have agreed to stop after this step.
         stopped_by: Why the run's own code has ended it before its last step, if it has.
         usage: What the steps have cost.
@@ -49,7 +49,9 @@ class Course:
         self.usage = Usage()
         self._cost: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
+        self._is_kept = False  # whether the result is another launch's, which this one had nothing to add to
         self._unsaved: CheckpointError | None = None
+        self._loop_s = self._loops_s = 0.0  # of the loop that has ended last; of those before it
 
     @property
     def is_open(self) -> bool:
@@ -78,10 +80,13 @@ class Course:
             self.done, state = self._record.resume(score)
             if state is not None:
                 parts.unpack(state)
+            if self._record.path is not None:
+                parts.check_storable()
             self._saved, self._score = self.done, score
             self._record.open_phases(self._watch.phases)
         self._watch.opened(self.done)
         self._per_epoch, self._between = per_epoch, steps_between(self._checkpoint_every, per_epoch)
+        self._loops_s, self._loop_s = self._loops_s + self._loop_s, 0.0
         self._first, self._began = self.done + 1, time.monotonic()
 
     def keep(self, parts: Parts, *, is_last: bool) -> None:
@@ -90,9 +95,11 @@ class Course:
         Raises:
             RunStopped: The ranks have agreed to stop; everything is saved.
         """
-        if self.done == self._first and not is_last:
+        if self.done == self._first and self._record.path is not None:
             with self._watch.phases.within(CHECKPOINT):
-                self._record.reserve(parts.pack)
+                parts.check_storable(is_begun=True)
+                if not is_last:
+                    self._record.reserve(parts.pack)
         must_save = is_last or self.is_stopping
         if must_save or self.done % self._between == 0:
             self._save(parts, may_skip=not must_save)
@@ -117,7 +124,7 @@ class Course:
         if not parts.strategy.saves_alone or parts.is_changing or self.done <= self._saved:
             return
         try:
-            self._record.save_alone(self.done, parts.pack, epoch=self._epoch, metrics=self._measured.get(self.done))
+            self._record.save_alone(self.done, parts.pack, **self._facts_of_step())
             self._write_end(parts, is_finished=False)
         except CheckpointError as error:
             self._record.tell(f"has lost what came after step {self._saved}: {error}")
@@ -146,9 +153,14 @@ class Course:
         self._write_end(parts, is_finished=is_finished)
 
     def measured(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics, measured with the present weights, to the result and to a checkpoint of this step."""
-        self._metrics |= metrics
-        self._measured = {self.done: {**self._measured.get(self.done, {}), **metrics}}
+        """Add metrics, measured with the present weights, to the result and to a checkpoint of this step.
+
+        Raises:
+            ConfigError: One of them is no number; names it.
+        """
+        numbers = plain_numbers(metrics)
+        self._metrics |= numbers
+        self._measured = {self.done: {**self._measured.get(self.done, {}), **numbers}}
         self._write()
 
     def fingerprint(self, parts: Parts) -> str:
@@ -165,27 +177,69 @@ class Course:
         self._watch.note(b"save")
         with self._watch.phases.within(CHECKPOINT):
             parts.strategy.settle()
-            metrics = self._measured.get(self.done)
-            if self._record.save(self.done, parts.pack, epoch=self._epoch, metrics=metrics, may_skip=may_skip):
+            if self._record.save(self.done, parts.pack, may_skip=may_skip, **self._facts_of_step()):
                 self._saved = self.done
 
+    def _facts_of_step(self) -> dict[str, Any]:
+        """Return what a checkpoint of the present step tells besides its state: see `Facts`."""
+        metrics = self._measured.get(self.done, {})
+        return {"epoch": self._epoch, "metrics": dict(metrics), "spent": self._spent(time.monotonic() - self._began)}
+
+    def _spent(self, loop_s: float) -> dict[str, float]:
+        """Return what all launches have spent on the steps that are done; redone ones, undone by a kill, do not count.
+
+        ``launches``; ``train_s`` in loops; ``steps``, their ``samples``, and ``step_s`` within steps. Steps of version
+        0.1.0, which told none of this, are missing in all of them.
+        """
+        own = {"train_s": round(self._loops_s + loop_s, 3), **self.usage.spent()}
+        before = self._record.spent
+        return {"launches": self._record.launches} | {name: before.get(name, 0) + own[name] for name in own}
+
     def _write_end(self, parts: Parts, *, is_finished: bool) -> None:
+        fingerprint = parts.strategy.fingerprint(parts.model)
+        if self.done < self._first and self._keep_result(fingerprint, is_finished=is_finished):
+            return
+        self._loop_s = round(time.monotonic() - self._began, 3)
+        total: dict[str, Any] = dict(self._spent(self._loop_s))
+        step_s = total.pop("step_s")
+        total["samples_per_s"] = round(total["samples"] / step_s, 1) if step_s else None
+        # A launch that found all steps done, but no result, has no times of its own to tell.
+        times = {} if self.done >= self._first else {name: total[name] for name in ("train_s", "samples_per_s")}
+        self._is_kept = False
         self.result = {
-            "fingerprint": parts.strategy.fingerprint(parts.model),
+            "fingerprint": fingerprint,
             "finished": is_finished,
             "steps": self.done,
             "epochs": self._epoch,
             **self._facts,
             "resumed_from_step": self._first - 1,
             **({"stopped_by": self.stopped_by} if self.stopped_by else {}),
-            "train_s": round(time.monotonic() - self._began, 3),
+            "ledger_head": self._record.flush(),
+            "train_s": self._loop_s,
             **self._cost,
             **parts.strategy.report(),
+            **times,
+            "totals": total,
         }
         self._write()
 
+    def _keep_result(self, fingerprint: str, *, is_finished: bool) -> bool:
+        """Take over the result of the launch, or loop, that did the last step, where this one has done none."""
+        there = self.result or self._record.result
+        if there.get("steps") != self.done:
+            return False  # killed before it was written, or another run's
+        if there.get("fingerprint") != fingerprint:
+            self._record.tell("held a result.json with another fingerprint than its last checkpoint: written anew")
+            return False
+        kept = there.get("metrics")
+        self._metrics = (kept if isinstance(kept, dict) else {}) | self._metrics
+        self.result, self._is_kept = there | {"finished": is_finished or there.get("finished") is True}, True
+        self._write()
+        return True
+
     def _write(self) -> None:
         if self.result:
-            self.result["wall_s"] = round(time.monotonic() - self._started, 3)
+            if not self._is_kept:
+                self.result["wall_s"] = round(time.monotonic() - self._started, 3)
             self.result["metrics"] = dict(self._metrics)
             self._record.write_result(self.result)

@@ -4,6 +4,7 @@ On one host two paths are one directory when device and inode are equal. Between
 directory and looks for those of the others; a network file system may take a moment to show one.
 """
 
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,11 @@ from typing import final
 
 from unisono.collectives.across_hosts import name_of_this_host
 from unisono.collectives.transport import Transport
+from unisono.directory import Directory
 from unisono.train.leader import ranks_say
+
+TOKEN = ".seen-"
+"""How the names of files begin that are needed for a moment only."""
 
 _PATIENCE_S = 5.0
 _POLL_S = 0.05
@@ -59,8 +64,8 @@ def find_directories(transport: Transport, path: Path | None, patience_s: float 
         return Directories((0,) * transport.world_size)
 
     def look() -> list[str]:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
+        with Directory.make(path) as here:
+            found = os.fstat(here.descriptor)
         return [name_of_this_host(), f"{found.st_dev}:{found.st_ino}"]
 
     places = [tuple(told) for told in ranks_say(transport, True, look)]
@@ -69,8 +74,8 @@ def find_directories(transport: Transport, path: Path | None, patience_s: float 
     if len(heads) == 1:
         return Directories((0,) * len(places), num_hosts)
     is_head = transport.rank in heads.values()
-    name = f".seen-{uuid.uuid4().hex}"
-    tokens: list[str | None] = ranks_say(transport, is_head, lambda: _leave_token(path / name))
+    name = f"{TOKEN}{uuid.uuid4().hex}"
+    tokens: list[str | None] = ranks_say(transport, is_head, lambda: _leave_token(path, name))
     # On its own host a head has seen already that the others' directories are not its own.
     here = places[transport.rank][0]
     foreign = {
@@ -97,9 +102,10 @@ def join_heads(heads: Sequence[int], seen: Sequence[list[int] | None]) -> tuple[
     return tuple(keepers)
 
 
-def _leave_token(file: Path) -> str:
-    file.touch()
-    return file.name
+def _leave_token(path: Path, name: str) -> str:
+    with Directory.open(path) as here:
+        here.create(name).close()
+    return name
 
 
 def _find_tokens(path: Path, tokens: Mapping[int, str], patience_s: float) -> list[int]:

@@ -5,8 +5,8 @@ from typing import Any, final
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.format import State
-from unisono.errors import ConfigError, StepError
+from unisono.checkpoint.format import State, check_storable
+from unisono.errors import CheckpointError, ConfigError, StepError
 from unisono.strategies.base import Strategy
 from unisono.strategies.plain_step import spared
 from unisono.train import score as scores
@@ -47,6 +47,26 @@ class Parts:
     def pack(self) -> State:
         """Return the state of all parts; the tensors are the live ones."""
         return self.strategy.pack(self.model, self.optimizer, self.scheduler, {}, self.registered)
+
+    def check_storable(self, *, is_begun: bool = False) -> None:
+        """Refuse now what could not be saved later; looks at every value, copies no weight.
+
+        Args:
+            is_begun: Look at the optimizer alone, which has got a state with the first step.
+
+        Raises:
+            ConfigError: Some state is neither a tensor that a file takes nor JSON-able; names it.
+        """
+        try:
+            if is_begun:
+                check_storable(self.optimizer)
+            else:
+                check_storable(self.optimizer, self.model, self.scheduler, self.registered)
+        except CheckpointError as error:
+            raise ConfigError(
+                f"{error} Hint: no checkpoint of this run could be written. Keep it out of the state, or turn it into "
+                "plain values; without out= (--out) nothing is saved."
+            ) from error
 
     def unpack(self, state: State) -> None:
         """Put a state back into the live objects.

@@ -65,7 +65,7 @@ class Run:
             step is always saved.
         checkpoints: How they are written, which are kept; None: the newest two, written beside the training.
         device: ``cpu`` or ``cuda``; unset, each local rank's own GPU where there are any, else the CPU.
-        settings: More of the score, JSON-able, for instance what a recipe was called with.
+        settings: More of the score, plain values by name, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
         detail: Record in ``detail.jsonl`` what each step is made of, so that `unisono diff` can name replica, samples
             and parameter. Changes no bit; costs a pass over weights and gradients.
@@ -112,7 +112,7 @@ class Run:
         world = World.current() if isinstance(transport, str) else world_of(transport)
         self.world = world
         self.device = device_of(world, device)
-        self.settings, self.between = dict(settings or {}), Between(seed)
+        self.settings, self.between = scores.checked_settings(settings), Between(seed)
         self._allow_drift = allow_drift
         self.strategy = chosen = resolve(strategy)
         check_detail(detail, chosen)

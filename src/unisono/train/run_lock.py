@@ -1,30 +1,38 @@
 """One run per directory: a lock that dies with its holder, and a token that unmasks a holder who has been replaced.
 
-``run.lock`` names the holder: host, boot id, process, its start time. The kernel drops the lock (POSIX ``fcntl``, which
-forked data loaders do not inherit) when the process ends, however it ends, so what a dead run leaves behind is taken
-over. File systems without locks are judged by what the file says. Each holder's token is larger than the one before;
-`RunLock.check`, called before a commit, fails once a later holder has come.
+``run.lock`` names the holder: host, boot id, process, its start time. The kernel drops the lock when the process ends,
+however it ends, so what a dead run leaves behind is taken over. It is a lock of the open file, not of the process: that
+one would fall as soon as the program itself reads ``run.lock``, say with a copy of the directory. A forked process
+closes what it inherits of it, so data loaders that outlive their rank hold nothing. Where the kernel has no such locks,
+the process's is taken; file systems without locks are judged by what the file says. Each holder's token is larger than
+the one before; `RunLock.check`, called before a commit, fails once a later holder has come.
 
-Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html (fencing tokens)
+Source: https://www.gnu.org/software/libc/manual/html_node/Open-File-Description-Locks.html,
+https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html (fencing tokens)
 """
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import select
 import socket
+import struct
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
+from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
 
 LOCK_FILE = "run.lock"
 _BYTES = 512
 # A run that was killed a moment ago may still be dying.
 _WAIT_S = 3.0
+_LOOK_S = 0.01
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,23 +78,29 @@ class Holder:
 class RunLock:
     """Holds a run directory until `release` or the end of the process.
 
+    A second one of the same process takes it over from the first.
+
     Args:
-        directory: The run directory; must exist.
+        directory: The run directory, held open.
 
     Attributes:
         token: Larger than that of every holder before.
 
     Raises:
         ConfigError: Another process holds it.
-        OSError: The file cannot be opened.
+        CheckpointError: ``run.lock`` is no regular file, or a stranger's.
+        OSError: The file cannot be opened or written.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / LOCK_FILE
-        # Never through a link: it could make us overwrite a stranger's file.
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._place = os.path.realpath(directory.path)
+        self._descriptor = directory.open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT)
         try:
-            self._take(directory)
+            for other in list(_HELD):
+                if other._is_of(self._descriptor):
+                    other.release()
+            self._take()
             before = _read(self._descriptor)
             # A file that cannot be read was cut by a crash of the machine: any clock is ahead of any count.
             lost = before is None and os.fstat(self._descriptor).st_size > 0
@@ -95,54 +109,120 @@ class RunLock:
             os.pwrite(self._descriptor, line.ljust(_BYTES - 1) + b"\n", 0)
             os.fsync(self._descriptor)
         except BaseException:
-            os.close(self._descriptor)
+            self.release()
             raise
+        _HELD.add(self)
 
     def check(self) -> None:
         """Fail if a later run has taken the directory; to be called right before a commit.
 
         Raises:
-            CheckpointError: It has, or the lock file is gone.
+            CheckpointError: It has; or the directory or its lock file is no longer where it was.
         """
-        try:
-            is_same = os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            is_same = False
-        now = _read(self._descriptor)
-        if not is_same or now is None or now.token != self.token:
-            whose = f" by {_words(now)}" if now is not None and now.token != self.token else ""
+        path = self._directory.path
+        if self._descriptor < 0:
             raise CheckpointError(
-                f"{self._path.parent} has been taken over{whose}: this run (token {self.token}) may no longer write "
+                f"{path} has been taken over by another Run of this program: this one may no longer write there. "
+                "Hint: close() the first, or give each Run a directory of its own."
+            )
+        if moved := self._moved():
+            raise CheckpointError(
+                f"the run directory {path} {moved} while the run was using it, so nothing more is kept there. "
+                "Hint: put it back and repeat the command, or choose another --out (out=)."
+            )
+        now = _read(self._descriptor)
+        if now is None or now.token != self.token:
+            whose = f" by {_words(now)}" if now is not None else ""
+            raise CheckpointError(
+                f"{path} has been taken over{whose}: this run (token {self.token}) may no longer write "
                 "there. Hint: let one run at a time use a directory."
+            )
+        found = self._directory.status(LOCK_FILE)
+        if found is None or not os.path.samestat(found, os.fstat(self._descriptor)):
+            raise CheckpointError(
+                f"{path} has lost its {LOCK_FILE}: another run may be using the directory, so this one (token "
+                f"{self.token}) may no longer write there. Hint: leave {LOCK_FILE} where it is; repeat the command."
             )
 
     def release(self) -> None:
         """Let others have the directory; safe to call twice."""
+        _HELD.discard(self)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _take(self, directory: Path) -> None:
+    def _moved(self) -> str:
+        """Return what has become of the directory, empty where it still is where it was."""
+        ours = os.fstat(self._directory.descriptor)
+        if ours.st_nlink == 0:
+            return "has been deleted"
+        try:
+            if os.path.samestat(os.stat(self._place), ours):  # noqa: PTH116 - a path as it was, whatever links do now
+                return ""
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:  # that we may not look says nothing
+            return ""
+        with contextlib.suppress(OSError):
+            return f"has been renamed to {os.readlink(f'/proc/self/fd/{self._directory.descriptor}')}"  # noqa: PTH115
+        return "has been renamed"
+
+    def _is_of(self, descriptor: int) -> bool:
+        return os.path.samestat(os.fstat(self._descriptor), os.fstat(descriptor))
+
+    def _take(self) -> None:
         deadline = time.monotonic() + _WAIT_S
         while not self._try():
             holder = _read(self._descriptor)
-            if holder is None or not _wait_for_end(holder, deadline):
+            if holder is not None and _wait_for_end(holder, deadline):
+                continue
+            if holder is not None and holder.is_here and not holder.is_alive:
                 raise ConfigError(
-                    f"{directory} is in use by {_words(holder)}. "
-                    "Hint: wait for that run, stop it, or choose another --out (out=)."
+                    f"{self._directory.path} is locked, although {_words(holder)} has ended: a process that it has "
+                    f"started still has {LOCK_FILE} open. Hint: find it (lsof, fuser) and end it, or choose another "
+                    "--out (out=)."
                 )
+            raise ConfigError(
+                f"{self._directory.path} is in use by {_words(holder)}. "
+                "Hint: wait for that run, stop it, or choose another --out (out=)."
+            )
 
     def _try(self) -> bool:
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-            holder = _read(self._descriptor)  # no locks on this file system
-            return holder is None or holder.pid == os.getpid() or not holder.is_alive
-        return True
+        for lock in (_lock_open_file, _lock_process):
+            try:
+                lock(self._descriptor)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    return False
+                if error.errno not in _NO_LOCKS:
+                    raise
+            else:
+                return True
+        holder = _read(self._descriptor)  # no locks on this file system
+        return holder is None or holder.pid == os.getpid() or not holder.is_alive
+
+
+_HELD: set[RunLock] = set()
+"""The locks of this process; a child that it forks lets go of its share of them."""
+
+
+def _let_go() -> None:
+    for lock in list(_HELD):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _lock_open_file(descriptor: int) -> None:
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        raise OSError(errno.EINVAL, "no locks of open files")
+    whole = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole)
+
+
+def _lock_process(descriptor: int) -> None:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _wait_for_end(holder: Holder, deadline: float) -> bool:
@@ -152,6 +232,7 @@ def _wait_for_end(holder: Holder, deadline: float) -> bool:
     try:
         descriptor = os.pidfd_open(holder.pid)
     except ProcessLookupError:
+        time.sleep(_LOOK_S)  # its lock falls in a moment, or a process that it has started holds it
         return time.monotonic() < deadline
     try:
         return bool(select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0])

@@ -9,29 +9,30 @@ are replaced atomically. The directory is private to its owner (0700): checkpoin
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint import store
-from unisono.checkpoint.files import replace_synced
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
 from unisono.disk import explained
-from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence, ScoreMismatch
+from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
 from unisono.observe.phases import PhaseClock
+from unisono.train.adoption import adopt_run, check_score
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.directories import find_directories
 from unisono.train.handover import hand_over, send_bytes
 from unisono.train.leader import ranks_say
 from unisono.train.run_files import RunFiles
 from unisono.train.run_lock import RunLock
+
+_FROM_A_CLOCK = 10**9  # no directory sees so many launches
 
 
 @final
@@ -46,6 +47,9 @@ class RunRecord:
 
     Attributes:
         fencing_token: Number of this launch among those of the directory; every checkpoint repeats it.
+        result: What ``result.json`` held when the directory was opened; empty where there was none.
+        spent: What earlier launches have spent up to the checkpoint gone on from; see `Facts`.
+        launches: How many launches the directory has seen, this one included.
 
     Raises:
         ConfigError: The directory cannot be created or written, or another run uses it; said before training starts.
@@ -62,7 +66,10 @@ class RunRecord:
         self._keeps_detail = detail
         self._lock: RunLock | None = None
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
-        self.fencing_token = 0
+        self.fencing_token, self.launches = 0, 1
+        self.result: dict[str, Any] = {}
+        self.spent: dict[str, float] = {}
+        self._written: dict[str, Any] = {}
         self.path = path
         self._files = RunFiles(path)
         self._checkpoints = (
@@ -71,6 +78,7 @@ class RunRecord:
         self._keeps, self._home = self._is_leader, 0
         self._says(0, self._open)
         self._directories = find_directories(transport, path)
+        ranks_say(transport, True, self._enter)
         if not self._directories.is_shared:
             self._open_own()
         if self._directories.num_hosts > 1 or not self._directories.is_shared:
@@ -84,7 +92,7 @@ class RunRecord:
         """
 
         def read() -> list[int | None]:
-            found = self._files.read("score.json")
+            found = self._files.recorded("score")
             if found is not None and not all(type(found.get(name)) is int for name in names):
                 raise ConfigError(
                     f"{self.path}/score.json lacks {' or '.join(names)}: it is not what a run writes. "
@@ -103,7 +111,7 @@ class RunRecord:
         """
 
         def check() -> dict[str, Any] | None:
-            recorded = self._files.read("environment.json")
+            recorded = self._files.recorded("environment")
             lines = [] if recorded is None else drift(recorded, environment)
             if lines and not allow_drift:
                 raise EnvironmentDrift(
@@ -126,23 +134,32 @@ class RunRecord:
         """
 
         def check() -> str:
-            recorded = self._files.read("score.json")
-            if recorded is not None and (lines := diff(recorded, score)):
-                listed = "\n  ".join(lines)
-                raise ScoreMismatch(
-                    f"{self.path} holds a run with another score:\n  {listed}\n"
-                    "Hint: repeat its settings to resume it, or choose another --out for a new run."
-                )
-            return self._files.run_id()
+            recorded = self._files.recorded("score")
+            if recorded is not None:
+                check_score(self.path, recorded, score)
+            assert self._checkpoints is not None
+            return self._files.run_id(self._checkpoints.opened())
 
         self._check_scores(score)
         if self.path is None or self._checkpoints is None:
             return 0, None
         run = self._says(self._home, check)
-        told = ranks_say(self._transport, self._keeps, lambda: self._settle_in(run, score))
+
+        def settle_in() -> dict[str, Any]:
+            assert self._checkpoints is not None
+            there = self._checkpoints.opened()
+            found = adopt_run(self._files, there, run, score, self._environment, is_alone=self._directories.is_shared)
+            self._written = found["result"]
+            return found | {"token": self.fencing_token}
+
+        told = ranks_say(self._transport, self._keeps, settle_in)
         self._home = max(self._directories.keepers, key=lambda rank: (told[rank]["step"], -rank))
         self.fencing_token = told[0]["token"]
         newest = told[self._home]
+        self.result, self.spent = newest["result"], newest["spent"]
+        # The token counts the launches of a directory, unless it had to be taken from the clock; see `RunLock`.
+        told_launches = int(self.spent.get("launches", 0)) + 1
+        self.launches = self.fencing_token if self.fencing_token < _FROM_A_CLOCK else told_launches
         if newest["name"] == "" and (whys := [why for found in told if found for why in found["hopeless"]]):
             raise CheckpointError(whys[0])
         step, state = self._load(run, newest["name"], newest["sha256"]) if newest["name"] else (0, None)
@@ -155,7 +172,7 @@ class RunRecord:
                 environment=self._files.read("environment.json") or {},
             )
         self._bring_ledgers()
-        ranks_say(self._transport, self._keeps, lambda: self._open_ledgers(step))
+        ranks_say(self._transport, self._keeps, lambda: self._open_ledgers(step, newest["head"]))
         return step, state
 
     def _check_scores(self, score: dict[str, Any]) -> None:
@@ -166,34 +183,6 @@ class RunRecord:
                     f"rank {self._transport.rank} and rank {rank} play different scores: {'; '.join(lines[:3])}. "
                     "Hint: the same settings and data on all hosts."
                 )
-
-    def _settle_in(self, run: str, score: dict[str, Any]) -> dict[str, Any]:
-        """Write what this directory lacks, and return its newest valid checkpoint."""
-        assert self.path is not None
-        for name, content in (("run.json", {"run": run}), ("score.json", score)):
-            if self._files.read(name) is None:
-                self._files.write(name, content)
-        if self._environment is not None:
-            self._files.write("environment.json", self._environment)
-        hopeless: list[str] = []
-        found: Path | None = None
-        complaints: list[str] = []
-        try:
-            found, complaints = store.newest_valid(self.path / "checkpoints", run)
-        except CheckpointError as error:
-            if self._directories.is_shared:
-                raise
-            hopeless = [str(error)]  # another host may have a good one
-        for complaint in [*complaints, *hopeless]:
-            warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
-        manifest = None if found is None else store.verify(found)
-        return {
-            "name": "" if found is None else found.name,
-            "sha256": "" if manifest is None else manifest.sha256,
-            "step": -1 if manifest is None else manifest.step,
-            "token": self.fencing_token,
-            "hopeless": hopeless,
-        }
 
     def _load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
         """Return step and state of a checkpoint: from the directory, or from the rank that has it; collective."""
@@ -212,26 +201,27 @@ class RunRecord:
         for name in ("ledger.jsonl", *(["detail.jsonl"] if self._keeps_detail else [])):
             file = self.path / name
             is_home = self._transport.rank == self._home
-            data = file.read_bytes() if is_home and file.exists() else b""
+            data = (self._files.directory.read(name) or b"") if is_home else b""
             size = self._transport.all_gather_json(len(data))[self._home]
             data = send_bytes(self._transport, self._home, data, size)
             if self._keeps and not is_home:
                 with explained(file, len(data)):
-                    replace_synced(file, data)
+                    self._files.directory.replace(name, data)
 
     def open_phases(self, phases: PhaseClock) -> None:
-        """Let a rank's step phases be written to its own file, where the directory can be seen from here."""
-        if self.path is not None and self.path.is_dir():
+        """Let a rank's step phases be written to its own file."""
+        if self.path is not None:
             rank, world_size = self._transport.rank, self._transport.world_size
             facts = {"launch": self.fencing_token, "rank": rank, "world_size": world_size}
             self._phases = phases
-            phases.open(self.path / "phases" / f"rank-{rank}.jsonl", facts)
+            phases.open(self._files.directory, facts)
 
-    def _open_ledgers(self, step: int) -> None:
+    def _open_ledgers(self, step: int, head: str) -> None:
         assert self.path is not None
-        self._ledger = Ledger(self.path / "ledger.jsonl", step)
+        home = self._files.directory
+        self._ledger = Ledger(self.path / "ledger.jsonl", step, head=head, home=home)
         if self._keeps_detail:
-            self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True)
+            self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True, home=home)
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only; the entry is made only where it is written, and when it is).
@@ -259,46 +249,47 @@ class RunRecord:
         if self._checkpoints is not None:
             self._checkpoints.reserve(state)
 
-    def save(
-        self,
-        step: int,
-        state: Callable[[], State],
-        *,
-        epoch: int = 0,
-        metrics: Mapping[str, float] | None = None,
-        may_skip: bool = False,
-    ) -> bool:
-        """Write a checkpoint after everything that precedes it in the ledger; collective; see `Checkpoints.save`."""
-        self._flush_ledger()
-        return self._checkpoints is None or self._checkpoints.save(
-            step, state, before=self._sync_ledger, epoch=epoch, metrics=metrics, may_skip=may_skip
-        )  # fmt: skip
+    def save(self, step: int, state: Callable[[], State], *, may_skip: bool = False, **facts: Any) -> bool:
+        """Write a checkpoint after everything that precedes it in the ledger; collective; see `Checkpoints.save`.
 
-    def save_alone(
-        self, step: int, state: Callable[[], State], *, epoch: int = 0, metrics: Mapping[str, float] | None = None
-    ) -> None:
+        Args:
+            step: Steps done.
+            state: Makes the state.
+            may_skip: See `Checkpoints.save`.
+            facts: Epoch, metrics, what has been spent: see `Facts`.
+        """
+        facts["ledger_head"] = self.flush()
+        return self._checkpoints is None or self._checkpoints.save(
+            step, state, before=self._sync_ledger, may_skip=may_skip, **facts
+        )
+
+    def save_alone(self, step: int, state: Callable[[], State], **facts: Any) -> None:
         """Write a checkpoint without the other ranks (keepers only); see `Checkpoints.save_alone`."""
-        self._flush_ledger()
+        facts["ledger_head"] = self.flush()
         if self._checkpoints is not None:
-            self._checkpoints.save_alone(step, state, before=self._sync_ledger, epoch=epoch, metrics=metrics)
+            self._checkpoints.save_alone(step, state, before=self._sync_ledger, **facts)
 
     def settle(self) -> None:
         """Return when no checkpoint is in flight; collective; see `Checkpoints.settle`."""
         if self._checkpoints is not None:
             self._checkpoints.settle()
 
-    def _flush_ledger(self) -> None:
-        if self._ledger is not None:
-            self._ledger.flush()
+    def flush(self) -> str:
+        """Write all lines that wait, and return the ledger's head: the chain value after them; empty where none is."""
+        if self._ledger is None:
+            return ""
+        self._ledger.flush()
+        return self._ledger.head
 
     def _sync_ledger(self) -> None:
         if self._ledger is not None:
             self._ledger.sync()
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Replace ``result.json`` (keepers only)."""
-        if self._keeps:
+        """Replace ``result.json`` where it says something else (keepers only)."""
+        if self._keeps and result != self._written:
             self._files.write("result.json", result)
+            self._written = dict(result)
 
     def tell(self, text: str) -> None:
         """Say something about the run directory to the person who started the run (leader only, standard error)."""
@@ -312,6 +303,7 @@ class RunRecord:
             CheckpointError: That save failed; only warned of where another exception is on its way up.
         """
         with contextlib.ExitStack() as stack:  # each is closed, whatever the others do
+            stack.callback(self._files.close)
             if self._lock is not None:
                 stack.callback(self._lock.release)
             for file in (self._ledger, self._detail, self._phases, self._checkpoints):
@@ -329,10 +321,10 @@ class RunRecord:
             self._checkpoints.is_shared, self._checkpoints.is_keeper = False, self._keeps
 
         def open_own() -> list[Any]:
-            assert self.path is not None
+            assert self._checkpoints is not None
             if not self._is_leader:
                 self._open()
-            steps = store.list_steps(self.path / "checkpoints")
+            steps = store.list_steps(self._checkpoints.opened())
             found = self._files.read("run.json")
             return [str(found["run"]) if found else "", steps[0][0] if steps else 0]
 
@@ -351,3 +343,9 @@ class RunRecord:
         if self._lock is not None and self._checkpoints is not None:
             self.fencing_token = self._lock.token
             self._checkpoints.guard = self._lock.check
+            self._checkpoints.run = self._files.directory
+
+    def _enter(self) -> None:
+        self._files.enter(writes=self._directories.keepers[self._transport.rank] == self._transport.rank)
+        if self._checkpoints is not None:
+            self._checkpoints.run = self._files.directory

@@ -14,8 +14,29 @@ from torch.optim import Optimizer
 from unisono.checkpoint.format import fingerprint, to_json
 from unisono.data.loader import Loader
 from unisono.data.sampler import ExactSampler
+from unisono.errors import CheckpointError, ConfigError
 
 SCORE_VERSION = 1
+
+
+def checked_settings(settings: Any) -> dict[str, Any]:
+    """Return `settings` of a run as a dictionary, if a score can hold them.
+
+    Raises:
+        ConfigError: They are none, or hold what is no plain value; names it.
+    """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"expected settings as a dictionary, got {type(settings).__name__}.")
+    found = dict(settings or {})
+    try:
+        for name, value in found.items():
+            to_json(name, "the name of a setting")
+            to_json(value, f"settings[{name!r}]")
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{error} Hint: settings are part of the score, which is kept as JSON: str(...), list(...), .item()."
+        ) from error
+    return found
 
 
 def describe_model(model: nn.Module) -> dict[str, Any]:

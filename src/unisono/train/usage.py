@@ -16,6 +16,10 @@ class Usage:
     def __init__(self) -> None:
         self._num_samples, self._num_steps, self._seconds, self._began = 0, 0, 0.0, 0.0
 
+    def spent(self) -> dict[str, float]:
+        """Return what this process has spent: ``steps``, their ``samples``, and ``step_s``, the seconds in them."""
+        return {"steps": self._num_steps, "samples": self._num_samples, "step_s": round(self._seconds, 6)}
+
     def begin(self) -> None:
         """A step begins."""
         self._began = time.perf_counter()

@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any, final
 
+from unisono.checkpoint.files import replace_synced
+from unisono.directory import read_file
 from unisono.errors import ConfigError
 from unisono.train.callbacks.base import Callback, Loop
 
@@ -53,8 +55,9 @@ class MLflow(Callback):
         uri = self._uri or f"sqlite:///{folder and folder.resolve()}/mlflow.db"
         client = MlflowClient(tracking_uri=uri)
         known = folder and folder / "mlflow-run"
-        if known and known.exists():
-            self._run_id = known.read_text().strip()
+        recorded = read_file(known) if known else None
+        if known and recorded is not None:
+            self._run_id = recorded.decode().strip()
             try:
                 found = client.get_run(self._run_id)
             except mlflow.exceptions.MlflowException as error:
@@ -68,7 +71,7 @@ class MLflow(Callback):
         else:
             self._run_id = self._begin(client, loop)
             if known:
-                known.write_text(self._run_id + "\n")
+                replace_synced(known, f"{self._run_id}\n".encode())
         client.set_tag(self._run_id, "world_size", str(loop.run.world.world_size))
         self._client = client
 
@@ -156,7 +159,8 @@ class WandB(Callback):
             raise ConfigError("expected a folder for Weights & Biases, got none. Hint: WandB(folder=), or Run(out=).")
         folder.mkdir(parents=True, exist_ok=True)
         known = loop.run.directory and loop.run.directory / "wandb-run"
-        run_id = known.read_text().strip() if known and known.exists() else None
+        recorded = read_file(known) if known else None
+        run_id = None if recorded is None else recorded.decode().strip()
         library: Any = wandb
         quiet = library.Settings(
             silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True
@@ -167,7 +171,7 @@ class WandB(Callback):
             resume="allow" if self._mode == "online" else None,
         )  # fmt: skip
         if known and run_id is None:
-            known.write_text(self._run.id + "\n")
+            replace_synced(known, f"{self._run.id}\n".encode())
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
         """See `Callback`."""

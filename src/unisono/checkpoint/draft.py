@@ -1,0 +1,73 @@
+"""A checkpoint that is being written: its directory under a temporary name, and words for what goes wrong."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.checkpoint.files import FileSum, write_synced
+from unisono.directory import Directory
+from unisono.disk import room
+from unisono.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is being written.
+
+    Attributes:
+        step: Steps done.
+        home: The directory of the checkpoints.
+        name: That of its own, once it is committed.
+    """
+
+    step: int
+    home: Directory
+    name: str
+
+    @property
+    def temporary(self) -> str:
+        """The name of its directory until it is committed."""
+        return f".{self.name}.tmp"
+
+    def opened(self) -> Directory:
+        """Open its directory, which is not committed.
+
+        Raises:
+            OSError: It is gone.
+        """
+        return self.home.child(self.temporary)
+
+    def put(self, file: str, chunks: Iterable[bytes | memoryview]) -> FileSum:
+        """Write one file and put it on the disk."""
+        with self.explained(), self.opened() as place:
+            return write_synced(place, file, chunks)
+
+    @contextlib.contextmanager
+    def explained(self, needed: int | None = None) -> Iterator[None]:
+        """Turn an `OSError` into one that names step, place and what is missing."""
+        with explained(self.step, self.home.path, needed):
+            yield
+
+
+@contextlib.contextmanager
+def explained(step: int, directory: Path, needed: int | None = None) -> Iterator[None]:
+    """Turn an `OSError` of writing a step's checkpoint into one that names step, place and what is missing.
+
+    Raises:
+        CheckpointError: There was one.
+    """  # noqa: DOC501 - a function makes the error
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise could_not_write(step, directory, error.strerror or str(error), needed) from error
+
+
+def could_not_write(step: int, directory: Path, reason: str, needed: int | None) -> CheckpointError:
+    """Return the error that names step, place, reason and the room there is."""
+    return CheckpointError(
+        f"could not write the checkpoint of step {step} into {directory}: {reason} ({room(directory, needed)}). "
+        "The older checkpoints are untouched. Hint: mend the cause and repeat the command; it resumes from them."
+    )

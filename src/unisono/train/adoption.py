@@ -1,0 +1,97 @@
+"""What a launch finds in a run directory, and whether all of it is this run's: nothing is taken over unseen."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.checkpoint import store
+from unisono.checkpoint.manifest import Facts
+from unisono.directory import Directory
+from unisono.errors import CheckpointError, ScoreMismatch
+from unisono.observe.compare import diff
+from unisono.train.run_files import RunFiles
+
+
+def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:
+    """Refuse a directory of another score.
+
+    Raises:
+        ScoreMismatch: It differs; lists each differing field.
+    """
+    if lines := diff(recorded, score):
+        listed = "\n  ".join(lines)
+        raise ScoreMismatch(
+            f"{where} holds a run with another score:\n  {listed}\n"
+            "Hint: repeat its settings to resume it, or choose another --out for a new run."
+        )
+
+
+def adopt_run(
+    files: RunFiles,
+    checkpoints: Directory,
+    run: str,
+    score: dict[str, Any],
+    environment: dict[str, Any] | None,
+    *,
+    is_alone: bool,
+) -> dict[str, Any]:
+    """Write what a directory lacks, compare what it has, and return what is known of its newest valid checkpoint.
+
+    Args:
+        files: The directory's files.
+        checkpoints: Those in it.
+        run: The run's id.
+        score: As this program plays it.
+        environment: To be recorded; None: that is done already.
+        is_alone: Whether no other host has a directory of this run.
+
+    Returns:
+        Its ``name``, ``sha256``, ``step`` (-1 for none), ledger ``head``, what was ``spent``; the directory's
+        ``result``; and ``hopeless``, why there is none that can be trusted.
+
+    Raises:
+        CheckpointError: No checkpoint can be trusted, and there is no other directory.
+        ScoreMismatch: A file or the checkpoint is of another run.
+    """
+    for name, content in (("run.json", {"run": run}), ("score.json", score)):
+        there = files.read(name)
+        if there is None:
+            files.write(name, content)
+        else:
+            _demand_ours(files.directory.path / name, there, content)
+    if environment is not None:
+        files.write("environment.json", environment)
+    hopeless: list[str] = []
+    found: Path | None = None
+    complaints: list[str] = []
+    try:
+        found, complaints = store.newest_valid(checkpoints, run)
+    except CheckpointError as error:
+        if is_alone:
+            raise
+        hopeless = [str(error)]  # another host may have a good one
+    for complaint in [*complaints, *hopeless]:
+        warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
+    manifest = None if found is None else store.verify(found)
+    facts = Facts() if manifest is None else manifest.facts
+    if found is not None and facts.score:
+        _demand_ours(found, facts.score, score)
+    return {
+        "name": "" if found is None else found.name,
+        "sha256": "" if manifest is None else manifest.sha256,
+        "step": -1 if manifest is None else manifest.step,
+        "head": facts.ledger_head,
+        "spent": facts.spent,
+        "result": files.result(),
+        "hopeless": hopeless,
+    }
+
+
+def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    if lines := diff(there, ours):
+        listed = "\n  ".join(lines)
+        raise ScoreMismatch(
+            f"{path} is of another run than this directory's:\n  {listed}\n"
+            "Hint: move away what was put there, or choose another --out."
+        )
