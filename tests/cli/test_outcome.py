@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from unisono import errors
-from unisono.cli.outcome import FAILED, USAGE_ERROR, perform
+from unisono.cli.outcome import FAILED, USAGE_ERROR, perform, tidy
 
 
 def raising(error):
@@ -66,3 +66,13 @@ def test_a_reader_that_goes_away_is_141_without_a_word():
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait() == 141
+
+
+def test_a_message_cannot_flood_or_steer_the_terminal(capsys):
+    """Control characters are spelled out, and a line that is longer than anybody reads keeps both its ends."""
+    assert tidy("a\x1b[31m\0b\n\tc µ") == "a\\x1b[31m\\x00b\n\tc µ"
+    assert perform("train", raising(errors.ConfigError(f"got {'x' * 100_000}. Hint: less"))) == 2
+    told = capsys.readouterr().err
+    assert len(told) < 2500
+    assert told.startswith("unisono train: got xxx")
+    assert told.endswith(". Hint: less\n")

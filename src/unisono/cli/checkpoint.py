@@ -10,10 +10,14 @@ from typing import Any
 import click
 
 from unisono.cli.outcome import FAILED, perform
+from unisono.cli.settings import PATH, number, to_json
+from unisono.quantities import KEPT, STEPS
 
-_DIRECTORY = click.argument("directory", type=click.Path(), metavar="DIR")
+_DIRECTORY = click.argument("directory", type=PATH, metavar="DIR")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
-_STEP = click.option("--step", type=int, metavar="N", help="The checkpoint of step N.  [default: the newest valid one]")
+_STEP = click.option(
+    "--step", type=number(STEPS), metavar="N", help="The checkpoint of step N.  [default: the newest valid one]"
+)
 
 
 @click.group(short_help="Look after what a run has saved.")
@@ -49,10 +53,12 @@ def verify(directory: str, as_json: bool) -> None:
 @checkpoint.command(short_help="Load one, play its next step, compare with the ledger.")
 @_DIRECTORY
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
-@click.option("--step", type=int, metavar="N", help="Start after step N.  [default: the newest that has a next step]")
-@click.option("--script", type=click.Path(), metavar="FILE", help="The program, for runs that are no recipe's.")
+@click.option(
+    "--step", type=number(STEPS), metavar="N", help="Start after step N.  [default: the newest that has a next step]"
+)
+@click.option("--script", type=PATH, metavar="FILE", help="The program, for runs that are no recipe's.")
 @click.option("-n", "--workers", default="1", show_default=True, metavar="N", help="Number of processes.")
-@click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
+@click.option("--data", type=PATH, metavar="PATH", help="Recipes: where the data is.")
 @click.option("--allow-drift", is_flag=True, help="Recipes: although software or CPU differ from the run's.")
 @_JSON
 def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any) -> None:
@@ -68,7 +74,7 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
 
 @checkpoint.command(short_help="Write the model's weights to one file.")
 @_DIRECTORY
-@click.argument("file", type=click.Path(), metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE")
 @_STEP
 def export(directory: str, file: str, step: int | None) -> None:
     """Write the model of a checkpoint as a plain state_dict to FILE: .pt, .pth, .bin or .safetensors.
@@ -80,7 +86,9 @@ def export(directory: str, file: str, step: int | None) -> None:
 
 @checkpoint.command(short_help="Remove old ones.")
 @_DIRECTORY
-@click.option("--keep", type=int, default=2, show_default=True, metavar="K", help="Newest valid ones to leave.")
+@click.option(
+    "--keep", type=number(KEPT), default=2, show_default=True, metavar="K", help="Newest valid ones to leave."
+)
 @click.option("--best", metavar="METRIC", help="Leave the one with the best METRIC too.")
 @click.option("--best-mode", default="max", show_default=True, metavar="max|min", help="Which METRIC is best.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
@@ -137,7 +145,7 @@ def _rows(found: Path, *, is_thorough: bool) -> list[dict[str, Any]]:
 def _list(directory: str, as_json: bool) -> None:
     rows = _rows(_find(directory), is_thorough=False)
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(to_json(rows))
         return
     from unisono.checkpoint.values import printable
 
@@ -154,7 +162,7 @@ def _verify(directory: str, as_json: bool) -> int:
     rows = _rows(_find(directory), is_thorough=True)
     damaged = sum(row["problem"] is not None for row in rows)
     if as_json:
-        click.echo(json.dumps({"valid": not damaged, "checkpoints": rows}))
+        click.echo(to_json({"valid": not damaged, "checkpoints": rows}))
     else:
         for row in rows:
             click.echo(f"{row['name']}  {row['problem'] or 'whole'}")
@@ -202,7 +210,7 @@ def _prune(directory: str, as_json: bool, given: dict[str, Any]) -> None:
         for path in removed:
             remove(path)
     if as_json:
-        click.echo(json.dumps({"removed": [path.name for path in removed], "dry_run": given["dry_run"]}))
+        click.echo(to_json({"removed": [path.name for path in removed], "dry_run": given["dry_run"]}))
     else:
         for path in removed:
             click.echo(f"{'would remove' if given['dry_run'] else 'removed'} {path.name}")
@@ -231,7 +239,7 @@ def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[
         played = {line["step"]: line for line in read_lines(out / "ledger.jsonl")}.get(step + 1, {})
     differing = [name for name, value in lines[step + 1].items() if played.get(name) != value]
     if as_json:
-        click.echo(json.dumps({"equal": not differing, "checkpoint": chosen.name, "differing": differing}))
+        click.echo(to_json({"equal": not differing, "checkpoint": chosen.name, "differing": differing}))
     elif differing:
         click.echo(f"step {step + 1} is another than in the ledger: {', '.join(differing)}")
     else:

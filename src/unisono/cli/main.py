@@ -1,12 +1,15 @@
 """``unisono``: finds the verb and loads only its file, so that ``--help`` answers at once."""
 
-from pathlib import Path
+import io
+import os.path
+import sys
 from typing import NoReturn
 
 import click
 
 from unisono import __version__
 from unisono.cli.lazy import LazyGroup
+from unisono.cli.outcome import tidy
 
 VERBS = {
     "run": "Start a script on several processes, of one machine or more.",
@@ -43,7 +46,7 @@ def _meant(word: str) -> str:
     from unisono.hints import nearest
     from unisono.recipes.catalog import RECIPES
 
-    if word.endswith(".py") or Path(word).is_file():
+    if word.endswith(".py") or os.path.isfile(word):  # noqa: PTH113 - pathlib raises where a name is too long
         return f" Hint: unisono run {word}."
     if word in RECIPES:
         return f" Hint: unisono train {word}."
@@ -69,12 +72,16 @@ def unisono(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line; exits with the verb's code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be other bytes than text, and go out as they came
+        sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding == "utf-8" else "backslashreplace")
     try:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):  # click lists three, by the alphabet; the nearest comes first
             error = click.NoSuchOption(error.option_name, possibilities=(error.possibilities or [])[:1], ctx=error.ctx)
-        error.show()
+        told = io.StringIO()
+        error.show(told)
+        click.echo(tidy(told.getvalue()), nl=False, err=True)  # what was typed stands in it
         raise SystemExit(error.exit_code) from None
     except (click.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None

@@ -12,6 +12,8 @@ import click
 from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.nodes import nodes_options, plan_nodes, start
 from unisono.cli.outcome import perform
+from unisono.cli.settings import number
+from unisono.quantities import RESTARTS, SECONDS, THREADS
 
 
 @click.command(
@@ -28,7 +30,7 @@ from unisono.cli.outcome import perform
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=number(THREADS),
     metavar="T",
     help="Threads per process.  [default: OMP_NUM_THREADS, or 1]",
 )
@@ -54,7 +56,7 @@ from unisono.cli.outcome import perform
 )
 @click.option(
     "--max-restarts",
-    type=click.IntRange(min=0),
+    type=number(RESTARTS),
     default=0,
     show_default=True,
     metavar="K",
@@ -63,19 +65,19 @@ from unisono.cli.outcome import perform
 )
 @click.option(
     "--heartbeat",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     metavar="S",
     help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
 )
 @click.option(
     "--hang-report",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     metavar="S",
     help="Seconds without progress after which it is said where each process is; 0: never.  [default: 30]",
 )
 @click.option(
     "--stop-grace",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     metavar="S",
     help="Seconds that a run has to finish its step and save when it is asked to stop.  [default: 30]",
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.quantities import CLIP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +23,8 @@ class Clipping:
     value: float | None = None
 
     def __post_init__(self) -> None:
-        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"expected {name} > 0 (or None), got {limit}.")
+        for name in ("norm", "value"):
+            object.__setattr__(self, name, CLIP.maybe(f"clip_{name}", getattr(self, name)))
         if self.norm is not None and self.value is not None:
             raise ConfigError(
                 f"expected clip_norm or clip_value, got both ({self.norm} and {self.value}): their order would change "
