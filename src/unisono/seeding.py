@@ -11,16 +11,6 @@ from collections.abc import Callable
 from unisono.errors import ConfigError
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that `mix` cannot take.
-
-    Raises:
-        ConfigError: Not a whole number of 64 bits with sign.
-    """
-    if not -(2**63) <= seed < 2**63:
-        raise ConfigError(f"expected -2**63 <= seed < 2**63, got {seed}.")
-
-
 @functools.cache
 def _packer(count: int) -> Callable[..., bytes]:
     """Return what packs so many whole numbers of 64 bits with sign, little-endian."""

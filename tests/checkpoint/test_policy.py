@@ -41,7 +41,7 @@ def test_what_is_kept(policy, listed, kept):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"keep": 0}, "expected keep >= 1, got 0."),
+        ({"keep": 0}, "expected keep as a whole number of checkpoints from 1 to 1,000,000, got 0."),
         ({"best_mode": "most"}, "expected best_mode as one of max, min, got 'most'."),
         ({"when_busy": "x"}, "expected when_busy as one of wait, skip, got 'x'."),
     ],

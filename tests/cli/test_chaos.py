@@ -30,7 +30,7 @@ def test_the_kinds_are_those_of_the_schedule():
         ((JOB, "--epochs", "3"), "--epochs is for recipes"),
         (("digits", "--out", "."), "expected a new directory for --out"),
         (("digits", "--fault", "flood"), "Invalid value for '--fault'"),
-        (("digits", "--kills", "0"), "Invalid value for '--kills'"),
+        (("digits", "--kills", "0"), "expected --kills as a whole number from 1"),
     ],
 )
 def test_wrong_use(arguments, words):

@@ -87,10 +87,15 @@ def test_it_is_kept_and_drawn(tmp_path):
         ((*JOB, "--ranks", "0"), "each from 1 to 65536"),
         ((*JOB, "--ranks", "8..1"), "each from 1 to 65536"),
         ((*JOB, "--ranks", ""), "each from 1 to 65536"),
-        ((*JOB, "--node-size", "0"), "node_size >= 1"),
+        ((*JOB, "--node-size", "0"), "--node-size as a whole number"),
         ((*JOB, "--checkpoint-time", "5s"), "--mtbf too"),
-        ((*JOB, "--overlap", "3"), "overlap from 0 to 1"),
-        ((*JOB, "--servers", "0"), "servers >= 1"),
+        ((*JOB, "--overlap", "3"), "--overlap as a number from 0 to 1"),
+        ((*JOB, "--servers", "0"), "--servers as a whole number"),
+        ((*JOB, "--straggler", "nan"), "--straggler as a number from 1 to 1,000,000, got 'nan'"),
+        ((*JOB, "--parameters", "0"), "--parameters as a number from 1 to 1e+15, got 0."),
+        ((*JOB, "--parameters", "1e999"), "--parameters as a number from 1 to 1e+15, got 1e999."),
+        ((*JOB, "--sample-time", "1e300s"), "such as 5us, 12ms or 3h, seconds from 0 to 1,000,000,000,000"),
+        ((*JOB, "--between", "1e-300Gb/s"), "or 50GB/s (bytes), bytes a second from 1 to 1e+18"),
         (("no-such-recipe",), "no-such-recipe"),
     ],
 )
@@ -99,6 +104,18 @@ def test_wrong_settings_are_refused(arguments, expected):
     done = asked(*arguments)
     assert done.exit_code == 2, done.output
     assert expected in done.output
+
+
+def test_json_has_no_nan():
+    """At the ends of all ranges: whatever is printed is JSON, in which every number is finite."""
+    for ends in (("1", "1e-6", "0"), ("1e15", "1024", "1000")):
+        arguments = ("--parameters", ends[0], "--parameter-bytes", ends[1], "--jitter", ends[2], "--simulate")
+        arguments += ("--sample-time", "1000000d", "--batch-size", "1000000000", "--steps", "1000000000000")
+        for mtbf, saving, restart in (("1ns", "1000000d", "1000000d"), ("1000000d", "1ns", "0s")):
+            failing = ("--mtbf", mtbf, "--checkpoint-time", saving, "--restart-time", restart, "--ranks", "1,8,65536")
+            done = asked(*arguments, *failing, "--inside", "1B/s", "--straggler", "1000000", "--json")
+            assert done.exit_code == 0, done.output
+            json.loads(done.stdout, parse_constant=pytest.fail)
 
 
 def test_ranks_are_lists_and_powers_of_two():

@@ -9,7 +9,7 @@ import pytest
 from unisono import errors
 from unisono.cli import train
 from unisono.cli.main import main
-from unisono.cli.outcome import FAILED, USAGE_ERROR, nothing_kept, perform
+from unisono.cli.outcome import FAILED, USAGE_ERROR, nothing_kept, perform, tidy
 
 
 def raising(error):
@@ -129,3 +129,13 @@ def test_ctrl_c_in_chaos(tmp_path):
             "Nothing is kept of the two runs. Again: ")  # fmt: skip
         assert told == f"unisono chaos: interrupted. {kept}unisono chaos digits{' --out kept' * bool(out)}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_message_cannot_flood_or_steer_the_terminal(capsys):
+    """Control characters are spelled out, and a line that is longer than anybody reads keeps both its ends."""
+    assert tidy("a\x1b[31m\0b\n\tc µ") == "a\\x1b[31m\\x00b\n\tc µ"
+    assert perform("train", raising(errors.ConfigError(f"got {'x' * 100_000}. Hint: less"))) == 2
+    told = capsys.readouterr().err
+    assert len(told) < 2500
+    assert told.startswith("unisono train: got xxx")
+    assert told.endswith(". Hint: less\n")

@@ -106,11 +106,11 @@ def test_a_script_that_fails_is_no_difference(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("digits -w 1,two", "numbers such as 1,2,4, each from 1 to 1024, got '1,two'"),
+        ("digits -w 1,two", "numbers such as 1,2,4, each from 1 to 1,024, got '1,two'"),
         ("digits -w 1,,2", "numbers such as"),
-        ("digits -w 0,1", "each from 1 to 1024, got '0,1'"),
+        ("digits -w 0,1", "each from 1 to 1,024, got '0,1'"),
         ("digits -w 1,9", "9"),
-        ("digits -w 1,2 --batch-size 0", "--batch-size >= 1"),
+        ("digits -w 1,2 --batch-size 0", "expected --batch-size as a whole number of samples from 1"),
         ("digits -w 1,2 surplus", "takes no arguments, got surplus"),
         ("mnits -w 1,2", "did you mean 'mnist'"),
         ("nowhere.py -w 1,2", "nowhere.py"),

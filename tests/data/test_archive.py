@@ -69,6 +69,8 @@ def test_wanted_members_come_in_archive_order(tmp_path, form):
         (member("../d/3.txt", b"x"), "one that leaves it"),
         (member("d/../../3.txt", b"x"), "one that leaves it"),
         (member("/d/3.txt", b"x"), "one that leaves it"),
+        (member(".//etc/passwd", b"x"), "one that leaves it"),
+        (member("././/d/3.txt", b"x"), "one that leaves it"),
         (member("d/3.txt", bytes(1001)), "at most 1,000 bytes, found type b'0' with 1,001 bytes"),
         (member("other", bytes(99_000)), "at most 100,000 bytes when decompressed"),
         (member("other", bytes(200_000)), "size of 0 to 100,000 bytes, found 200,000"),
@@ -87,6 +89,21 @@ def test_hostile_members_are_refused(tmp_path, bad, message):
     with pytest.raises(DataError, match=message) as caught:
         read(tmp_path, plain)
     assert str(tmp_path / "a.tar.gz") in str(caught.value)
+
+
+def test_headers_without_end_are_refused_early(tmp_path):
+    """Extended headers that hold each other 10,000 deep, and one of 64 MiB: an error after 1 MiB of them at most."""
+    block = tarfile.TarInfo("x")
+    block.type = tarfile.XHDTYPE
+    nested = block.tobuf() * 10_000 + build_tar(member("d/2.txt", b"two"))
+    large = build_tar(member("d/2.txt", b"two", pax_headers={"comment": "x" * (64 << 20)}))
+    limits = Limits(total_bytes=1 << 30)
+    for plain, said in ((nested, "more than 16 extended headers in a row"), (large, "a header of more than 1,048,576")):
+        with pytest.raises(DataError, match=said) as caught:
+            read(tmp_path, plain, limits=limits)
+        assert str(tmp_path / "a.tar.gz") in str(caught.value)
+    fair = build_tar(*(member("d/2.txt", b"two", pax_headers={"comment": "x" * 900_000}) for _ in range(3)))
+    assert len(read(tmp_path, fair, limits=limits)) == 3, "each header has its own room"
 
 
 def test_a_bad_header_is_not_the_end(tmp_path):

@@ -157,7 +157,7 @@ def test_pin_and_sum_of_a_missing_file(tmp_path):
     """A pin that cannot be one is a ConfigError; an unreadable file is a DataError."""
     with pytest.raises(ConfigError, match="64 lower-case"):
         Pin(sha256="ABC", size_bytes=1)
-    with pytest.raises(ConfigError, match="size_bytes >= 0"):
+    with pytest.raises(ConfigError, match="size_bytes as a whole number of bytes from 0"):
         Pin(sha256="0" * 64, size_bytes=-1)
     with pytest.raises(DataError, match="No such file"):
         sha256_file(tmp_path / "gone")

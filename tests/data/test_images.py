@@ -151,3 +151,14 @@ def test_other_sources_are_refused(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             load_images(tmp_path / name, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("text", ["", "x", "28x", "0x28", "4097", "28x28x28", "-1", "2.5", "٣", "9" * 5000, "nan"])
+def test_what_is_no_size_is_refused(text):
+    """One or two sides of 1 to 4,096 pixels."""
+    with pytest.raises(
+        ConfigError, match="expected an image size like 28x28 or 64, sides from 1 to 4,096, got"
+    ) as caught:
+        parse_size(text)
+    assert len(str(caught.value)) < 200
+    assert (parse_size("28x32"), parse_size("64")) == ((28, 32), (64, 64))

@@ -108,3 +108,9 @@ def test_holding_out_counts_within_classes():
     mixed = hold_out(np.tile(np.arange(3), 20), 5, "texts", Path("own.csv"))
     assert mixed.sum() == 12
     assert hold_out(np.repeat(np.arange(3), 20), 5, "texts", Path("own.csv")).sum() == 12
+
+
+def test_labels_of_many_digits_are_names():
+    """Python reads no number of more than 4,300 digits; shorter ones are sorted by value, long ones by their digits."""
+    long = "9" * 5000
+    assert number_labels([["10", "9", long]], [["", "", ""]], Path("x")) == ["9", "10", long]

@@ -122,6 +122,22 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, content, message):
         rows(write(tmp_path, content))
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000])
+def test_json_nested_without_end_is_a_broken_row(tmp_path, line):
+    """It is named with its line, or skipped as others are."""
+    path = write(tmp_path, LINES + line + "\n", "my.jsonl")
+    with pytest.raises(DataError, match=r"my\.jsonl, line 3: expected a JSON object, found .* nested without end"):
+        rows(path)
+    assert rows(path, skip=True)[0] == PAIRS
+
+
+@pytest.mark.parametrize("name", ["rot13", "hex", "base64", "zlib", "bz2", "undefined", "no such", "a\0", "\udcff", ""])
+def test_what_decodes_no_text_is_no_encoding(name):
+    """Python's codecs that turn bytes into bytes, or text into text, are refused as unknown ones are."""
+    with pytest.raises(ConfigError, match=r"expected an encoding of text that Python knows, got .* Hint: utf-8"):
+        Columns(encoding=name)
+
+
 def test_other_files_are_refused(tmp_path):
     """A missing file, an unknown ending, a folder without classes, a wrong encoding."""
     with pytest.raises(DataError, match="expected a readable file"):
@@ -131,7 +147,7 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="found no folder"):
         rows(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="encoding that Python knows"):
+    with pytest.raises(ConfigError, match="encoding of text that Python knows"):
         Columns(encoding="utf-99")
     with pytest.raises(DataError, match="expected utf-16"):
         rows(write(tmp_path, b"\x00\xd8a"), encoding="utf-16")

@@ -59,7 +59,7 @@ def test_truncation_is_counted():
     assert texts.lengths().tolist() == [5, 8, 8]
     assert len(texts[2][0]) == 8
     assert Texts(store([5, 10, 20])).truncated() == {"texts": 0, "tokens": 0}
-    with pytest.raises(ConfigError, match="max_length >= 1"):
+    with pytest.raises(ConfigError, match="max_length as a whole number of tokens from 1"):
         Texts(store([5]), max_length=0)
 
 

@@ -158,3 +158,10 @@ def test_no_worker_starts_with_wrong_gpus(place, options, words):
     assert result.returncode == 2
     assert result.stderr.count(words) == 1, result.stderr
     assert told(place.folder) == []
+
+
+def test_an_index_of_any_length_is_one_that_is_not_there():
+    """Python reads no number of more than 4,300 digits."""
+    with pytest.raises(ConfigError, match="is not there"):
+        choose_devices("9" * 5000, ["0", "1"])
+    assert visible_devices(f"0,{'9' * 5000}", 2) == ("0",)

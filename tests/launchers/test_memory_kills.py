@@ -1,9 +1,21 @@
 """Counters of out-of-memory kills, from texts as the kernel writes them."""
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from unisono.errors import ConfigError
 from unisono.launchers.failure import describe_kill
-from unisono.launchers.memory_kills import count_in, count_kills, counter_files
+from unisono.launchers.memory_kills import (
+    LEAST_ADDRESS_SPACE,
+    check_address_space,
+    count_in,
+    count_kills,
+    counter_files,
+)
 
 
 def test_the_counter_is_found_in_all_three_formats():
@@ -32,3 +44,22 @@ def test_what_is_said_of_a_sigkill():
     assert describe_kill("by its launcher: it was silent.", 3) == "by its launcher: it was silent."
     assert "probably for want of memory: the kernel has counted 1 out-of-memory kill meanwhile" in describe_kill("", 1)
     assert "no out-of-memory kill has been counted" in describe_kill("", 0)
+
+
+def test_too_little_address_space_is_one_message(tmp_path):
+    """Under ulimit -v no program could import torch: said at once, not in a hundred lines for each rank and restart."""
+    check_address_space(resource.RLIM_INFINITY)
+    check_address_space(LEAST_ADDRESS_SPACE)
+    with pytest.raises(
+        ConfigError, match=r"at least 1,048,576 KB .* a limit of 600,000 KB\. Hint: ulimit -v unlimited"
+    ):
+        check_address_space(600_000 << 10)
+    script = tmp_path / "script.py"
+    script.write_text("import torch\n")
+    for words in (("train", "digits", "-n", "2"), ("run", "-n", "2", str(script))):
+        done = subprocess.run(
+            ["/bin/sh", "-c", 'ulimit -v 600000; exec "$@"', "sh", sys.executable, "-m", "unisono", *words],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert "a limit of 600,000 KB" in done.stderr

@@ -40,7 +40,7 @@ def test_endpoints():
         ({"node_rank": 2}, "0 <= --node-rank < 2"),
         ({"node_rank": -1}, "0 <= --node-rank < 2"),
         ({"node_rank": 0, "max_nodes": 3}, "they come and go"),
-        ({"join_s": 0}, "--rdzv-timeout > 0"),
+        ({"join_s": 0}, "--rdzv-timeout as a number of seconds above 0"),
     ],
 )
 def test_refused(settings, words):

@@ -89,5 +89,5 @@ def test_one_server_only():
     """Several servers are for ps."""
     with pytest.raises(ConfigError, match="ps_async has one server"):
         unisono.strategy("ps_async", servers=2)
-    with pytest.raises(ConfigError, match="max_staleness >= 0"):
+    with pytest.raises(ConfigError, match="max_staleness as a whole number of steps from 0"):
         unisono.strategy("ps_async", max_staleness=-1)

@@ -34,10 +34,10 @@ def test_options_as_typed_are_read_as_their_types(name, typed, meant):
 @pytest.mark.parametrize(("name", "given", "message"), [
     ("dpp", {}, "did you mean 'ddp' or 'dp'"),
     ("ddp", {"servers": 2}, r"ddp has no option 'servers'.*It is an option of ps, ps_async"),
-    ("ddp", {"bucket_cap_mb": "big"}, "expected bucket_cap_mb as a number, got 'big'"),
+    ("ddp", {"bucket_cap_mb": "big"}, "expected bucket_cap_mb as a number of MiB from 0.001 to 1,048,576, got 'big'"),
     ("ddp", {"static_graph": "perhaps"}, "static_graph"),
     ("allreduce", {"algorithm": "star"}, "expected algorithm ring, tree, .*; got 'star'"),
-    ("allreduce", {"sync_every": 0}, "sync_every >= 1, got 0"),
+    ("allreduce", {"sync_every": 0}, "sync_every as a whole number of steps from 1 to .*, got 0"),
     ("exact", {"shares": "1,x"}, "shares"),
 ])  # fmt: skip
 def test_wrong_names_and_values_are_refused(name, given, message):

@@ -98,5 +98,5 @@ def test_every_so_many_steps():
     assert watch(2, harm, every=3)[0].startswith("step 3: ")
     assert watch(2, harm, every=4) == ["", ""]
     Sentinel(build(), LoopbackTransport()).compare_now(1)
-    with pytest.raises(ConfigError, match="every >= 1"):
+    with pytest.raises(ConfigError, match="every as a whole number of steps from 1"):
         Sentinel(build(), LoopbackTransport(), every=0)

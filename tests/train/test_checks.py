@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.train.checks import check_parts, check_whole
+from unisono.train.checks import check_parts
 
 
 def linear():
@@ -68,13 +68,3 @@ def test_parameters_without_a_group_are_said_once():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with pytest.warns(UserWarning, match=r"2 trainable parameters are in no group .*: 1\.weight, \.\.\."):
         check_parts(model, torch.optim.SGD(model[0].parameters(), lr=0.1), None)
-
-
-@pytest.mark.parametrize(("value", "said"), [(0, ">= 1, got 0"), (1.5, "whole number, got 1.5"), ("2", "'2' (str)")])
-def test_whole_numbers(value, said):
-    """Numbers out of range and other types are told apart; None means unset."""
-    check_whole(epochs=3, limit=None)
-    with pytest.raises(unisono.ConfigError, match=re.escape(said)):
-        check_whole(epochs=value)
-    with pytest.raises(unisono.ConfigError, match="expected epochs as a whole number, got True"):
-        check_whole(epochs=True)

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -523,14 +524,17 @@ def test_first_weights_are_the_seeds(toy):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"replicas": 0}, "replicas >= 1, got 0"),
-        ({"threads": 0}, "threads >= 1, got 0"),
-        ({"checkpoint_every": 0}, "checkpoint_every >= 1, got 0"),
-        ({"clip_norm": 0.0}, "clip_norm > 0"),
-        ({"clip_norm": float("inf")}, "clip_norm > 0 and finite .* None does not clip"),
-        ({"clip_value": float("inf")}, "clip_value > 0 and finite"),
-        ({"clip_norm": float("nan")}, "clip_norm > 0"),
-        ({"clip_value": -1.0}, "clip_value > 0"),
+        ({"replicas": 0}, "replicas as a whole number of replicas from 1 to .*, got 0"),
+        ({"threads": 0}, "threads as a whole number of threads from 1 to .*, got 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every as .* a whole number of steps from 1 to .*, got 0"),
+        ({"clip_norm": 0.0}, "clip_norm as a number above 0"),
+        ({"clip_norm": float("inf")}, "clip_norm as a number above 0, at most .*, got inf"),
+        ({"clip_norm": True}, r"clip_norm as a number above 0, at most .*, got True \(bool\)"),
+        ({"threads": 10**23}, "threads as a whole number of threads from 1 to 4,096, got 1000"),
+        ({"replicas": 2.0}, "replicas as a whole number .*, got 2.0"),
+        ({"seed": 2**63}, "seed as a whole number from -9,223,372,036,854,775,808 to 9,223,372,036,854,775,807"),
+        ({"clip_norm": float("nan")}, "clip_norm as a number above 0"),
+        ({"clip_value": -1.0}, "clip_value as a number above 0"),
         ({"clip_value": 0.1, "clip_norm": 1.0}, "got both .1.0 and 0.1."),
     ],
 )
@@ -540,6 +544,12 @@ def test_settings_out_of_range(settings, said):
         unisono.Run(**settings)
 
 
+def test_integers_of_numpy_become_plain_ones():
+    """Of an array's shape, say: what is stored as JSON is an int."""
+    with unisono.Run(seed=np.int64(3), replicas=np.int32(2), threads=np.uint8(1)) as run:
+        assert [type(value) for value in (run.seed, run.replicas, run.threads)] == [int] * 3
+
+
 def test_wrong_order(toy):
     """Steps before `prepare`, and no epochs, are refused."""
     with unisono.Run() as run:
@@ -547,7 +557,10 @@ def test_wrong_order(toy):
             next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
         with pytest.raises(unisono.ConfigError, match="prepare"):
             run.fingerprint()
-    with toy.run() as (run, _, _), pytest.raises(unisono.ConfigError, match="epochs >= 1, got 0"):
+    with (
+        toy.run() as (run, _, _),
+        pytest.raises(unisono.ConfigError, match=r"epochs as a whole number of epochs from 1 to .*, got 0"),
+    ):
         next(run.steps(run.loader(toy.data, batch_size=12), epochs=0))
 
 

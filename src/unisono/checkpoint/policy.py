@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.errors import ConfigError
+from unisono.quantities import BYTES, KEPT, settle
 
 MODES = ("max", "min")
 WHEN_BUSY = ("wait", "skip")
@@ -35,8 +36,7 @@ class CheckpointPolicy:
     share_from_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ConfigError(f"expected keep >= 1, got {self.keep}.")
+        settle(self, keep=KEPT, share_from_bytes=BYTES)
         for name, value, known in (("best_mode", self.best_mode, MODES), ("when_busy", self.when_busy, WHEN_BUSY)):
             if value not in known:
                 raise ConfigError(f"expected {name} as one of {', '.join(known)}, got {value!r}.")

@@ -13,8 +13,10 @@ from unisono.cli.bench_scaling import scaling
 from unisono.cli.bench_strategies import strategies
 from unisono.cli.bench_tune import tune
 from unisono.cli.outcome import nothing_kept, perform
+from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.trials import check_picture
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import RUNS, Count
 
 if TYPE_CHECKING:
     from unisono.collectives.schedules import Schedule
@@ -25,6 +27,7 @@ COLLECTIVES = (
 )  # fmt: skip
 SIZES = "4KB,64KB,1MB,16MB"
 MOST_BYTES = 1 << 30
+EXPLAINED = Count(1, 256, "ranks")
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in its place
 
@@ -49,10 +52,10 @@ bench.add_command(links)
 @click.option(
     "-c", "--collectives", "only", metavar="NAME,...", help="Which ones, all_reduce,barrier say.  [default: all]"
 )
-@click.option("--repeat", type=click.IntRange(min=1), metavar="K", help="Repetitions of each.  [default: 15]")
+@click.option("--repeat", type=number(RUNS), metavar="K", help="Repetitions of each.  [default: 15]")
 @click.option("--explain", metavar="NAME", help="Measure nothing; show the moves of a schedule: ring, tree, ...")
-@click.option("-n", "--explain-ranks", type=click.IntRange(min=1), metavar="N", help="Ranks to explain.  [default: 4]")
-@click.option("--png", type=click.Path(), metavar="FILE", help="Draw a picture too.")
+@click.option("-n", "--explain-ranks", type=number(EXPLAINED), metavar="N", help="Ranks to explain.  [default: 4]")
+@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def collectives(
     ranks: str | None,
@@ -171,7 +174,7 @@ def _measure(ranks: list[int], sizes: list[int], only: list[str], repeat: int, p
         draw_timings(rows, png)
     if as_json:
         version = metadata.version("torch")
-        click.echo(json.dumps({"cores": cores, "torch": version, "repeat": repeat, "plans": plans, "rows": rows}))
+        click.echo(to_json({"cores": cores, "torch": version, "repeat": repeat, "plans": plans, "rows": rows}))
         return
     for line in [*table(rows), *(describe_plan(count, plan) for count, plan in plans.items())]:
         click.echo(line)
@@ -251,7 +254,7 @@ def _explain(name: str, ranks: int, png: str | None, as_json: bool) -> None:
 
         draw_schedule(schedule, f"{name}: {ranks} ranks" if ranks > 1 else f"{name}: 1 rank", png)
     if as_json:
-        click.echo(json.dumps(as_plain(schedule)))
+        click.echo(to_json(as_plain(schedule)))
         return
     for line in words(schedule):
         click.echo(line)
@@ -284,8 +287,8 @@ def words(schedule: "Schedule") -> list[str]:
     text = (inspect.getdoc(SCHEDULES[schedule.name]) or "").removeprefix("Return ")
     text = re.sub("[`*]{1,2}(?=\\S)|(?<=\\S)[`*]{1,2}", "", text[:1].upper() + text[1:])
     lines = [line for paragraph in text.split("\n\n") for line in [*textwrap.wrap(paragraph, 80), ""]]
-    for number, moves in enumerate(schedule.rounds, start=1):
-        lines.append(f"round {number}")
+    for turn, moves in enumerate(schedule.rounds, start=1):
+        lines.append(f"round {turn}")
         for source in sorted({move.source for move in moves}):
             sent = [f"{m.action} chunk {m.chunk} to rank {m.target}" for m in moves if m.source == source]
             line = f"rank {source}: {', '.join(sent)}"

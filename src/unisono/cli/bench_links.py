@@ -1,8 +1,8 @@
 """``unisono bench links``: what slow links between hosts cost, and what would help."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,10 @@ import click
 from unisono.cli.completion import complete_recipe
 from unisono.cli.nodes import nodes_options, plan_nodes
 from unisono.cli.outcome import nothing_kept, perform
+from unisono.cli.settings import number, to_json
 from unisono.cli.trials import recipe_options
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import RUNS, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Measure what slow links cost; propose compression or local SGD.")
 @click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
-@click.option("-n", "--workers", type=click.IntRange(min=1), metavar="N",
+@click.option("-n", "--workers", type=number(WORKERS), metavar="N",
               help="Processes on each host.  [default: 1; without --nnodes, 2]")  # fmt: skip
 @click.option("--ways", metavar="NAME,...", help="Of exact, ddp, bf16, powersgd, local_sgd.  [default: all]")
-@click.option("-r", "--repeat", type=click.IntRange(min=1), default=2, show_default=True, metavar="R",
+@click.option("-r", "--repeat", type=number(RUNS), default=2, show_default=True, metavar="R",
               help="Runs of each way.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(min=2), default=40, show_default=True, metavar="K", help="Of each run.")
+@click.option(
+    "--steps", type=number(replace(STEPS, low=2)), default=40, show_default=True, metavar="K", help="Of each run."
+)
 @recipe_options("batch_size", "model", "data")
 @nodes_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -69,7 +73,7 @@ def _links(
     chosen, why = propose(rates)
     told = {"recipe": recipe, "rates": rates, "proposal": chosen, "why": why, "command": command(recipe, chosen)}
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(to_json(told))
         return
     for line in table(rates, chosen):
         click.echo(line)
@@ -80,8 +84,6 @@ def _links(
 def _rate(
     recipe: str, workers: int, setting: dict[str, Any], steps: int, meeting: "NodesPlan | None", number: int, out: Path
 ) -> float:  # fmt: skip
-    from dataclasses import replace
-
     from unisono.cli.train import plan, play
 
     if meeting is not None:

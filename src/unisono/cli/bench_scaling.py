@@ -13,6 +13,7 @@ import click
 
 from unisono.cli.completion import complete_target
 from unisono.cli.outcome import FAILED, nothing_kept, perform
+from unisono.cli.settings import PATH, number
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import (
     Start,
@@ -25,6 +26,7 @@ from unisono.cli.trials import (
     script_starter,
 )
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import LOADERS, REPLICAS, RUNS, STEPS, THREADS
 from unisono.strategies.catalog import CATALOG
 
 if TYPE_CHECKING:
@@ -37,21 +39,24 @@ FILES = ("scaling.json", "scaling.png", "report.html")
 @click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers.")
-@click.option(
-    "-r", "--repeat", type=click.IntRange(min=1), default=3, show_default=True, metavar="R", help="Runs of each."
-)
+@click.option("-r", "--repeat", type=number(RUNS), default=3, show_default=True, metavar="R", help="Runs of each.")
 @click.option("--weak", is_flag=True, help="Batch and replicas grow with the workers: B and V are those of one worker.")
 @click.option(
-    "--steps", type=click.IntRange(min=2), default=100, show_default=True, metavar="K", help="Steps of each run."
+    "--steps",
+    type=number(replace(STEPS, low=2)),
+    default=100,
+    show_default=True,
+    metavar="K",
+    help="Steps of each run.",
 )
-@click.option("--warmup", type=click.IntRange(min=0), default=10, show_default=True, metavar="K",
+@click.option("--warmup", type=number(replace(STEPS, low=0)), default=10, show_default=True, metavar="K",
               help="First steps of each run that do not count.")  # fmt: skip
-@click.option("--replicas", type=int, metavar="V", help="Logical workers; at least the most workers.")
+@click.option("--replicas", type=number(REPLICAS), metavar="V", help="Logical workers; at least the most workers.")
 @recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
-@click.option("--threads", type=int, default=1, show_default=True, metavar="T", help="Threads per worker.")
-@click.option("--num-workers", type=int, metavar="N", help="Recipes: loader processes of each worker.")
+@click.option("--threads", type=number(THREADS), default=1, show_default=True, metavar="T", help="Threads per worker.")
+@click.option("--num-workers", type=number(LOADERS), metavar="N", help="Recipes: loader processes of each worker.")
 @strategy_options
-@click.option("-o", "--out", type=click.Path(), metavar="DIR",
+@click.option("-o", "--out", type=PATH, metavar="DIR",
               help=f"For {', '.join(FILES)}.  [default: scaling-NAME]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print scaling.json, and nothing else, on standard output.")
 def scaling(

@@ -1,6 +1,5 @@
 """``unisono bench strategies``: the same job with every strategy, side by side."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,11 @@ import click
 
 from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import nothing_kept, perform
+from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.strategy import take_strategy
 from unisono.cli.trials import check_picture, recipe_options
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import WORKERS
 from unisono.strategies.catalog import CATALOG
 
 DEFAULT = ",".join(CATALOG)
@@ -20,12 +21,12 @@ DEFAULT = ",".join(CATALOG)
 @click.command(short_help="Train a recipe with every strategy and compare.")
 @click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 @click.option(
-    "-n", "--workers", type=click.IntRange(min=1), default=2, show_default=True, metavar="N",
+    "-n", "--workers", type=number(WORKERS), default=2, show_default=True, metavar="N",
     help="Processes that compute; servers come on top. dp, balanced_dp: one process of N devices; pipeline: N stages.",
 )  # fmt: skip
 @click.option("--strategies", default=DEFAULT, metavar="NAME,...", help="Which ones.  [default: all]")
 @recipe_options("epochs", "batch_size", "limit", "model", "data")
-@click.option("--png", type=click.Path(), metavar="FILE", help="Draw a picture too.")
+@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def strategies(
     recipe: str, workers: int, strategies: str, png: str | None, as_json: bool, **given: Any
@@ -41,14 +42,20 @@ def strategies(
     """
 
     def act() -> None:
+        from unisono.recipes.catalog import find
+
         check_picture(png)
-        rows = [_row(recipe, workers, name.strip(), given) for name in strategies.split(",")]
+        find(recipe)
+        names = [name.strip() for name in strategies.split(",")]
+        for name in names:
+            take_strategy({"strategy": name})
+        rows = [_row(recipe, workers, name, given) for name in names]
         if png is not None:
             from unisono.report.strategy_picture import draw_strategies
 
             draw_strategies(rows, png, title=f"{recipe}: {workers} workers")
         if as_json:
-            click.echo(json.dumps(rows))
+            click.echo(to_json(rows))
             return
         for line in table(rows):
             click.echo(line)

@@ -1,9 +1,9 @@
 """``unisono bench tune``: which workers, threads, loader processes and bucket size are fastest on this machine."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,26 +11,31 @@ import click
 
 from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import nothing_kept, perform
+from unisono.cli.settings import number, to_json
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import recipe_options
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import LOADERS, REPLICAS, RUNS, STEPS
 
 if TYPE_CHECKING:
     from unisono.scaling.choice import Candidate
 
 BUCKETS_MB = (1.0, 4.0, 25.0)
+_LOADERS = replace(LOADERS, high=64)
 _BUCKET_OPTIONS = {"ddp": "bucket_cap_mb", "allreduce": "bucket_mb"}
 
 
 @click.command(short_help="Propose workers, threads, loader processes and bucket size.")
 @click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
-@click.option("-r", "--repeat", type=click.IntRange(min=1), default=2, show_default=True, metavar="R",
+@click.option("-r", "--repeat", type=number(RUNS), default=2, show_default=True, metavar="R",
               help="Runs of each setting.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(min=4), default=40, show_default=True, metavar="K", help="Of each run.")
-@click.option("--warmup", type=click.IntRange(min=0), default=8, show_default=True, metavar="K",
+@click.option(
+    "--steps", type=number(replace(STEPS, low=4)), default=40, show_default=True, metavar="K", help="Of each run."
+)
+@click.option("--warmup", type=number(replace(STEPS, low=0)), default=8, show_default=True, metavar="K",
               help="First steps of each run that do not count.")  # fmt: skip
 @click.option("--loaders", default="0,1,2", show_default=True, metavar="N,N,...", help="Loader processes to try.")
-@click.option("--replicas", type=int, metavar="V", help="Logical workers.")
+@click.option("--replicas", type=number(REPLICAS), metavar="V", help="Logical workers.")
 @recipe_options("batch_size", "model", "data")
 @strategy_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -55,9 +60,7 @@ def _tune(recipe: str, how: dict[str, int], loaders: str, given: dict[str, Any],
 
     if how["steps"] - how["warmup"] < 2:
         raise ConfigError(f"expected --steps of --warmup + 2 at least, got {how['steps']} and {how['warmup']}.")
-    counts = [part.strip() for part in loaders.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) <= 64 for part in counts):
-        raise ConfigError(f"expected --loaders as numbers such as 0,1,2, each to 64, got {loaders!r}.")
+    counts = [_LOADERS.read("--loaders as numbers such as 0,1,2, each", part) for part in loaders.split(",")]
     name = given["strategy"]
     stages: list[dict[str, Any]] = []
     chosen: dict[str, Any] = {}
@@ -69,7 +72,7 @@ def _tune(recipe: str, how: dict[str, int], loaders: str, given: dict[str, Any],
         if what == "workers and threads":
             settings = pairs
         elif what == "loader processes":
-            settings = [{**chosen, "num_workers": count} for count in dict.fromkeys(map(int, counts))]
+            settings = [{**chosen, "num_workers": count} for count in dict.fromkeys(counts)]
         else:
             option = _BUCKET_OPTIONS.get(name)
             if option is None or given[option] is not None or chosen["workers"] == 1:
@@ -82,7 +85,7 @@ def _tune(recipe: str, how: dict[str, int], loaders: str, given: dict[str, Any],
         stages.append({"what": what, "tried": rows, "chosen": chosen, "why": why})
     command = f"unisono train {recipe} {spell(chosen)}" + (f" --strategy {name}" if name != "exact" else "")
     if as_json:
-        click.echo(json.dumps({"recipe": recipe, "load": os.getloadavg()[0], "stages": stages, "proposal": chosen,
+        click.echo(to_json({"recipe": recipe, "load": os.getloadavg()[0], "stages": stages, "proposal": chosen,
                                "command": command}))  # fmt: skip
         return
     for line in table(stages):
@@ -104,8 +107,6 @@ def fillings(cores: int) -> list[tuple[int, int]]:
 def _try_all(
     recipe: str, settings: Sequence[dict[str, Any]], given: dict[str, Any], how: dict[str, int]
 ) -> "list[Candidate]":
-    from dataclasses import replace
-
     from unisono.cli.bench_scaling import try_once
     from unisono.cli.train import plan, play
     from unisono.errors import ConfigError

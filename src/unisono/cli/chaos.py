@@ -1,7 +1,6 @@
 """``unisono chaos``: disturb a run on purpose, and compare its bits with those of an undisturbed one."""
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ import click
 
 from unisono.cli.completion import RecipeName, complete_target
 from unisono.cli.outcome import FAILED, command_line, nothing_kept, perform
+from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.trials import (
     check_target,
     flag_of,
@@ -24,6 +24,7 @@ from unisono.cli.trials import (
     script_environment,
 )
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import REPLICAS, RUNS, SEED, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from unisono.chaos.player import Blow
@@ -34,11 +35,11 @@ KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
 @click.command(short_help="Kill a run's processes, and prove that its bits stay the same.")
 @click.argument("target", metavar="RECIPE|SCRIPT", type=RecipeName("a script, or "), shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@click.option("-n", "--workers", type=number(WORKERS), default=2, show_default=True, metavar="N", help="Processes.")
+@click.option("--kills", type=number(RUNS), default=10, show_default=True, metavar="K", help="Faults in all.")
 @click.option(
-    "-n", "--workers", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Processes."
+    "--seed", type=number(SEED), default=0, metavar="S", show_default=True, help="Repeats the schedule of faults."
 )
-@click.option("--kills", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="Faults in all.")
-@click.option("--seed", type=int, default=0, metavar="S", show_default=True, help="Repeats the schedule of faults.")
 @click.option(
     "--fault",
     "kinds",
@@ -46,12 +47,17 @@ KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
     multiple=True,
     help="Kind of fault; may be given several times.  [default: all]",
 )
-@click.option("--replicas", type=int, metavar="V", help="Logical workers.  [default: the recipe's; for a script, N]")
+@click.option(
+    "--replicas", type=number(REPLICAS), metavar="V", help="Logical workers.  [default: the recipe's; for a script, N]"
+)
 @recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
 @click.option(
-    "--checkpoint-every", type=int, metavar="STEPS", help="Recipes.  [default: a quarter of the steps between faults]"
+    "--checkpoint-every",
+    type=number(STEPS),
+    metavar="STEPS",
+    help="Recipes.  [default: a quarter of the steps between faults]",
 )
-@click.option("--out", type=click.Path(), metavar="DIR", help="Keep both run directories and the log here.")
+@click.option("--out", type=PATH, metavar="DIR", help="Keep both run directories and the log here.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
 )
@@ -185,7 +191,7 @@ def _judge(
     times = [blow.recovery_s for blow in blows if blow.recovery_s is not None]
     if as_json:
         click.echo(
-            json.dumps({
+            to_json({
                 "equal": equal, **about, "landed": landed, "exit_code": code,
                 "reference": reference["fingerprint"], "disturbed": result["fingerprint"],
                 "parted_at_step": parted and parted[0], "faults": [asdict(blow) for blow in blows],

@@ -9,11 +9,15 @@ from typing import Any
 import click
 
 from unisono.cli.outcome import FAILED, nothing_kept, perform
+from unisono.cli.settings import PATH, number, to_json
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import KEPT, STEPS
 
-_DIRECTORY = click.argument("directory", type=click.Path(), metavar="DIR")
+_DIRECTORY = click.argument("directory", type=PATH, metavar="DIR")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
-_STEP = click.option("--step", type=int, metavar="N", help="The checkpoint of step N.  [default: the newest valid one]")
+_STEP = click.option(
+    "--step", type=number(STEPS), metavar="N", help="The checkpoint of step N.  [default: the newest valid one]"
+)
 
 
 @click.group(short_help="Look after what a run has saved.")
@@ -49,10 +53,12 @@ def verify(directory: str, as_json: bool) -> None:
 @checkpoint.command(short_help="Load one, play its next step, compare with the ledger.")
 @_DIRECTORY
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
-@click.option("--step", type=int, metavar="N", help="Start after step N.  [default: the newest that has a next step]")
-@click.option("--script", type=click.Path(), metavar="FILE", help="The program, for runs that are no recipe's.")
+@click.option(
+    "--step", type=number(STEPS), metavar="N", help="Start after step N.  [default: the newest that has a next step]"
+)
+@click.option("--script", type=PATH, metavar="FILE", help="The program, for runs that are no recipe's.")
 @click.option("-n", "--workers", default="1", show_default=True, metavar="N", help="Number of processes.")
-@click.option("--data", type=click.Path(), metavar="PATH", help="Recipes: where the data is.")
+@click.option("--data", type=PATH, metavar="PATH", help="Recipes: where the data is.")
 @click.option("--allow-drift", is_flag=True, help="Recipes: although software or CPU differ from the run's.")
 @_JSON
 def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any) -> None:
@@ -69,7 +75,7 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
 
 @checkpoint.command(short_help="Write the model's weights to one file.")
 @_DIRECTORY
-@click.argument("file", type=click.Path(), metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE")
 @_STEP
 def export(directory: str, file: str, step: int | None) -> None:
     """Write the model of a checkpoint as a plain state_dict to FILE: .pt, .pth, .bin or .safetensors.
@@ -81,7 +87,9 @@ def export(directory: str, file: str, step: int | None) -> None:
 
 @checkpoint.command(short_help="Remove old ones.")
 @_DIRECTORY
-@click.option("--keep", type=int, default=2, show_default=True, metavar="K", help="Newest valid ones to leave.")
+@click.option(
+    "--keep", type=number(KEPT), default=2, show_default=True, metavar="K", help="Newest valid ones to leave."
+)
 @click.option("--best", metavar="METRIC", help="Leave the one with the best METRIC too.")
 @click.option("--best-mode", default="max", show_default=True, metavar="max|min", help="Which METRIC is best.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
@@ -139,7 +147,7 @@ def _rows(found: Path, *, is_thorough: bool) -> list[dict[str, Any]]:
 def _list(directory: str, as_json: bool) -> None:
     rows = _rows(_find(directory), is_thorough=False)
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(to_json(rows))
         return
     from unisono.checkpoint.values import printable
 
@@ -158,7 +166,7 @@ def _verify(directory: str, as_json: bool) -> int:
     damaged = sum(row["problem"] is not None for row in rows)
     ledger = _ledger_problem(found.parent / "ledger.jsonl", rows)
     if as_json:
-        click.echo(json.dumps({"valid": not damaged and ledger is None, "checkpoints": rows, "ledger": ledger}))
+        click.echo(to_json({"valid": not damaged and ledger is None, "checkpoints": rows, "ledger": ledger}))
     else:
         for row in rows:
             click.echo(f"{row['name']}  {row['problem'] or 'whole'}")
@@ -221,7 +229,7 @@ def _prune(directory: str, as_json: bool, given: dict[str, Any]) -> None:
             for name in removed:
                 remove(home, name)
     if as_json:
-        click.echo(json.dumps({"removed": removed, "dry_run": given["dry_run"]}))
+        click.echo(to_json({"removed": removed, "dry_run": given["dry_run"]}))
     else:
         for name in removed:
             click.echo(f"{'would remove' if given['dry_run'] else 'removed'} {name}")
@@ -253,7 +261,7 @@ def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[
         played = {line["step"]: line for line in read_lines(out / "ledger.jsonl")}.get(step + 1, {})
     differing = [name for name, value in lines[step + 1].items() if played.get(name) != value]
     if as_json:
-        click.echo(json.dumps({"equal": not differing, "checkpoint": chosen.name, "differing": differing}))
+        click.echo(to_json({"equal": not differing, "checkpoint": chosen.name, "differing": differing}))
     elif differing:
         click.echo(f"step {step + 1} is another than in the ledger: {', '.join(differing)}")
     else:

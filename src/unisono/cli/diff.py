@@ -1,17 +1,17 @@
 """``unisono diff``: where two runs part, and what differed first."""
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from unisono.cli.outcome import FAILED, perform
+from unisono.cli.settings import PATH, to_json
 
 
 @click.command(short_help="Show where two runs part, and what differed first.")
-@click.argument("run_a", metavar="RUN_A", type=click.Path())
-@click.argument("run_b", metavar="RUN_B", type=click.Path())
+@click.argument("run_a", metavar="RUN_A", type=PATH)
+@click.argument("run_b", metavar="RUN_B", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else.")
 def diff(run_a: str, run_b: str, as_json: bool) -> None:
     """Compare the run directories RUN_A and RUN_B: scores, ledgers step by step, fingerprints and metrics.
@@ -34,7 +34,7 @@ def _diff(run_a: Path, run_b: Path, as_json: bool) -> int:
 
     found = compare_runs(run_a, run_b)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(to_json(asdict(found)))
         return 0 if found.equal else FAILED
     for title, lines in (
         ("damage", found.damage), ("score", found.score), ("environment", found.environment),

@@ -1,6 +1,5 @@
 """``unisono doctor``: look at this machine, or at a script, before a run."""
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from unisono.cli.outcome import FAILED, perform
+from unisono.cli.settings import PATH, to_json
 
 if TYPE_CHECKING:
     from unisono.doctor.finding import Finding
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Find what would spoil a run: this machine, a script.")
 @click.argument("script", required=False, metavar="[SCRIPT]")
-@click.option(
-    "--dir", "directory", type=click.Path(), metavar="DIR", help="Also test whether checkpoints are safe in DIR."
-)
+@click.option("--dir", "directory", type=PATH, metavar="DIR", help="Also test whether checkpoints are safe in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, and nothing else.")
 def doctor(script: str | None, directory: str | None, as_json: bool) -> None:
     """Look at this machine; with SCRIPT, look for known mistakes in it instead, without running it.
@@ -43,7 +41,7 @@ def _doctor(script: str | None, directory: str | None, as_json: bool) -> int:
     found = _machine(directory) if script is None else _script(script)
     has_failed = any(finding.status == "fail" for finding in found)
     if as_json:
-        click.echo(json.dumps({"ok": not has_failed, "findings": [asdict(finding) for finding in found]}, indent=1))
+        click.echo(to_json({"ok": not has_failed, "findings": [asdict(finding) for finding in found]}, indent=1))
     else:
         for finding in found:
             click.echo(_line(finding, script))
@@ -69,7 +67,7 @@ def _script(script: str) -> "list[Finding]":
 
     try:
         text = Path(script).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # also bytes that are no UTF-8, or a zero byte in the name
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"expected a Python file at {script!r}: {why}. Hint: give the path of the script.") from None
     return examine(text)

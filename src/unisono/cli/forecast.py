@@ -1,6 +1,5 @@
 """``unisono forecast``: what training would take on more ranks than there are."""
 
-import json
 import math
 import re
 import sys
@@ -11,7 +10,20 @@ import click
 
 from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import nothing_kept, perform
+from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.trials import check_picture
+from unisono.quantities import (
+    BATCH,
+    ELEMENT_BYTES,
+    FACTOR,
+    FRACTION,
+    JITTER,
+    PARAMETERS,
+    RANKS,
+    RATE,
+    REPLICAS,
+    STEPS,
+)
 
 if TYPE_CHECKING:
     from unisono.scaling.failures import Reliability
@@ -25,25 +37,40 @@ KIND, VERSION = "unisono forecast", 1
 @click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
 @click.option("--ranks", metavar="N,N|A..B",
               help="Numbers of ranks; A..B: powers of two.  [default: 1..1024; of a RECIPE here, 1..8]")  # fmt: skip
-@click.option("--parameters", type=float, metavar="P", help="Of the model; 4 bytes each unless --parameter-bytes.")
 @click.option(
-    "--parameter-bytes", type=float, default=4, show_default=True, metavar="B", help="Of a gradient's element."
+    "--parameters", type=number(PARAMETERS), metavar="P", help="Of the model; 4 bytes each unless --parameter-bytes."
+)
+@click.option(
+    "--parameter-bytes",
+    type=number(ELEMENT_BYTES),
+    default=4,
+    show_default=True,
+    metavar="B",
+    help="Of a gradient's element.",
 )
 @click.option("--sample-time", metavar="TIME", help="Forward and backward of a sample on one rank: 12ms.")
-@click.option("--batch-size", type=int, metavar="B", help="Samples per step over all ranks; with --weak, of each rank.")
-@click.option("--replicas", type=int, metavar="V", help="Micro-batches of a step.  [default: one for each rank]")
+@click.option(
+    "--batch-size", type=number(BATCH), metavar="B", help="Samples per step over all ranks; with --weak, of each rank."
+)
+@click.option(
+    "--replicas", type=number(REPLICAS), metavar="V", help="Micro-batches of a step.  [default: one for each rank]"
+)
 @click.option("--update-time", metavar="TIME", help="Optimizer.  [default: 0]")
-@click.option("--jitter", type=float, metavar="X", help="Spread of a rank's compute time over its mean.  [default: 0]")
-@click.option("--overlap", type=float, metavar="X",
+@click.option(
+    "--jitter", type=number(JITTER), metavar="X", help="Spread of a rank's compute time over its mean.  [default: 0]"
+)
+@click.option("--overlap", type=number(FRACTION), metavar="X",
               help="Part of the backward pass beside which communication goes on.  [default: 0]")  # fmt: skip
-@click.option("--data-rate", type=float, metavar="X", help="Samples a second that storage gives to all ranks.")
-@click.option("--servers", type=int, metavar="K", help="Parameter servers.  [default: 1]")
-@click.option("--steps", type=int, metavar="K", help="Steps of the whole run: adds its time, launch and failures.")
+@click.option("--data-rate", type=number(RATE), metavar="X", help="Samples a second that storage gives to all ranks.")
+@click.option("--servers", type=number(RANKS), metavar="K", help="Parameter servers.  [default: 1]")
+@click.option(
+    "--steps", type=number(STEPS), metavar="K", help="Steps of the whole run: adds its time, launch and failures."
+)
 @click.option("--launch-time", metavar="TIME", help="Until the first step.  [default: 0]")
 @click.option("--launch-rank-time", metavar="TIME", help="More of it for each rank.  [default: 0]")
 @click.option("--weak", is_flag=True, help="The batch grows with the ranks.")
-@click.option("--node-size", type=int, metavar="L", help="Ranks of a node.  [default: 8]")
-@click.option("--nics", type=int, metavar="K", help="Network cards of a node.  [default: one for each rank]")
+@click.option("--node-size", type=number(RANKS), metavar="L", help="Ranks of a node.  [default: 8]")
+@click.option("--nics", type=number(RANKS), metavar="K", help="Network cards of a node.  [default: one for each rank]")
 @click.option("--inside", metavar="RATE", help="Of a rank inside its node.  [default: 450GB/s]")
 @click.option("--inside-latency", metavar="TIME", help="[default: 3us]")
 @click.option(
@@ -56,11 +83,11 @@ KIND, VERSION = "unisono forecast", 1
 @click.option("--checkpoint-time", metavar="TIME", help="Training time that a checkpoint costs.  [default: 10s]")
 @click.option("--restart-time", metavar="TIME", help="From a failure to the next step.  [default: 60s]")
 @click.option("--simulate", is_flag=True, help="Play the schedules of up to 64 ranks beside the formulas.")
-@click.option("--straggler", type=click.FloatRange(min=1), default=2.0, show_default=True, metavar="X",
+@click.option("--straggler", type=number(FACTOR), default=2.0, show_default=True, metavar="X",
               help="With --simulate: times slower that the last rank communicates.")  # fmt: skip
-@click.option("--data", type=click.Path(), metavar="PATH", help="RECIPE's data.")
-@click.option("--png", type=click.Path(), metavar="FILE", help="Draw a picture too.")
-@click.option("-o", "--out", type=click.Path(), metavar="FILE", help="Keep the forecast, for unisono report.")
+@click.option("--data", type=PATH, metavar="PATH", help="RECIPE's data.")
+@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
+@click.option("-o", "--out", type=PATH, metavar="FILE", help="Keep the forecast, for unisono report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def forecast(
     recipe: str | None, ranks: str | None, simulate: bool, straggler: float, png: str | None, out: str | None,
@@ -222,7 +249,7 @@ def tell(
 
 def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: bool) -> None:
     """Draw, keep and print a forecast."""
-    text = json.dumps(told)
+    text = to_json(told)
     if png is not None:
         from unisono.report.forecast_picture import draw_forecast
 

@@ -7,13 +7,15 @@ import click
 
 from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.outcome import perform
+from unisono.cli.settings import number
+from unisono.quantities import THREADS
 
 
 @click.command(
     context_settings=AFTER_SCRIPT,
     short_help="Be one rank of a world that srun or mpirun has started.",
 )
-@click.option("--threads", type=click.IntRange(min=1), metavar="T", help="Threads.  [default: OMP_NUM_THREADS, or 1]")
+@click.option("--threads", type=number(THREADS), metavar="T", help="Threads.  [default: OMP_NUM_THREADS, or 1]")
 @program_arguments
 def join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...]) -> None:
     """Run SCRIPT as one rank of the world that srun or mpirun has started: mpirun -n 4 unisono join SCRIPT.

@@ -19,6 +19,8 @@ from unisono.cli.launch_options import (
     threads_option,
 )
 from unisono.cli.outcome import INTERRUPTED, perform
+from unisono.cli.settings import number
+from unisono.quantities import GRACE, RESTARTS
 
 if TYPE_CHECKING:
     from unisono.launchers.kubernetes import KubernetesJob
@@ -46,7 +48,7 @@ _KINDS = ("job", "jobset", "trainjob")
 @click.option("--node-selector", "labels", multiple=True, metavar="LABEL=VALUE", help="What machines must have.")
 @click.option(
     "--max-restarts",
-    type=click.IntRange(min=0),
+    type=number(RESTARTS),
     default=3,
     show_default=True,
     metavar="K",
@@ -55,7 +57,7 @@ _KINDS = ("job", "jobset", "trainjob")
 @click.option(
     "--grace",
     "grace_s",
-    type=click.IntRange(min=1),
+    type=number(GRACE),
     default=60,
     show_default=True,
     metavar="S",

@@ -6,6 +6,9 @@ from typing import Any
 
 import click
 
+from unisono.cli.settings import number
+from unisono.quantities import DEVICES, INTERVAL, NODES, PORT, RANKS, THREADS, WORKERS
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 UNDERSCORES = {"token_normalize_func": lambda token: token.replace("_", "-")}
@@ -37,10 +40,10 @@ python_option = click.option(
     "--python", default=sys.executable, metavar="PATH", help="Interpreter on all machines.  [default: this one]"
 )
 ranks_option = click.option(
-    "-n", "--workers", type=click.IntRange(min=1), required=True, metavar="N", help="Ranks on all machines together."
+    "-n", "--workers", type=number(RANKS), required=True, metavar="N", help="Ranks on all machines together."
 )
 port_option = click.option(
-    "--port", type=click.IntRange(1, 65535), default=29500, show_default=True, metavar="PORT",
+    "--port", type=number(PORT), default=29500, show_default=True, metavar="PORT",
     help="Where the ranks of several machines meet, on the first.",
 )  # fmt: skip
 
@@ -48,18 +51,18 @@ port_option = click.option(
 def threads_option(text: str = "Threads per rank.") -> Decorator:
     """Return ``--threads``."""
     return click.option(
-        "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="T", help=text
+        "--threads", type=number(THREADS), default=1, show_default=True, metavar="T", help=text
     )  # fmt: skip
 
 
 def size_options(machine: str) -> Decorator:
     """Return ``--nodes``, ``--workers-per-node`` and ``--gpus-per-node``; `machine` is what the engine calls a node."""
     return stack(
-        click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+        click.option("--nodes", type=number(NODES), default=1, show_default=True, metavar="N",
                      help=f"Number of {machine}s."),
-        click.option("-n", "--workers-per-node", type=click.IntRange(min=1), default=1, show_default=True, metavar="W",
+        click.option("-n", "--workers-per-node", type=number(WORKERS), default=1, show_default=True, metavar="W",
                      help=f"Ranks of each {machine}."),
-        click.option("--gpus-per-node", type=click.IntRange(min=0), default=0, show_default=True, metavar="G",
+        click.option("--gpus-per-node", type=number(DEVICES), default=0, show_default=True, metavar="G",
                      help=f"GPUs of each {machine}."),
     )  # fmt: skip
 
@@ -78,6 +81,6 @@ def follow_options(what: str) -> Decorator:
     """Return ``--detach``, which prints `what` of the job instead of following it, and ``--interval``."""
     return stack(
         click.option("--detach", is_flag=True, help=f"Print {what}, and do not follow the job."),
-        click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=2.0, show_default=True,
+        click.option("--interval", "interval_s", type=number(INTERVAL), default=2.0, show_default=True,
                      metavar="S", help="Between two looks at the job."),
     )  # fmt: skip

@@ -15,6 +15,8 @@ from unisono.cli.launch_options import (
     threads_option,
 )
 from unisono.cli.outcome import perform
+from unisono.cli.settings import number
+from unisono.quantities import CPUS, DEVICES, RESTARTS, SECONDS
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -24,7 +26,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 @click.option(
     "--cpus-per-worker",
     "cpus",
-    type=float,
+    type=number(CPUS),
     default=1.0,
     show_default=True,
     metavar="C",
@@ -33,7 +35,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 @click.option(
     "--gpus-per-worker",
     "gpus",
-    type=click.IntRange(min=0),
+    type=number(DEVICES),
     default=0,
     metavar="G",
     help="GPUs that Ray keeps for each rank.",
@@ -58,7 +60,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 @env_option
 @click.option(
     "--max-restarts",
-    type=click.IntRange(min=0),
+    type=number(RESTARTS),
     default=0,
     show_default=True,
     metavar="K",
@@ -67,7 +69,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     default=300.0,
     show_default=True,
     metavar="S",

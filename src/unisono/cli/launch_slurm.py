@@ -19,6 +19,8 @@ from unisono.cli.launch_options import (
     threads_option,
 )
 from unisono.cli.outcome import INTERRUPTED, perform
+from unisono.cli.settings import PATH, number
+from unisono.quantities import RESTARTS, WARNING
 
 if TYPE_CHECKING:
     from unisono.launchers.slurm import SlurmJob
@@ -46,13 +48,11 @@ _OWN_OPTIONS = ("time", "partition", "account", "qos", "mem")
 @env_option
 @python_option
 @name_option("Name of the job.")
-@click.option(
-    "--logs", type=click.Path(), default="logs", show_default=True, metavar="DIR", help="Where output goes; shared."
-)
+@click.option("--logs", type=PATH, default="logs", show_default=True, metavar="DIR", help="Where output goes; shared.")
 @click.option(
     "--warn",
     "warn_s",
-    type=click.IntRange(min=1, max=65535),
+    type=number(WARNING),
     default=60,
     show_default=True,
     metavar="S",
@@ -60,7 +60,7 @@ _OWN_OPTIONS = ("time", "partition", "account", "qos", "mem")
 )
 @click.option(
     "--max-requeues",
-    type=click.IntRange(min=0),
+    type=number(RESTARTS),
     default=100,
     show_default=True,
     metavar="K",
@@ -103,6 +103,7 @@ def _slurm(
     interval_s: float,
     given: dict[str, Any],
 ) -> int:
+    from unisono.errors import ConfigError
     from unisono.launchers.following import write_to_stdout
     from unisono.launchers.slurm import render
     from unisono.launchers.slurm_client import follow, submit
@@ -112,7 +113,10 @@ def _slurm(
     if dry_run:
         click.echo(text, nl=False)
         return 0
-    Path(job.logs).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(job.logs).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"expected --logs to name a directory, got {given['logs']!r}: {error.strerror}.") from error
     job_id = submit(text)
     if detach:
         click.echo(job_id)

@@ -1,6 +1,8 @@
 """``unisono``: finds the verb and loads only its file, so that ``--help`` answers at once."""
 
-from pathlib import Path
+import io
+import os.path
+import sys
 from typing import NoReturn
 
 import click
@@ -8,6 +10,7 @@ import click
 from unisono import __version__
 from unisono.cli.launch_options import UNDERSCORES
 from unisono.cli.lazy import LazyGroup
+from unisono.cli.outcome import tidy
 
 VERBS = {
     "run": "Start a script on several processes, of one machine or more.",
@@ -53,7 +56,7 @@ def _meant(word: str) -> str:
     from unisono.hints import nearest
     from unisono.recipes.catalog import RECIPES
 
-    if word.endswith(".py") or Path(word).is_file():
+    if word.endswith(".py") or os.path.isfile(word):  # noqa: PTH113 - pathlib raises where a name is too long
         return f" Hint: unisono run {word}."
     if word in _NO_VERBS:
         return f" Hint: {_NO_VERBS[word]}."
@@ -98,10 +101,14 @@ def _with_what_was_meant(error: click.NoSuchOption) -> click.UsageError:
 
 def main() -> NoReturn:
     """Run the command line; exits with the verb's code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be other bytes than text, and go out as they came
+        sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding == "utf-8" else "backslashreplace")
     try:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
-        (_with_what_was_meant(error) if isinstance(error, click.NoSuchOption) else error).show()
+        told = io.StringIO()
+        (_with_what_was_meant(error) if isinstance(error, click.NoSuchOption) else error).show(told)
+        click.echo(tidy(told.getvalue()), nl=False, err=True)  # what was typed stands in it
         raise SystemExit(error.exit_code) from None
     except (click.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None

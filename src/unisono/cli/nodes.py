@@ -6,18 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.settings import number
+from unisono.quantities import NODE_RANK, PORT, WAIT
+
 if TYPE_CHECKING:
     from unisono.launchers.spec import LaunchSpec
     from unisono.nodes.plan import NodesPlan
 
 _OPTIONS = (
     click.option("--nnodes", metavar="N|MIN:MAX", help="Number of hosts; each starts this command.  [default: 1]"),
-    click.option("--node-rank", type=int, metavar="R", help="Index of this host, from 0.  [default: order of arrival]"),
+    click.option(
+        "--node-rank",
+        type=number(NODE_RANK),
+        metavar="R",
+        help="Index of this host, from 0.  [default: order of arrival]",
+    ),
     click.option("--rdzv-endpoint", metavar="HOST[:PORT]", help="Where the hosts meet: an address of one of them."),
     click.option("--rdzv-id", default="none", metavar="NAME", help="Tells jobs with one endpoint apart."),
-    click.option("--rdzv-timeout", type=float, metavar="S", help="Longest wait for the other hosts.  [default: 600]"),
+    click.option(
+        "--rdzv-timeout", type=number(WAIT), metavar="S", help="Longest wait for the other hosts.  [default: 600]"
+    ),
     click.option("--master-addr", metavar="HOST", help="The endpoint, in the words of older launchers."),
-    click.option("--master-port", type=int, metavar="PORT", help="Of --master-addr.  [default: 29400]"),
+    click.option("--master-port", type=number(PORT), metavar="PORT", help="Of --master-addr.  [default: 29400]"),
     click.option("--interface", metavar="NAME", help="Network interface.  [default: the one towards the endpoint]"),
     click.option("--trust-network", is_flag=True, help="Open ports that other machines reach; see the docs first."),
 )

@@ -10,6 +10,13 @@ import click
 USAGE_ERROR = 2
 FAILED = 1
 INTERRUPTED = 130
+_LONGEST_LINE = 2400
+
+
+def tidy(message: str) -> str:
+    """Return a message with control characters spelled out, and lines of a length that can be read."""
+    lines = "".join(char if char >= " " or char in "\n\t" else ascii(char)[1:-1] for char in message).split("\n")
+    return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:1000]} ... {line[-1000:]}" for line in lines)
 
 
 def command_line() -> str:
@@ -60,7 +67,7 @@ def perform(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         return 141
     except UnisonoError as error:
-        click.echo(f"unisono {verb}: {error}", err=True)
+        click.echo(tidy(f"unisono {verb}: {error}"), err=True)
         if isinstance(error, WorkerFailed):
             return error.exit_code
         return USAGE_ERROR if isinstance(error, ConfigError | DataError) else FAILED

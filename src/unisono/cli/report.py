@@ -6,12 +6,13 @@ from pathlib import Path
 import click
 
 from unisono.cli.outcome import perform
+from unisono.cli.settings import PATH
 
 
 @click.command(short_help="Put runs, scaling and forecasts on one page.")
-@click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=click.Path())
-@click.option("-o", "--out", type=click.Path(), metavar="FILE", help="The page.  [default: report.html]")
-@click.option("--timeline", type=click.Path(), metavar="FILE",
+@click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--out", type=PATH, metavar="FILE", help="The page.  [default: report.html]")
+@click.option("--timeline", type=PATH, metavar="FILE",
               help="Write all ranks' steps of one RUN for Perfetto or chrome://tracing, and no page.")  # fmt: skip
 def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> None:
     """Write one self-contained HTML page: it needs no network, runs no script and is under 1 MB.

@@ -12,7 +12,9 @@ import click
 from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.nodes import nodes_options, plan_nodes, start
 from unisono.cli.outcome import command_line, perform
+from unisono.cli.settings import number
 from unisono.cli.torchrun import read_environment_too, torchrun_options, understand
+from unisono.quantities import RESTARTS, SECONDS, THREADS
 
 
 @click.command(
@@ -29,7 +31,7 @@ from unisono.cli.torchrun import read_environment_too, torchrun_options, underst
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=number(THREADS),
     metavar="T",
     help="Threads per process.  [default: OMP_NUM_THREADS, or 1]",
 )
@@ -55,7 +57,7 @@ from unisono.cli.torchrun import read_environment_too, torchrun_options, underst
 )
 @click.option(
     "--max-restarts",
-    type=click.IntRange(min=0),
+    type=number(RESTARTS),
     default=0,
     show_default=True,
     metavar="K",
@@ -64,19 +66,19 @@ from unisono.cli.torchrun import read_environment_too, torchrun_options, underst
 )
 @click.option(
     "--heartbeat",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     metavar="S",
     help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
 )
 @click.option(
     "--hang-report",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     metavar="S",
     help="Seconds without progress after which it is said where each process is; 0: never.  [default: 30]",
 )
 @click.option(
     "--stop-grace",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     metavar="S",
     help="Seconds that a run has to finish its step and save when it is asked to stop.  [default: 30]",
 )

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.errors import ConfigError
 from unisono.hints import nearest
+from unisono.quantities import shown
 
 if TYPE_CHECKING:
     from unisono.recipes.catalog import Options
 
 RUN_FILE = "run.toml"
+MOST_BYTES = 1 << 16
 _OF_THE_CALL = ("config", "as_json", "help")
 _OF_THE_PLACE = ("out", "cache", "allow_drift", "offline", "strategy")
 
@@ -46,12 +49,21 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
         UsageError: See `take_config`.
     """
     try:
-        text = path.read_text()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise click.UsageError(f"--config {path}: expected at most {MOST_BYTES:,} bytes of options, found more.")
+        text = content.decode(errors="surrogateescape")
         entries = tomllib.loads(text)
     except OSError as error:
         raise click.UsageError(f"--config {path}: {error.strerror}. Hint: a TOML file, or a run directory.") from error
     except ValueError as error:
         raise click.UsageError(f"--config {path} is not TOML: {error}.") from error
+    except RecursionError:
+        raise click.UsageError(
+            f"--config {path}: expected options as NAME = VALUE, found lists or tables nested without end. "
+            "Hint: a run file has one option a line."
+        ) from None
     known = {parameter.name: parameter for parameter in parameters if parameter.name not in _OF_THE_CALL}
     found = {}
     for key, entry in entries.items():
@@ -61,6 +73,10 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
         if parameter is None:
             allowed = ", ".join(sorted(str(other) for other in known))
             raise click.UsageError(f"{where}: unknown key {key!r}.{nearest(name, known)} Allowed keys: {allowed}.")
+        if name in found:
+            raise click.UsageError(
+                f"{where}: {key!r} stands there twice, with - and with _. Hint: leave one of them out."
+            )
         found[name] = _checked(parameter, entry, f"{where}: {key}")
     return found
 
@@ -68,19 +84,21 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
 def _checked(parameter: click.Parameter, entry: Any, where: str) -> Any:
     """Return an entry as the command line would have given it."""
     is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
+    quantity = getattr(parameter.type, "quantity", None)
     if isinstance(parameter, click.Option) and parameter.is_flag:
         expected, fits = "true or false", isinstance(entry, bool)
-    elif isinstance(parameter.type, click.types.IntParamType):
-        expected, fits = "a whole number", is_number and isinstance(entry, int)
-    elif isinstance(parameter.type, click.types.FloatParamType):
-        expected, fits = "a number", is_number
+    elif quantity is not None:
+        try:
+            return quantity.take(where.partition(": ")[2], entry)
+        except ConfigError as error:
+            raise click.UsageError(f"{where.partition(': ')[0]}: {error}") from None
     else:
         if isinstance(entry, list) and all(isinstance(item, str | int | float) for item in entry):
             return ",".join(map(str, entry))
         expected, fits = "a text, number or list of them", isinstance(entry, str) or is_number
         entry = str(entry)
     if not fits:
-        raise click.UsageError(f"{where}: expected {expected}, got {entry!r}.")
+        raise click.UsageError(f"{where}: expected {expected}, got {shown(entry)}.")
     return entry
 
 

@@ -1,8 +1,69 @@
 """Settings that several verbs take in the same form."""
 
+import json
+import math
+import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, final
+
+import click
 
 from unisono.errors import ConfigError
+from unisono.quantities import Count, Quantity, shown
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_LONGEST_PATH, _LONGEST_NAME = 4095, 255
+"""Bytes, of Linux."""
+
+
+def number(quantity: Quantity) -> "click.ParamType[Any]":
+    """Return the type of an option that takes such a number."""
+    return _Whole(quantity) if isinstance(quantity, Count) else _Decimal(quantity)
+
+
+def _convert(quantity: Quantity, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    name = max(param.opts, key=len) if param else "a number"
+    try:
+        return quantity.read(name, value) if isinstance(value, str) else quantity.take(name, value)
+    except ConfigError as error:
+        raise click.UsageError(str(error), ctx) from None
+
+
+def _bounds(quantity: Quantity) -> str:
+    """Return the bounds as ``--help`` shows them; nothing where they are those of the machine's numbers."""
+    return "" if quantity.high > 1e15 else quantity.bounds.removeprefix("from ")
+
+
+@final
+class _Whole(click.IntRange):
+    """See `number`; a subclass of click's, so that ``--help`` shows the bounds."""
+
+    def __init__(self, quantity: Quantity) -> None:
+        super().__init__(int(quantity.low), int(quantity.high))
+        self.quantity = quantity
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _convert(self.quantity, value, param, ctx)
+
+    def _describe_range(self) -> str:
+        return _bounds(self.quantity)
+
+
+@final
+class _Decimal(click.FloatRange):
+    """See `number`."""
+
+    def __init__(self, quantity: Quantity) -> None:
+        super().__init__(quantity.low, quantity.high)
+        self.quantity = quantity
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _convert(self.quantity, value, param, ctx)
+
+    def _describe_range(self) -> str:
+        return _bounds(self.quantity)
 
 
 def pairs(option: str, given: Iterable[str], form: str = "NAME=VALUE") -> dict[str, str]:
@@ -18,3 +79,40 @@ def pairs(option: str, given: Iterable[str], form: str = "NAME=VALUE") -> dict[s
             raise ConfigError(f"expected {option} {form}, got {setting!r}.")
         found[name] = value
     return found
+
+
+@final
+class _Path(click.ParamType[str]):
+    """A path that some file system could have; whether it exists is for those to say who open it."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not text:
+            hint = "Hint: is a variable of the shell empty? The working directory is written '.'."
+            self.fail(f"expected a path, got an empty text. {hint}", param, ctx)
+        raw = os.fsencode(text)
+        if b"\0" in raw or len(raw) > _LONGEST_PATH or max(map(len, raw.split(b"/"))) > _LONGEST_NAME:
+            self.fail(f"expected a path that a file system can have, got {shown(text)}.", param, ctx)
+        return text
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+        return click.Path().shell_complete(ctx, param, incomplete)
+
+
+PATH = _Path()
+"""The type of options and arguments that name files and directories."""
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON; NaN and infinities, which it does not have, become null."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: plain(inner) for key, inner in part.items()}
+        if isinstance(part, list | tuple):
+            return [plain(inner) for inner in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
+
+    return json.dumps(plain(value), indent=indent, allow_nan=False)

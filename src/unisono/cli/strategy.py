@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.settings import number
 from unisono.strategies.catalog import CATALOG, all_options, find
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         elif item.metadata["choices"]:
             made = click.option(flag, name, type=click.Choice(item.metadata["choices"]), help=text)
         else:
-            metavar = "A,B,..." if "tuple" in str(item.type) else "K" if "int" in str(item.type) else "X"
-            made = click.option(flag, name, metavar=metavar, help=text)
+            is_list, is_whole = "tuple" in str(item.type), "int" in str(item.type)
+            kind = click.STRING if is_list or item.metadata["of"] is None else number(item.metadata["of"])
+            metavar = "A,B,..." if is_list else "K" if is_whole else "X"
+            made = click.option(flag, name, type=kind, metavar=metavar, help=text)
         command = made(command)
     return click.option(
         "--strategy", "strategy", default="exact", show_default=True, metavar="NAME",

@@ -14,9 +14,12 @@ from unisono.cli.nodes import nodes_options, plan_nodes, start
 from unisono.cli.outcome import INTERRUPTED, command_line, perform
 from unisono.cli.run import watch_settings
 from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
+from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
 from unisono.launchers.scratch import scratch_directory
 from unisono.owners import adopt
+from unisono.quantities import CLIP, RESTARTS, SECONDS
+from unisono.recipes.catalog import NUMBERS
 
 if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 
 MAX_RESTARTS = 3
+_KINDS = {name: number(quantity) for name, quantity in NUMBERS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +43,7 @@ class Job:
 @click.argument("recipe", metavar="RECIPE", type=RecipeName(), shell_complete=complete_recipe)
 @click.option(
     "--config",
-    type=click.Path(),
+    type=PATH,
     metavar="FILE|RUN",
     is_eager=True,
     expose_value=False,
@@ -56,36 +60,56 @@ class Job:
 )
 @click.option(
     "--replicas",
-    type=int,
+    type=_KINDS["replicas"],
     metavar="V",
     help="Logical workers; part of the result.  [default: 8; of other strategies than exact, the workers]",
 )
-@click.option("--epochs", type=int, metavar="E", help="Passes over the data.  [default: the recipe's]")
+@click.option("--epochs", type=_KINDS["epochs"], metavar="E", help="Passes over the data.  [default: the recipe's]")
 @click.option(
-    "--batch-size", type=int, metavar="B", help="Samples per optimizer step, over all workers.  [default: the recipe's]"
+    "--batch-size",
+    type=_KINDS["batch_size"],
+    metavar="B",
+    help="Samples per optimizer step, over all workers.  [default: the recipe's]",
 )
-@click.option("--seed", type=int, default=0, metavar="S", show_default=True, help="Seed of everything random.")
-@click.option("--model", metavar="NAME", help="One of the recipe's models.  [default: its first]")
-@click.option("--limit", type=int, metavar="K", help="Use at most K training and K test samples.")
 @click.option(
-    "--data", type=click.Path(), metavar="PATH", help="Directory or file with the data.  [default: a verified download]"
+    "--seed", type=_KINDS["seed"], default=0, metavar="S", show_default=True, help="Seed of everything random."
+)
+@click.option("--model", metavar="NAME", help="One of the recipe's models.  [default: its first]")
+@click.option("--limit", type=_KINDS["limit"], metavar="K", help="Use at most K training and K test samples.")
+@click.option(
+    "--data", type=PATH, metavar="PATH", help="Directory or file with the data.  [default: a verified download]"
 )
 @click.option(
     "--out",
-    type=click.Path(),
+    type=PATH,
     metavar="DIR",
     help="Run directory; a run found there is resumed.  [default: nothing is kept]",
 )
-@click.option("--checkpoint-every", type=int, metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
 @click.option(
-    "--threads", type=int, default=1, metavar="T", show_default=True, help="Threads per process; part of the result."
+    "--checkpoint-every",
+    type=_KINDS["checkpoint_every"],
+    metavar="STEPS",
+    help="Steps between checkpoints.  [default: an epoch]",
 )
 @click.option(
-    "--num-workers", type=int, default=0, metavar="N", show_default=True, help="Data loading processes per worker."
+    "--threads",
+    type=_KINDS["threads"],
+    default=1,
+    metavar="T",
+    show_default=True,
+    help="Threads per process; part of the result.",
+)
+@click.option(
+    "--num-workers",
+    type=_KINDS["num_workers"],
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Data loading processes per worker.",
 )
 @click.option(
     "--max-restarts",
-    type=click.IntRange(min=0),
+    type=number(RESTARTS),
     default=MAX_RESTARTS,
     show_default=True,
     metavar="K",
@@ -93,7 +117,7 @@ class Job:
 )
 @click.option(
     "--heartbeat",
-    type=click.FloatRange(min=0),
+    type=number(SECONDS),
     metavar="S",
     help="Seconds of silence after which a process counts as stuck; 0: for ever.  [default: 10]",
 )
@@ -102,20 +126,34 @@ class Job:
 @click.option(
     "--preset", metavar="NAME", help="The recipe's hyper-parameters by name, see docs/data.md.  [default: its first]"
 )
-@click.option("--lr", type=float, metavar="RATE", help="Learning rate in place of the preset's.")
-@click.option("--clip-norm", type=float, metavar="NORM", help="Largest norm of the gradient, in place of the preset's.")
+@click.option("--lr", type=_KINDS["lr"], metavar="RATE", help="Learning rate in place of the preset's.")
 @click.option(
-    "--clip-value", type=float, metavar="X", help="Largest magnitude of the gradient's elements, in place of a norm."
+    "--clip-norm", type=number(CLIP), metavar="NORM", help="Largest norm of the gradient, in place of the preset's."
+)
+@click.option(
+    "--clip-value",
+    type=number(CLIP),
+    metavar="X",
+    help="Largest magnitude of the gradient's elements, in place of a norm.",
 )
 @click.option("--bf16", is_flag=True, help="The model under bfloat16 autocast, with any strategy; other bits.")
 @click.option("--compile", is_flag=True, help="Send the model through torch.compile; other bits.")
 @click.option("--offline", is_flag=True, help="Use downloads that are there, and no network.")
 @click.option("--augment", metavar="LIST", help="Image changes: flip,shift=2,rotate=10,crop=0.8 or none.")
 @click.option("--image-size", metavar="HxW", help="Resize own images.  [default: all must have one size]")
-@click.option("--max-length", type=int, metavar="TOKENS", help="Cut longer texts off; says how many.  [default: never]")
-@click.option("--length-pool", type=int, metavar="BATCHES", help="Sort so many batches by text length; 0: none.")
-@click.option("--min-freq", type=int, metavar="COUNT", help="Least occurrences of a word that gets a number.")
-@click.option("--test-data", type=click.Path(), metavar="PATH", help="Own data to evaluate on.  [default: every tenth]")
+@click.option(
+    "--max-length",
+    type=_KINDS["max_length"],
+    metavar="TOKENS",
+    help="Cut longer texts off; says how many.  [default: never]",
+)
+@click.option(
+    "--length-pool", type=_KINDS["length_pool"], metavar="BATCHES", help="Sort so many batches by text length; 0: none."
+)
+@click.option(
+    "--min-freq", type=_KINDS["min_freq"], metavar="COUNT", help="Least occurrences of a word that gets a number."
+)
+@click.option("--test-data", type=PATH, metavar="PATH", help="Own data to evaluate on.  [default: every tenth]")
 @click.option("--text-column", metavar="NAME", help="Column of own texts.  [default: text]")
 @click.option("--label-column", metavar="NAME", help="Column of their labels.  [default: label]")
 @click.option("--encoding", metavar="NAME", help="Encoding of own texts.  [default: utf-8]")
@@ -179,7 +217,7 @@ def _train(
         job = replace(job, options=replace(job.options, out=str(out)))
         # A directory that cannot be written is refused by the run, with reasons.
         with contextlib.suppress(OSError), adopt(out) as home:
-            home.replace(RUN_FILE, describe_run_file(job.options).encode())
+            home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))
         try:
             scratch = None if kept else place
             result = play(job, output="stderr" if as_json else "leader", scratch=scratch, **settings)
@@ -189,7 +227,7 @@ def _train(
             click.echo(f"unisono train: step {stopped.step} is not kept. Hint: --out DIR keeps runs.", err=True)
             raise SystemExit(INTERRUPTED) from None
         if as_json:
-            click.echo(json.dumps(result))
+            click.echo(to_json(result))
             return
         lines = {"fingerprint": result["fingerprint"]}
         lines |= {name: f"{float(value):.4f}" for name, value in result["metrics"].items()}
@@ -228,12 +266,14 @@ def plan(
         DataError: The data is missing, truncated or not what is pinned.
     """
     from unisono.errors import ScoreMismatch
+    from unisono.launchers.memory_kills import check_address_space
     from unisono.launchers.spec import resolve_workers
     from unisono.observe.compare import diff
     from unisono.recipes.catalog import Options, find
     from unisono.world import default_cache
 
     found = find(recipe)
+    check_address_space()  # data is read here, with NumPy
     given = dict(given)
     strategy = take_strategy(given)
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -4,21 +4,26 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from unisono.cli.settings import PATH, number
+from unisono.quantities import BATCH, EPOCHS, SAMPLES, SEED, WORKERS, shown
+
+_COMPARED = replace(WORKERS, high=1024)
 Start = Callable[[int, Path], None]
 """Plays the job on so many workers, in a new run directory."""
 
 _OPTIONS: dict[str, tuple[Any, str, str]] = {
-    "epochs": (int, "E", "passes over the data."),
-    "batch_size": (int, "B", "samples per optimizer step, over all workers."),
-    "seed": (int, "S", "seed of everything random."),
+    "epochs": (number(EPOCHS), "E", "passes over the data."),
+    "batch_size": (number(BATCH), "B", "samples per optimizer step, over all workers."),
+    "seed": (number(SEED), "S", "seed of everything random."),
     "model": (str, "NAME", "one of its models."),
-    "limit": (int, "K", "use at most K samples."),
-    "data": (click.Path(), "PATH", "where the data is."),
+    "limit": (number(SAMPLES), "K", "use at most K samples."),
+    "data": (PATH, "PATH", "where the data is."),
 }
 
 
@@ -77,10 +82,11 @@ def parse_workers(text: str) -> list[int]:
     """
     from unisono.errors import ConfigError
 
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 1024 for part in parts):
-        raise ConfigError(f"expected --workers as numbers such as 1,2,4, each from 1 to 1024, got {text!r}.")
-    return [int(part) for part in parts]
+    try:
+        return [_COMPARED.read("--workers", part) for part in text.split(",")]
+    except ConfigError:
+        expected = f"numbers such as 1,2,4, each {_COMPARED.bounds}"
+        raise ConfigError(f"expected --workers as {expected}, got {shown(text)}.") from None
 
 
 def refuse_arguments(recipe: str, args: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ import click
 
 from unisono.cli.completion import RecipeName, complete_target
 from unisono.cli.outcome import FAILED, nothing_kept, perform
+from unisono.cli.settings import number, to_json
 from unisono.cli.trials import (
     Start,
     check_target,
@@ -23,6 +24,7 @@ from unisono.cli.trials import (
     script_starter,
 )
 from unisono.launchers.scratch import scratch_directory
+from unisono.quantities import REPLICAS, THREADS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +49,12 @@ class Trial:
 @click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers to try.")
 @click.option(
     "--replicas",
-    type=int,
+    type=number(REPLICAS),
     metavar="V",
     help="Logical workers.  [default: the recipe's; for a script that leaves them open, the most workers]",
 )
 @recipe_options("epochs", "batch_size", "seed", "model", "limit", "data", scripts_too=True)
-@click.option("--threads", type=int, metavar="T", help="Threads per process.")
+@click.option("--threads", type=number(THREADS), metavar="T", help="Threads per process.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
 )
@@ -136,7 +138,7 @@ def _judge(trials: list[Trial], as_json: bool) -> int:
     equal = all(trial.fingerprint == first.fingerprint for trial in trials) and not any(parted.values())
     if as_json:
         rows = [{key: value for key, value in asdict(trial).items() if key != "ledger"} for trial in trials]
-        click.echo(json.dumps({"equal": equal, "trials": rows}))
+        click.echo(to_json({"equal": equal, "trials": rows}))
     else:
         click.echo(f"{'workers':>7}  {'seconds':>7}  {'steps':>6}  fingerprint")
         for trial in trials:

@@ -5,7 +5,9 @@ devices and paths that leave the archive are refused wherever they stand; sizes 
 memory is spent; an archive that is cut short is an error, not an end. Imports no torch.
 """
 
+import contextlib
 import gzip
+import math
 import re
 import tarfile
 import zlib
@@ -17,6 +19,11 @@ from typing import BinaryIO, Self, final
 from unisono.errors import DataError
 
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_EXTENDING = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
+_MOST_IN_A_ROW = 16
+_MOST_HEADER_BYTES = 1 << 20
 
 
 @final
@@ -68,10 +75,25 @@ class _Bounded:
         self._path = path
         self._limit_bytes = limit_bytes
         self._read_bytes = 0
+        self._header_end_bytes = math.inf
+
+    @contextlib.contextmanager
+    def header(self) -> Iterator[None]:
+        """Deliver no more than a header needs while one is read; such a header may hold others."""
+        is_outer = self._header_end_bytes == math.inf
+        if is_outer:
+            self._header_end_bytes = self._read_bytes + _MOST_HEADER_BYTES
+        try:
+            yield
+        finally:
+            if is_outer:
+                self._header_end_bytes = math.inf
 
     def read(self, size: int) -> bytes:
         piece = self._stream.read(size)
         self._read_bytes += len(piece)
+        if self._read_bytes > self._header_end_bytes:
+            raise tarfile.ReadError(f"a header of more than {_MOST_HEADER_BYTES:,} bytes")
         if self._read_bytes > self._limit_bytes:
             raise DataError(
                 f"{self._path}: expected at most {self._limit_bytes:,} bytes when decompressed, found more. "
@@ -80,29 +102,48 @@ class _Bounded:
         return piece
 
 
-@final
-class _Strict(tarfile.TarInfo):
-    """A header of which tarfile does not take a bad one for the end of the archive."""
+def _strict(stream: _Bounded) -> type[tarfile.TarInfo]:
+    """Return how the headers of one archive are read, of which tarfile would believe too much."""
 
-    @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
-        """Read the next one.
+    class Strict(tarfile.TarInfo):
+        in_a_row = 0
 
-        Raises:
-            ReadError: It is none.
-        """
-        try:
-            return super().fromtarfile(tar)
-        except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]
-            raise tarfile.ReadError(
-                f"a bad header near byte {tar.offset:,} of the decompressed stream ({error})"
-            ) from None
+        @classmethod
+        def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+            """Read the next one.
+
+            Raises:
+                ReadError: It is none, which tarfile would take for the end of the archive.
+            """
+            try:
+                with stream.header():
+                    return super().fromtarfile(tar)
+            except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]
+                raise tarfile.ReadError(
+                    f"a bad header near byte {tar.offset:,} of the decompressed stream ({error})"
+                ) from None
+
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            """Read one block.
+
+            Raises:
+                ReadError: One more header that extends the next, of which tarfile reads any number, each within
+                    the other.
+            """
+            found = super().frombuf(buf, encoding, errors)
+            Strict.in_a_row = Strict.in_a_row + 1 if found.type in _EXTENDING else 0
+            if Strict.in_a_row > _MOST_IN_A_ROW:
+                raise tarfile.ReadError(f"more than {_MOST_IN_A_ROW} extended headers in a row")
+            return found
+
+    return Strict
 
 
 def _members(stream: _Bounded, path: Path, wanted: re.Pattern[str], limits: Limits) -> Iterator[tuple[str, bytes]]:
     """Walk the tar stream from front to back."""
     num_members = 0
-    with tarfile.open(fileobj=_as_binary(stream), mode="r|", bufsize=1 << 16, tarinfo=_Strict) as tar:
+    with tarfile.open(fileobj=_as_binary(stream), mode="r|", bufsize=1 << 16, tarinfo=_strict(stream)) as tar:
         while (member := tar.next()) is not None:
             num_members += 1
             if num_members > limits.num_members:
@@ -140,7 +181,10 @@ def check_member(member: tarfile.TarInfo, path: Path, limits: Limits) -> str:
             f"{path}: {member.name!r}: expected a size of 0 to {limits.total_bytes:,} bytes, "
             f"found {member.size:,}. Hint: do not use this archive."
         )
-    if member.name.startswith("/") or ".." in member.name.split("/"):
+    name = member.name
+    while name.startswith("./"):
+        name = name[2:]
+    if name.startswith("/") or ".." in name.split("/"):
         raise DataError(
             f"{path}: {member.name!r}: expected a path inside the archive, found one that leaves it. "
             "Hint: do not use this archive."
@@ -150,7 +194,7 @@ def check_member(member: tarfile.TarInfo, path: Path, limits: Limits) -> str:
             f"{path}: {member.name!r}: expected files and directories only, found tar type {member.type!r} "
             "(a link, device or pipe). Hint: do not use this archive."
         )
-    return member.name.removeprefix("./")
+    return name
 
 
 def _check_end(tar: tarfile.TarFile, path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from unisono.errors import ConfigError
+from unisono.quantities import Amount, Count, Quantity, settle
 from unisono.seeding import mix
 
 Floats = npt.NDArray[np.float32]
@@ -38,6 +39,11 @@ def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray
     return drawn
 
 
+_NUMBERS: dict[str, Quantity] = {
+    "shift": Count(0, 4096, "pixels"), "rotate": Amount(0, 180, "degrees"), "crop": Amount(0, 1, above=True),
+}  # fmt: skip
+
+
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augment:
@@ -59,11 +65,7 @@ class Augment:
     crop: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.shift < 0 or not 0 <= self.rotate <= 180 or not 0 < self.crop <= 1:
-            raise ConfigError(
-                f"expected shift >= 0, 0 <= rotate <= 180 and 0 < crop <= 1, got shift={self.shift}, "
-                f"rotate={self.rotate:g}, crop={self.crop:g}."
-            )
+        settle(self, **_NUMBERS)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -73,12 +75,11 @@ class Augment:
             ConfigError: An unknown name, or a value that is no number.
         """
         chosen: dict[str, float | int | bool] = {}
-        kinds = {"shift": int, "rotate": float, "crop": float}
         for item in (item.strip() for item in text.split(",") if item.strip() not in ("", "none")):
             name, equals, value = item.partition("=")
             try:
-                chosen[name] = True if name == "flip" and not equals else kinds[name](value)
-            except (KeyError, ValueError):
+                chosen[name] = True if name == "flip" and not equals else _NUMBERS[name].read(name, value)
+            except KeyError:
                 raise ConfigError(
                     f"expected flip, shift=PIXELS, rotate=DEGREES or crop=SHARE, joined by commas, got {item!r}."
                 ) from None

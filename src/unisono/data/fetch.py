@@ -24,6 +24,7 @@ import pooch
 
 from unisono.data.resume import fetch_resuming
 from unisono.errors import ConfigError, DataError
+from unisono.quantities import BYTES, settle
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,7 @@ class Pin:
     def __post_init__(self) -> None:
         if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
             raise ConfigError(f"expected 64 lower-case hexadecimal digits as sha256, got {self.sha256!r}.")
-        if self.size_bytes < 0:
-            raise ConfigError(f"expected size_bytes >= 0, got {self.size_bytes}.")
+        settle(self, size_bytes=BYTES)
 
     def __str__(self) -> str:
         return f"{self.size_bytes:,} bytes with sha256 {self.sha256}"

@@ -7,10 +7,9 @@ Files are decoded once per machine, on all cores, into a cache whose key is thei
 import json
 import os
 import warnings
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -21,14 +20,17 @@ from PIL import Image, UnidentifiedImageError
 
 from unisono.data.cache import cache_key, cached_directory, check_manifest
 from unisono.data.fetch import Tell, atomic_write, told, untold
+from unisono.data.npz import read_npz
 from unisono.data.own_texts import content_checksum, hold_out, number_labels
 from unisono.data.tables import Broken
 from unisono.errors import ConfigError, DataError
+from unisono.quantities import COUNT, Count, shown
 from unisono.world import default_cache
 
 FORMAT_VERSION = 1
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 MAX_PIXELS = 1 << 26
+_SIDE = Count(1, 4096, "pixels")
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -69,9 +71,13 @@ def parse_size(text: str) -> tuple[int, int]:
         ConfigError: Something else.
     """
     parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
-        raise ConfigError(f"expected an image size like 28x28 or 64, got {text!r}.")
-    return int(parts[0]), int(parts[-1])
+    try:
+        sides = [_SIDE.read("a side", part) for part in parts[:3]]
+    except ConfigError:
+        sides = []
+    if len(sides) not in (1, 2):
+        raise ConfigError(f"expected an image size like 28x28 or 64, sides {_SIDE.bounds}, got {shown(text)}.")
+    return sides[0], sides[-1]
 
 
 def load_images(
@@ -100,8 +106,7 @@ def load_images(
         ConfigError: `test_every` is below 2.
         DataError: Something is missing, broken or of another size (names the file), or fewer than two classes.
     """
-    if test_every < 2:
-        raise ConfigError(f"expected test_every >= 2, got {test_every}.")
+    test_every = replace(COUNT, low=2).take("test_every", test_every)
     if not data.exists():
         raise DataError(f"{data}: expected a folder per class, or an .npz file, found nothing. Hint: check the path.")
     if test_data is None and (data / "train").is_dir() and (data / "test").is_dir():
@@ -180,11 +185,7 @@ def _read(source: Path, size: tuple[int, int] | None, broken: Broken, tell: Tell
 
 
 def _arrays(path: Path) -> Iterator[Part]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: expected an .npz file of arrays, found: {error}. Hint: write it again.") from None
+    found = read_npz(path)
     prefixes = ("",) if "images" in found else ("train_", "test_")
     for prefix in prefixes:
         missing = [name for name in (f"{prefix}images", f"{prefix}labels") if name not in found]

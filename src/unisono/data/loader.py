@@ -25,6 +25,7 @@ from unisono.determinism import set_generators
 from unisono.errors import ConfigError, DataError
 from unisono.launchers.scratch import meet
 from unisono.placement import parts_of
+from unisono.quantities import LOADERS, PREFETCH
 from unisono.seeding import mix
 
 Collate = Callable[[list[Any]], Any]
@@ -198,7 +199,11 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
         tasks: What to fetch; consumed ahead of time by workers.
         num_workers: Processes that fetch; 0 fetches here, when asked.
         prefetch: Micro-batches each worker keeps ready.
+
+    Raises:
+        ConfigError: `num_workers` or `prefetch` is out of range.
     """
+    num_workers, prefetch = LOADERS.take("num_workers", num_workers), PREFETCH.take("prefetch", prefetch)
     if num_workers == 0:
         yield from (fetcher[task] for task in tasks)
         return
@@ -260,8 +265,7 @@ class Loader:
     def __init__(
         self, sampler: ExactSampler, fetcher: Fetcher, hosted: range, *, num_workers: int = 0, prefetch: int = 2
     ) -> None:
-        if num_workers < 0 or prefetch < 1:
-            raise ConfigError(f"expected num_workers >= 0 and prefetch >= 1, got {num_workers} and {prefetch}.")
+        num_workers, prefetch = LOADERS.take("num_workers", num_workers), PREFETCH.take("prefetch", prefetch)
         if num_workers:
             check_can_share_tensors()
         self.sampler = sampler

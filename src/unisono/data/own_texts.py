@@ -9,7 +9,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -21,7 +21,8 @@ from unisono.data.fetch import Tell, atomic_write, sha256_file, untold
 from unisono.data.parallel import tokenise_all
 from unisono.data.tables import Broken, Columns, Row, read_rows
 from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
-from unisono.errors import ConfigError, DataError
+from unisono.errors import DataError
+from unisono.quantities import COUNT
 from unisono.world import default_cache
 
 MAX_CLASSES = 1000
@@ -82,8 +83,7 @@ def load_texts(
         ConfigError: The settings leave no word.
     """
     columns = columns or Columns()
-    if test_every < 2:
-        raise ConfigError(f"expected test_every >= 2, got {test_every}.")
+    test_every = replace(COUNT, low=2).take("test_every", test_every)
     if test_data is None and data.is_dir() and (data / "train").is_dir() and (data / "test").is_dir():
         data, test_data = data / "train", data / "test"
     sources = [data] if test_data is None else [data, test_data]
@@ -156,7 +156,9 @@ def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str
                 f"{place}: expected one of the training classes {', '.join(map(repr, sorted(found)[:12]))}, "
                 f"found {label!r}. Hint: correct the label, or add texts of it to the training data."
             )
-    return sorted(found, key=lambda label: (0, int(label), "") if label.isdecimal() else (1, 0, label))
+    return sorted(
+        found, key=lambda label: (0, int(label), "") if label.isdecimal() and len(label) < 20 else (1, 0, label)
+    )
 
 
 def hold_out(labels: npt.NDArray[np.int64], every: int, noun: str, source: Path) -> npt.NDArray[np.bool_]:

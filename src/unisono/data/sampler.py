@@ -13,6 +13,7 @@ import numpy.typing as npt
 from unisono.data.lengths import Lengths, arrange_pool, deal
 from unisono.errors import ConfigError
 from unisono.placement import parts_of
+from unisono.quantities import BATCH, BATCHES, REPLICAS, SAMPLES
 from unisono.seeding import mix
 
 Indices = npt.NDArray[np.int64]
@@ -85,14 +86,10 @@ class ExactSampler:
         lengths: Lengths | None = None,
         length_pool: int = 0,
     ) -> None:
-        for name, value in (("num_samples", num_samples), ("batch_size", batch_size), ("replicas", replicas)):
-            if value < 1:
-                raise ConfigError(f"expected {name} >= 1, got {value}.")
-        if length_pool < 0 or (lengths is not None and len(lengths) != num_samples):
-            raise ConfigError(
-                f"expected length_pool >= 0 and {num_samples} lengths, one per sample, got length_pool={length_pool} "
-                f"and {None if lengths is None else len(lengths)}."
-            )
+        num_samples, batch_size = SAMPLES.take("num_samples", num_samples), BATCH.take("batch_size", batch_size)
+        replicas, length_pool = REPLICAS.take("replicas", replicas), BATCHES.take("length_pool", length_pool)
+        if lengths is not None and len(lengths) != num_samples:
+            raise ConfigError(f"expected {num_samples} lengths, one per sample, got {len(lengths)}.")
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.replicas = replicas

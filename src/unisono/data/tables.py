@@ -5,6 +5,7 @@ names file and line, or is skipped and counted where that was asked for; never g
 """
 
 import codecs
+import contextlib
 import csv
 import gzip
 import io
@@ -17,6 +18,7 @@ from typing import NamedTuple, final
 
 from unisono.data.idx import GZIP_MAGIC
 from unisono.errors import ConfigError, DataError
+from unisono.quantities import shown
 
 MAX_FIELD = 1 << 24
 """Characters: a longer field is taken for a quote that was never closed."""
@@ -76,9 +78,12 @@ class Columns:
     def __post_init__(self) -> None:
         try:
             codecs.lookup(self.encoding)
-        except LookupError:
+            with contextlib.suppress(UnicodeDecodeError):  # one byte is no text in each of them
+                b"a".decode(self.encoding)  # LookupError for rot13, hex or zip: they decode, but no text
+        except (LookupError, ValueError):
             raise ConfigError(
-                f"expected an encoding that Python knows, got {self.encoding!r}. Hint: utf-8, latin-1, cp1252, utf-16."
+                f"expected an encoding of text that Python knows, got {shown(self.encoding)}. "
+                "Hint: utf-8, latin-1, cp1252, utf-16."
             ) from None
 
 
@@ -222,6 +227,9 @@ def _json_lines(path: Path, text: str, columns: Columns, broken: Broken) -> Iter
         except ValueError as error:
             wrong = _wrong_byte(line)
             broken.add(place, "a JSON object", wrong or str(error))
+            continue
+        except RecursionError:
+            broken.add(place, "a JSON object", "lists or objects nested without end")
             continue
         missing = [name for name in (columns.text, columns.label) if not isinstance(found, dict) or name not in found]
         if missing:

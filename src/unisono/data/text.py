@@ -9,7 +9,7 @@ import json
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, final
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from unisono.data.cache import check_manifest
 from unisono.data.fetch import atomic_write
 from unisono.errors import ConfigError, DataError
+from unisono.quantities import COUNT, TOKENS
 
 PAD, UNK = 0, 1
 SPECIALS = ("<pad>", "<unk>")
@@ -123,11 +124,8 @@ def build_vocabulary(
     Raises:
         ConfigError: `min_freq` below 1, `max_tokens` below 3, or no word is left.
     """
-    if min_freq < 1 or (max_tokens is not None and max_tokens <= len(SPECIALS)):
-        raise ConfigError(
-            f"expected min_freq >= 1 and max_tokens >= {len(SPECIALS) + 1}, "
-            f"got min_freq={min_freq} and max_tokens={max_tokens}."
-        )
+    min_freq = COUNT.take("min_freq", min_freq)
+    max_tokens = replace(TOKENS, low=len(SPECIALS) + 1).maybe("max_tokens", max_tokens)
     kept = [word for word, count in token_counts.items() if count >= min_freq and word not in SPECIALS]
     if not kept:
         most = max(token_counts.values(), default=0)

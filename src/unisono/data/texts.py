@@ -15,7 +15,7 @@ from unisono.data.lengths import evaluation_order
 from unisono.data.sampler import Indices
 from unisono.data.text import PAD as PAD
 from unisono.data.text import TokenStore
-from unisono.errors import ConfigError
+from unisono.quantities import BATCHES, TOKENS
 
 
 class PackedTexts(NamedTuple):
@@ -91,10 +91,7 @@ class Texts:
         length_pool: int = 0,
         content: str | None = None,
     ) -> None:
-        if max_length is not None and max_length < 1:
-            raise ConfigError(f"expected max_length >= 1 token (or None), got {max_length}.")
-        if length_pool < 0:
-            raise ConfigError(f"expected length_pool >= 0 batches, got {length_pool}.")
+        max_length, length_pool = TOKENS.maybe("max_length", max_length), BATCHES.take("length_pool", length_pool)
         self.store = store
         self.chosen = np.arange(len(store)) if chosen is None else chosen
         self.max_length = max_length

@@ -6,6 +6,7 @@ launcher prints the one that matters. Must not import torch; where a backend was
 program's own import of torch puts it in place.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -79,7 +80,8 @@ def main(argv: list[str]) -> int:
             # A thread that keeps the failed process from ending would keep its peers waiting for it. What it has to
             # show (to no one: the failure is told already) may come from a machine that is merely slow.
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True, file=nowhere)
+            with contextlib.suppress(RuntimeError):  # no memory for its thread, probably: that was the failure then
+                faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True, file=nowhere)
         return code
     finally:
         # The interpreter stops its threads before it is gone: silence means nothing from here on.

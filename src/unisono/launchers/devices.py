@@ -27,7 +27,7 @@ def visible_devices(variable: str | None, count: int) -> tuple[str, ...]:
     names = []
     for name in (part.strip() for part in variable.split(",")):
         # CUDA, too, takes no GPU from the first name on that it does not know.
-        if not name or (name.lstrip("-").isdecimal() and not 0 <= int(name) < count):
+        if not name or (name.lstrip("-").isdecimal() and not (len(name) < 10 and 0 <= int(name) < count)):
             break
         names.append(name)
     return tuple(names)
@@ -54,7 +54,7 @@ def choose_devices(asked: str, visible: Sequence[str], option: str = "--devices"
     chosen: list[str] = []
     for part in (part.strip() for part in asked.split(",")):
         if part.isdecimal():
-            fits = [visible[int(part)]] if int(part) < len(visible) else []
+            fits = [visible[int(part)]] if len(part) < 10 and int(part) < len(visible) else []
         else:
             fits = [name for name in visible if part.startswith(_NAMED) and name.startswith(part)]
         if len(fits) != 1 or fits[0] in chosen:

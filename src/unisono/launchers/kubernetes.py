@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.quantities import DEVICES, GRACE, NODES, PORT, RESTARTS, THREADS, WORKERS, settle
 
 KINDS = ("job", "jobset", "trainjob")
 CONTAINER = "node"
@@ -76,9 +77,10 @@ class KubernetesJob:
     def __post_init__(self) -> None:  # noqa: C901 - a list of checks
         if self.kind not in KINDS:
             raise ConfigError(f"expected kind to be one of {', '.join(KINDS)}, got {self.kind!r}.")
-        for name in ("nodes", "workers_per_node", "threads", "port", "grace_s"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}.")
+        settle(
+            self, nodes=NODES, workers_per_node=WORKERS, threads=THREADS, gpus_per_node=DEVICES,
+            max_restarts=RESTARTS, grace_s=GRACE, port=PORT,
+        )  # fmt: skip
         for name in (self.name, *([self.namespace] if self.namespace is not None else []), *self.volumes.values()):
             if not _LABEL.fullmatch(name) or len(name) > _LONGEST_NAME:
                 raise ConfigError(

@@ -18,6 +18,7 @@ from typing import Any
 from unisono.errors import LaunchError, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Failed, Outcome, Stopped, attempt
 from unisono.launchers.crew import Events, OutputBroken, Signalled
+from unisono.launchers.memory_kills import check_address_space
 from unisono.launchers.output import tell
 from unisono.launchers.restarts import GiveUp, Restarts
 from unisono.launchers.spec import LaunchSpec, check_target, count_gpus
@@ -53,6 +54,7 @@ def run_local(spec: LaunchSpec) -> None:
         BrokenPipeError: The reader of our output went away (``| head``); the workers were stopped.
     """
     check_target(spec.target)
+    check_address_space()
     spec = replace(spec, run_id=spec.run_id or os.urandom(16).hex())
     if spec.max_restarts:
         # Fixed from now on: a restart may use fewer workers.

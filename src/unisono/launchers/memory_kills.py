@@ -1,4 +1,4 @@
-"""Was it the kernel that killed a worker for want of memory: counters before and after.
+"""Want of memory: is there enough address space to begin, and was it the kernel that killed a worker for want of it.
 
 In: the text of ``memory.events`` (cgroup v2), ``memory.oom_control`` (v1) and ``/proc/vmstat``. Out: numbers of
 out-of-memory kills. Linux only; elsewhere nothing is counted.
@@ -7,9 +7,32 @@ Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events: oom_k
 """
 
 import re
+import resource
 from pathlib import Path
 
+from unisono.errors import ConfigError
+
+LEAST_ADDRESS_SPACE = 1 << 30
+"""Bytes. With less, importing torch 2.13 for the CPU fails in many ways, each with pages of its own."""
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+def check_address_space(limit_bytes: int | None = None) -> None:
+    """Refuse a limit under which no program could import torch.
+
+    Args:
+        limit_bytes: For tests; None: the limit of this process, which its children inherit.
+
+    Raises:
+        ConfigError: Says the limit, and how it is lifted.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0] if limit_bytes is None else limit_bytes
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
+        raise ConfigError(
+            f"expected at least {LEAST_ADDRESS_SPACE >> 10:,} KB of address space for each process, or torch cannot "
+            f"be loaded, got a limit of {limit >> 10:,} KB. Hint: ulimit -v unlimited; memory itself is limited "
+            "by a container or cgroup."
+        )
 
 
 def count_in(text: str) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
+from unisono.quantities import PORT, RANKS, settle
 
-_HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::(\d+))?")
+_HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +37,7 @@ class MpiJob:
     as_root: bool = False
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"expected workers >= 1, got {self.workers}.")
-        if not 0 < self.port < 1 << 16:
-            raise ConfigError(f"expected a port from 1 to 65535, got {self.port}.")
+        settle(self, workers=RANKS, port=PORT)
         slots = slots_of(self.hosts)
         if slots and sum(slots.values()) != self.workers:
             raise ConfigError(

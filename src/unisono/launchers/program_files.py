@@ -3,6 +3,7 @@
 In: what was typed, and the first bytes of files. Out: words for a message. Must not import torch.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -32,11 +33,12 @@ def why_not_a_script(typed: str) -> str | None:
         typed: As it was given.
     """
     path = Path(typed)
-    if path.is_dir():
+    # os.path and not pathlib, which raises where a name is too long.
+    if os.path.isdir(path):
         module = typed.strip("./").replace("/", ".") or "NAME"
         hint = f"-m {module} starts its __main__.py." if _has_main(path) else _GIVE_PATH
         return f"got a directory (in {str(Path.cwd())!r}). Hint: {hint}"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return f"got nothing (in {str(Path.cwd())!r}). Hint: {_meant(typed)}"
     kind, hint = _OTHER_KINDS.get(path.suffix.lower(), ("", ""))
     if not kind:
@@ -47,7 +49,7 @@ def why_not_a_script(typed: str) -> str | None:
 
 def why_not_a_module(name: str) -> str:
     """Return the hint for a module that is not there."""
-    if Path(name).is_file() or name.endswith(".py"):
+    if os.path.isfile(name) or name.endswith(".py"):
         return f"leave -m out: {name} is a file."
     if "/" in name:
         return f"-m {name.strip('./').replace('/', '.')}, with dots."
@@ -63,7 +65,7 @@ def _meant(typed: str) -> str:
         return f"leave {typed!r} out: unisono run SCRIPT starts it with {Path(sys.executable).name}."
     if shutil.which(typed) is not None:
         return f"{typed} is a program: --no-python {typed} starts it as it is."
-    if Path(f"{typed}.py").is_file():
+    if os.path.isfile(f"{typed}.py"):
         return f"{typed}.py is there."
     return _GIVE_PATH
 

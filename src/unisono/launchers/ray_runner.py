@@ -16,6 +16,7 @@ from typing import Any
 from unisono.errors import ConfigError, LaunchError, RunStopped
 from unisono.launchers.output import tell
 from unisono.launchers.ray_places import Place, assign
+from unisono.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS, THREADS, settle
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _GRACE_S = 10.0
@@ -58,11 +59,9 @@ class RayJob:
     wait_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.cpus <= 0 or self.gpus < 0 or self.threads < 1:
-            raise ConfigError(
-                f"expected workers >= 1, cpus > 0, gpus >= 0, threads >= 1, got {self.workers}, {self.cpus:g}, "
-                f"{self.gpus}, {self.threads}."
-            )
+        settle(
+            self, workers=RANKS, cpus=CPUS, gpus=DEVICES, threads=THREADS, max_restarts=RESTARTS, wait_s=SECONDS
+        )  # fmt: skip
         if self.strategy not in STRATEGIES:
             raise ConfigError(f"expected strategy to be one of {', '.join(STRATEGIES)}, got {self.strategy!r}.")
 

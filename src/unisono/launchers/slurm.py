@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
+from unisono.quantities import DEVICES, NODES, RESTARTS, THREADS, WARNING, WORKERS, settle
 
 WARN_S = 60
 MAX_REQUEUES = 100
@@ -81,9 +82,10 @@ class SlurmJob:
     max_requeues: int = MAX_REQUEUES
 
     def __post_init__(self) -> None:
-        for name, least in (("nodes", 1), ("workers_per_node", 1), ("threads", 1), ("gpus_per_node", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"expected {name} >= {least}, got {getattr(self, name)}.")
+        settle(
+            self, nodes=NODES, workers_per_node=WORKERS, threads=THREADS, gpus_per_node=DEVICES, warn_s=WARNING,
+            max_requeues=RESTARTS,
+        )  # fmt: skip
         if self.gpus_per_node and self.gpus_per_node < self.workers_per_node:
             raise ConfigError(
                 f"expected a GPU for each of the {self.workers_per_node} workers of a node, got {self.gpus_per_node}. "

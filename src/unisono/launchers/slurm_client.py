@@ -21,7 +21,10 @@ def submit(script: str) -> str:
     Raises:
         LaunchError: There is no ``sbatch`` here, or it refuses; names its reason.
     """
-    done = subprocess.run([_tool("sbatch"), "--parsable"], input=script, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [_tool("sbatch"), "--parsable"], input=script, capture_output=True, text=True, errors="surrogateescape",
+        check=False,
+    )  # fmt: skip
     if done.returncode != 0:
         raise LaunchError(f"sbatch refused the job (code {done.returncode}): {done.stderr.strip()}")
     return parse_job_id(done.stdout)

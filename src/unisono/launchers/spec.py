@@ -18,6 +18,7 @@ from unisono.errors import ConfigError
 from unisono.launchers.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
 from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
+from unisono.quantities import REPLICAS, RESTARTS, SECONDS, THREADS, WORKERS, settle
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)
@@ -170,15 +171,12 @@ class LaunchSpec:
         return self.seat.world_size if self.seat else self.workers
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"expected workers >= 1, got {self.workers}.")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"expected threads >= 1, got {self.threads}.")
+        settle(
+            self, workers=WORKERS, threads=THREADS, max_restarts=RESTARTS, grace_s=SECONDS, stop_grace_s=SECONDS,
+            heartbeat_s=SECONDS, hang_s=SECONDS,
+        )  # fmt: skip
         if self.output not in OUTPUT_MODES:
             raise ConfigError(f"expected output to be one of {', '.join(OUTPUT_MODES)}, got {self.output!r}.")
-        for name in ("grace_s", "stop_grace_s", "max_restarts", "heartbeat_s", "hang_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}.")
         if self.backend is not None and self.backend not in BACKENDS:
             raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
         if self.backend is not None and isinstance(self.target, ProgramTarget):
@@ -230,17 +228,12 @@ def resolve_workers(workers: int | str, replicas: int | None = None, devices: tu
     Raises:
         ConfigError: Not a number, below 1, or more workers than replicas.
     """
-    if replicas is not None and replicas < 1:
-        raise ConfigError(f"expected replicas >= 1, got {replicas}.")
+    REPLICAS.maybe("replicas", replicas)
     if workers == "auto":
         found = (count_gpus() if devices is None else len(devices)) or usable_cores()
         return found if replicas is None else min(found, replicas)
-    try:
-        count = int(workers)
-    except ValueError:
-        raise ConfigError(f"expected workers to be a whole number or 'auto', got {workers!r}.") from None
-    if count < 1:
-        raise ConfigError(f"expected workers >= 1, got {count}.")
+    name = "workers as 'auto' or"
+    count = WORKERS.read(name, workers) if isinstance(workers, str) else WORKERS.take(name, workers)
     if replicas is not None and count > replicas:
         raise ConfigError(
             f"expected workers <= replicas, got {count} workers for {replicas} replicas: "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from unisono.errors import ConfigError
+from unisono.quantities import WAIT
 
 DEFAULT_PORT = 29400
 """Torch's own for elastic rendezvous."""
@@ -52,8 +53,7 @@ class NodesPlan:
                 f"expected 0 <= --node-rank < {self.max_nodes} (--nnodes), got {self.node_rank}. "
                 "Hint: hosts are numbered from 0."
             )
-        if not self.join_s > 0:
-            raise ConfigError(f"expected --rdzv-timeout > 0, got {self.join_s:g}.")
+        WAIT.take("--rdzv-timeout", self.join_s)
 
     @property
     def is_elastic(self) -> bool:
@@ -93,7 +93,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
         >>> parse_endpoint("node1:4000"), parse_endpoint("[::1]:4000"), parse_endpoint("node1")
         (('node1', 4000), ('::1', 4000), ('node1', 29400))
     """
-    match = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::(\d+))?", text.strip())
+    match = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::([0-9]{1,5}))?", text.strip())
     if match is None:
         try:  # an IPv6 address alone
             return str(ipaddress.IPv6Address(text.strip())), DEFAULT_PORT

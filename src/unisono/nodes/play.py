@@ -22,6 +22,7 @@ from unisono.errors import PeerLost, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
 from unisono.launchers.crew import OutputBroken, Signalled, next_event
 from unisono.launchers.local import Signals, deliver, stop_signals
+from unisono.launchers.memory_kills import check_address_space
 from unisono.launchers.output import tell
 from unisono.launchers.restarts import Ending
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, Seat, check_target
@@ -75,6 +76,7 @@ def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: MutableMapping[str, st
         BrokenPipeError: Nobody reads our output any more.
     """
     check_target(spec.target)
+    check_address_space()
     interface = choose_interface(plan.host, plan.port, plan.interface)
     refuse_untrusted(interface, plan.trusts_network)
     environ.setdefault(_NO_STORE_OF_TORCHS, "1")

@@ -7,7 +7,21 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.hints import nearest
-from unisono.seeding import check_seed
+from unisono.quantities import (
+    BATCH,
+    BATCHES,
+    COUNT,
+    EPOCHS,
+    LEARNING_RATE,
+    LOADERS,
+    REPLICAS,
+    SAMPLES,
+    SEED,
+    STEPS,
+    THREADS,
+    TOKENS,
+    Quantity,
+)
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import ExactOptions, StrategyOptions
 
@@ -71,6 +85,13 @@ CLIP = ("clip_norm", "clip_value")
 SCORED = ("preset", *CLIP, *SPEED, *IMAGE, "image_size", *TEXT, *OWN, "text_column", "label_column", "encoding")
 """Options that change bits; those that are given stand in the score."""
 
+NUMBERS: dict[str, Quantity] = {
+    "epochs": EPOCHS, "batch_size": BATCH, "replicas": REPLICAS, "seed": SEED, "threads": THREADS, "limit": SAMPLES,
+    "num_workers": LOADERS, "checkpoint_every": STEPS, "lr": LEARNING_RATE, "max_length": TOKENS,
+    "length_pool": BATCHES, "min_freq": COUNT,
+}  # fmt: skip
+"""What the options that are numbers may be."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
@@ -124,27 +145,9 @@ class Options:
     skip_broken: bool = False
 
     def __post_init__(self) -> None:
-        positive = (
-            "epochs",
-            "batch_size",
-            "replicas",
-            "threads",
-            "limit",
-            "checkpoint_every",
-            "max_length",
-            "min_freq",
-        )
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"expected {_flag(name)} >= 1, got {value}.")
-        check_seed(self.seed)
-        for name in ("num_workers", "length_pool"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"expected {_flag(name)} >= 0, got {value}.")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise ConfigError(f"expected --lr > 0, got {self.lr}.")
+        for name, quantity in NUMBERS.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, quantity.take(_flag(name), getattr(self, name)))
         Clipping(norm=self.clip_norm, value=self.clip_value)
         recipe = find(self.recipe)
         if self.model not in recipe.models:

@@ -6,10 +6,11 @@ equations for the interval and for the expected time with exponential failures.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from unisono.errors import ConfigError
+from unisono.quantities import settle
+from unisono.scaling.machine import TIME
 
 
 @final
@@ -31,13 +32,7 @@ class Reliability:
     restart_s: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.rank_mtbf_s < math.inf or not 0 < self.checkpoint_s < math.inf:
-            raise ConfigError(
-                f"expected a mean time between failures and a checkpoint time above 0, got {self.rank_mtbf_s} s and "
-                f"{self.checkpoint_s} s."
-            )
-        if not 0 <= self.restart_s < math.inf:
-            raise ConfigError(f"expected a restart time of 0 s or more, got {self.restart_s}.")
+        settle(self, rank_mtbf_s=replace(TIME, above=True), checkpoint_s=replace(TIME, above=True), restart_s=TIME)
 
 
 @final

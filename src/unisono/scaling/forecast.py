@@ -14,9 +14,10 @@ from typing import final
 from unisono.collectives.tree import owned_nodes
 from unisono.errors import ConfigError
 from unisono.placement import place_evenly
+from unisono.quantities import BATCH, FRACTION, JITTER, RANKS, RATE, REPLICAS, STEPS, Amount, settle
 from unisono.scaling.costs import ALGORITHMS, Cost, asynchronous_cycle_s, owner_computes, parameter_server
 from unisono.scaling.failures import Losses, Reliability, expected_losses
-from unisono.scaling.machine import Machine, check_counts, check_numbers
+from unisono.scaling.machine import COST, TIME, Machine
 
 MOST_RANKS = 1 << 16
 SYNCHRONOUS = (*(name for name in ALGORITHMS if name != "naive-ring"), "ps")
@@ -69,15 +70,13 @@ class Job:
     weak: bool = False
 
     def __post_init__(self) -> None:
-        check_numbers(self, "gradient_bytes", "sample_s", "micro_s", "update_s", "step_s", "jitter", "launch_s",
-                      "launch_rank_s", "messages")  # fmt: skip
-        check_counts(self, "batch_size", "replicas", "servers", "steps")
+        settle(
+            self, gradient_bytes=Amount(0, 2e18, "bytes"), sample_s=TIME, micro_s=TIME, update_s=TIME, step_s=TIME,
+            jitter=JITTER, launch_s=TIME, launch_rank_s=TIME, messages=COST, batch_size=BATCH, replicas=REPLICAS,
+            servers=RANKS, steps=STEPS, overlap=FRACTION, data_samples_per_s=RATE,
+        )  # fmt: skip
         if not self.sample_s + self.micro_s > 0:
             raise ConfigError("expected a compute time above 0 for a sample or a micro-batch.")
-        if not 0 <= self.overlap <= 1:
-            raise ConfigError(f"expected overlap from 0 to 1, got {self.overlap}.")
-        if self.data_samples_per_s is not None and not self.data_samples_per_s > 0:
-            raise ConfigError(f"expected data_samples_per_s > 0, got {self.data_samples_per_s}.")
 
 
 @final

@@ -13,29 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.quantities import COUNT, FACTOR, Amount, settle, shown
 
-
-def check_numbers(part: object, *names: str) -> None:
-    """Refuse attributes that are not numbers of 0 or more.
-
-    Raises:
-        ConfigError: Names the first that is negative or not finite.
-    """
-    for name in names:
-        if not 0 <= getattr(part, name) < math.inf:
-            raise ConfigError(f"expected {name} >= 0 and finite, got {getattr(part, name)}.")
-
-
-def check_counts(part: object, *names: str) -> None:
-    """Refuse attributes that are neither None nor 1 or more.
-
-    Raises:
-        ConfigError: Names the first.
-    """
-    for name in names:
-        value = getattr(part, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"expected {name} >= 1, got {value}.")
+COST = Amount(0, 1e15)
+"""Seconds, or seconds a byte, of a model: products of some of them stay finite."""
+TIME = Amount(0, 1e12, "seconds")
+BANDWIDTH = Amount(1, 1e18, "bytes a second")
+SIZE = Amount(1, 1e18, "bytes")
 
 
 @final
@@ -57,7 +41,7 @@ class Link:
     overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_numbers(self, "latency_s", "s_per_byte", "overhead_s")
+        settle(self, latency_s=COST, s_per_byte=COST, overhead_s=COST)
 
     def message_s(self, num_bytes: float, share: float = 1.0) -> float:
         """Return the port's time for a message of `num_bytes`; the port is shared by `share` ranks."""
@@ -95,10 +79,10 @@ class Machine:
     turn_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        check_numbers(self, "add_s_per_byte", "turn_s", "turn_factor")
-        check_counts(self, "node_size", "nics", "cores")
-        if not 1 <= self.crowding < math.inf:
-            raise ConfigError(f"expected crowding >= 1, got {self.crowding}.")
+        settle(
+            self, add_s_per_byte=COST, turn_s=COST, turn_factor=COST, node_size=COUNT, nics=COUNT, cores=COUNT,
+            crowding=FACTOR,
+        )  # fmt: skip
 
     def num_nodes(self, ranks: int) -> int:
         """Return how many nodes so many ranks need."""
@@ -175,9 +159,7 @@ def parse_rate(text: str) -> float:
     unit = match.group(3) if match else ""
     value = _number(match.group(1)) * _DECIMAL[match.group(2).lower()] if match else 0.0
     value /= 1 if unit == "B" else 8
-    if not 0 < value < math.inf:
-        raise ConfigError(f"expected a bandwidth such as 400Gb/s (bits) or 50GB/s (bytes), got {text!r}.")
-    return value
+    return _checked(value, BANDWIDTH, "a bandwidth such as 400Gb/s (bits) or 50GB/s (bytes)", text)
 
 
 def parse_bytes(text: str) -> float:
@@ -191,9 +173,7 @@ def parse_bytes(text: str) -> float:
     if match:
         power = " kmgt".index(match.group(2).lower() or " ")
         value = _number(match.group(1)) * (1024.0 if match.group(3) else 1000.0) ** power
-    if not 0 < value < math.inf:
-        raise ConfigError(f"expected a size such as 14GB or 512MiB, got {text!r}.")
-    return value
+    return _checked(value, SIZE, "a size such as 14GB or 512MiB", text)
 
 
 def parse_seconds(text: str) -> float:
@@ -204,9 +184,14 @@ def parse_seconds(text: str) -> float:
     """
     match = _TIME.fullmatch(text)
     value = _number(match.group(1)) * _SECONDS[match.group(2) or "s"] if match else math.nan
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"expected a time such as 5us, 12ms or 3h, got {text!r}.")
-    return value
+    return _checked(value, TIME, "a time such as 5us, 12ms or 3h", text)
+
+
+def _checked(value: float, quantity: Amount, form: str, text: str) -> float:
+    try:
+        return quantity.take("it", value)
+    except ConfigError:
+        raise ConfigError(f"expected {form}, {quantity.unit} {quantity.bounds}, got {shown(text)}.") from None
 
 
 def _number(text: str) -> float:

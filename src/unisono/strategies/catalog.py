@@ -6,6 +6,7 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.hints import nearest
+from unisono.quantities import shown
 from unisono.strategies.options import (
     AllReduceOptions,
     BalancedDPOptions,
@@ -95,25 +96,27 @@ def all_options() -> dict[str, tuple[list[str], Any]]:
 
 _SPELLED = (
     ("tuple[float", "numbers such as 1,2,2"), ("tuple[str", "names such as a,b"), ("bool", "true or false"),
-    ("int", "a whole number"), ("float", "a number"), ("", "another value"),
+    ("", "another value"),
 )  # fmt: skip
 """What is expected, by the type of an option's field."""
 
 
 def _read(name: str, item: Any, value: Any) -> Any:
     """Return an option's value; text is read as the type of the field."""
-    kinds = str(item.type)
+    kinds, quantity = str(item.type), item.metadata["of"]
     try:
         if "tuple[float" in kinds and value is not None:
             parts = value.split(",") if isinstance(value, str) else value
-            return tuple(float(part) for part in parts)
+            return tuple(float(quantity.read(item.name, part) if isinstance(part, str) else part) for part in parts)
         if "tuple[str" in kinds and value is not None:
             return tuple(value.split(",") if isinstance(value, str) else value)
         if isinstance(value, str) and "str" not in kinds:
             if "bool" in kinds:
                 return {"true": True, "false": False, "yes": True, "no": False}[value.lower()]
-            return int(value) if "int" in kinds else float(value)
+            return quantity.read(item.name, value)
+    except ConfigError as error:
+        raise ConfigError(f"strategy {name}: {error}") from None
     except (ValueError, KeyError, TypeError):
         told = next(words for kind, words in _SPELLED if kind in kinds)
-        raise ConfigError(f"strategy {name}: expected {item.name} as {told}, got {value!r}.") from None
+        raise ConfigError(f"strategy {name}: expected {item.name} as {told}, got {shown(value)}.") from None
     return value

@@ -1,10 +1,10 @@
 """How gradients are limited before an update: by their norm over the whole model, or element by element. No torch."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.quantities import CLIP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +23,8 @@ class Clipping:
     value: float | None = None
 
     def __post_init__(self) -> None:
-        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
-            if limit is not None and not 0 < limit < math.inf:
-                hint = " Hint: None does not clip." if limit == math.inf else ""
-                raise ConfigError(f"expected {name} > 0 and finite (or None), got {limit}.{hint}")
+        for name in ("norm", "value"):
+            object.__setattr__(self, name, CLIP.maybe(f"clip_{name}", getattr(self, name)))
         if self.norm is not None and self.value is not None:
             raise ConfigError(
                 f"expected clip_norm or clip_value, got both ({self.norm} and {self.value}): their order would change "

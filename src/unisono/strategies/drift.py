@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
 from unisono.determinism import checksum, checksums
-from unisono.errors import ConfigError, RankDivergence
+from unisono.errors import RankDivergence
+from unisono.quantities import STEPS
 
 
 class Head(NamedTuple):
@@ -76,9 +77,7 @@ class Sentinel:
     """
 
     def __init__(self, model: nn.Module, transport: Transport, *, every: int = 100) -> None:
-        if every < 1:
-            raise ConfigError(f"expected every >= 1, got {every}.")
-        self._model, self._transport, self._every = model, transport, every
+        self._model, self._transport, self._every = model, transport, STEPS.take("every", every)
 
     def after(self, step: int) -> None:
         """Compare if `step` (1-based) is one of those; collective, called by every rank after every step.

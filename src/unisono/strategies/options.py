@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from unisono.errors import ConfigError
 from unisono.placement import place_by_shares, place_evenly
+from unisono.quantities import DEVICES, SHARE, STEPS, Amount, Count, Quantity, settle, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
     from unisono.strategies.base import Setting, Strategy
 
 
-def option(default: Any, text: str, *choices: str, at_least: float | None = None) -> Any:
-    """Return a field with its help text, its allowed words, and its smallest value."""
-    return field(default=default, metadata={"help": text, "choices": choices, "at_least": at_least})
+MICRO_BATCHES = Count(1, 65_536, "micro-batches")
+MEBIBYTES = Amount(0.001, 1 << 20, "MiB")
+
+
+def option(default: Any, text: str, *choices: str, of: Quantity | None = None) -> Any:
+    """Return a field with its help text, and its allowed words or what a number (of a list: each) may be."""
+    return field(default=default, metadata={"help": text, "choices": choices, "of": of})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +54,19 @@ class StrategyOptions:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value, choices, least = getattr(self, item.name), item.metadata["choices"], item.metadata["at_least"]
+            value, choices, quantity = getattr(self, item.name), item.metadata["choices"], item.metadata["of"]
+            where = f"strategy {self.name}: expected {item.name}"
             if choices and value not in choices:
-                raise ConfigError(f"strategy {self.name}: expected {item.name} {', '.join(choices)}; got {value!r}.")
-            if least is not None and value is not None and not value >= least:
-                raise ConfigError(f"strategy {self.name}: expected {item.name} >= {least:g}, got {value!r}.")
+                raise ConfigError(f"{where} {', '.join(choices)}; got {shown(value)}.")
+            if "bool" in str(item.type) and not isinstance(value, bool):
+                raise ConfigError(f"{where} as true or false, got {shown(value)}.")
+            try:
+                if quantity is not None and isinstance(value, tuple):
+                    object.__setattr__(self, item.name, tuple(quantity.take(item.name, part) for part in value))
+                elif quantity is not None:
+                    settle(self, **{item.name: quantity})
+            except ConfigError as error:
+                raise ConfigError(f"strategy {self.name}: {error}") from None
 
     @property
     def shares_gradients(self) -> bool:
@@ -130,7 +143,9 @@ class ExactOptions(StrategyOptions):
     is_exact: ClassVar[bool] = True
 
     shares: tuple[float, ...] | None = option(
-        None, "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits."
+        None,
+        "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.",
+        of=SHARE,
     )
 
     def place(self, replicas: int, world_size: int) -> list[range]:
@@ -154,7 +169,7 @@ class PreciseOptions(StrategyOptions):
     """Options of strategies whose ranks all hold the whole model and reduce gradients."""
 
     amp: str = option("none", "Autocast the forward pass; fp16 with loss scaling.", "none", "bf16", "fp16")
-    accumulate: int = option(1, "Micro-batches that each process adds up before the gradients move.", at_least=1)
+    accumulate: int = option(1, "Micro-batches that each process adds up before the gradients move.", of=MICRO_BATCHES)
 
     def default_replicas(self, world_size: int) -> int:
         """See `StrategyOptions.default_replicas`."""
@@ -183,9 +198,9 @@ class DDPOptions(PreciseOptions):
     forward_sync_buffers: bool = option(True, "Bring rank 0's buffers to all before every forward pass.")
     gradient_as_bucket_view: bool = option(False, "Gradients are views into the buckets: one copy less.")
     static_graph: bool = option(False, "The same parameters are used in every step.")
-    bucket_cap_mb: float | None = option(None, "Size of a bucket in MiB.", at_least=0.001)
+    bucket_cap_mb: float | None = option(None, "Size of a bucket in MiB.", of=MEBIBYTES)
     comm_hook: str = option("none", "Compress gradients on their way.", "none", "bf16", "fp16", "powersgd")
-    powersgd_rank: int = option(1, "Rank of PowerSGD's approximation.", at_least=1)
+    powersgd_rank: int = option(1, "Rank of PowerSGD's approximation.", of=Count(1, 65_536))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,11 +216,13 @@ class AllReduceOptions(PreciseOptions):
         "ring", "tree", "halving_doubling", "naive_ring", "torch",
     )  # fmt: skip
     bucket_mb: float | None = option(None, "Reduce in buckets of so many MiB.  [default: parameter by parameter]",
-                                     at_least=0.001)  # fmt: skip
+                                     of=MEBIBYTES)  # fmt: skip
     predivide: float | None = option(
-        None, "Divide gradients by this before the sum, by the rest after it.  [default: wholly before]", at_least=1e-9
+        None,
+        "Divide gradients by this before the sum, by the rest after it.  [default: wholly before]",
+        of=Amount(1e-9, 1e9),
     )
-    sync_every: int = option(1, "Local SGD: update alone, average parameters every so many steps.", at_least=1)
+    sync_every: int = option(1, "Local SGD: update alone, average parameters every so many steps.", of=STEPS)
 
     @property
     def shares_gradients(self) -> bool:
@@ -222,8 +239,8 @@ class DPOptions(PreciseOptions):
     engine: ClassVar[str] = "data_parallel:DataParallel"
     most_ranks: ClassVar[int | None] = 1
 
-    devices: int = option(2, "GPUs of the process, or threads on the CPU.")
-    dim: int = option(0, "Dimension of inputs and outputs that is the batch.", at_least=0)
+    devices: int = option(2, "GPUs of the process, or threads on the CPU.", of=DEVICES)
+    dim: int = option(0, "Dimension of inputs and outputs that is the batch.", of=Count(0, 63))
 
     def __post_init__(self) -> None:
         StrategyOptions.__post_init__(self)
@@ -241,8 +258,10 @@ class BalancedDPOptions(DPOptions):
     name: ClassVar[str] = "balanced_dp"
     summary: ClassVar[str] = "DataParallel whose first device takes fewer samples: gpu0_bsz, batch_chunk"
 
-    gpu0_bsz: int = option(0, "Samples of each forward pass that the first device takes.", at_least=0)
-    batch_chunk: int = option(1, "Cut every batch into so many forward passes that add up.", at_least=1)
+    gpu0_bsz: int = option(
+        0, "Samples of each forward pass that the first device takes.", of=Count(0, 10**9, "samples")
+    )
+    batch_chunk: int = option(1, "Cut every batch into so many forward passes that add up.", of=MICRO_BATCHES)
 
     def default_replicas(self, world_size: int) -> int:
         """See `StrategyOptions.default_replicas`: one a chunk."""
@@ -284,8 +303,10 @@ class ModelParallelOptions(StrategyOptions):
     summary: ClassVar[str] = "layers on several devices of each process, by a map or by cost"
     engine: ClassVar[str] = "model_parallel:ModelParallel"
 
-    devices: int = option(2, "Devices of each process (on the CPU logical ones).", at_least=2)
-    map: tuple[float, ...] | None = option(None, "Device of each child of the model, as 0,0,1.  [default: by cost]")
+    devices: int = option(2, "Devices of each process (on the CPU logical ones).", of=Count(2, 4096, "devices"))
+    map: tuple[float, ...] | None = option(
+        None, "Device of each child of the model, as 0,0,1.  [default: by cost]", of=Amount(0, 4095)
+    )
 
 
 def _listed(shares: tuple[float, ...]) -> str:

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from unisono.errors import ConfigError
 from unisono.placement import place_evenly
-from unisono.strategies.options import StrategyOptions, option
+from unisono.quantities import Count
+from unisono.strategies.options import MICRO_BATCHES, StrategyOptions, option
 from unisono.strategies.pipeline_schedule import SCHEDULES
 
 
@@ -20,12 +21,14 @@ class PipelineOptions(StrategyOptions):
     is_one_replica_enough: ClassVar[bool] = True
     is_sharded: ClassVar[bool] = True
 
-    stages: int = option(2, "Processes of one pipeline; more processes make more pipelines, side by side.", at_least=2)
+    stages: int = option(2, "Processes of one pipeline; more processes make more pipelines, side by side.",
+                         of=Count(2, 4096, "processes"))  # fmt: skip
     schedule: str = option("1f1b", "Order of forward and backward passes.", *SCHEDULES)
-    chunks: int | None = option(None, "Stages of each process, with schedule interleaved (2) or gpipe (1).", at_least=1)
+    chunks: int | None = option(None, "Stages of each process, with schedule interleaved (2) or gpipe (1).",
+                                of=Count(1, 4096, "stages"))  # fmt: skip
     micro_batches: int | None = option(
         None, "Micro-batches of a pipeline in a step: sets the replicas.  [default: the replicas, shared out]",
-        at_least=1,
+        of=MICRO_BATCHES,
     )  # fmt: skip
     cuts: tuple[str, ...] | None = option(
         None, "Layers that the stages but the first begin with, as conv2,fc1.  [default: by number of parameters]"

@@ -1,10 +1,11 @@
 """What a parameter server is asked for: how many serve, and how far workers may run ahead (no torch here)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from unisono.errors import ConfigError
 from unisono.placement import place_evenly
+from unisono.quantities import SECONDS, STEPS, WORKERS
 from unisono.strategies.options import StrategyOptions, option
 
 
@@ -17,7 +18,7 @@ class PSOptions(StrategyOptions):
     engine: ClassVar[str] = "parameter_server:ParameterServer"
 
     servers: int = option(1, "The first K processes serve and compute no gradients; each has some parameters.",
-                          at_least=1)  # fmt: skip
+                          of=WORKERS)  # fmt: skip
 
     @property
     def shares_gradients(self) -> bool:
@@ -57,8 +58,10 @@ class AsyncPSOptions(PSOptions):
     engine: ClassVar[str] = "async_server:AsyncParameterServer"
     needs_processes: ClassVar[bool] = True
 
-    max_staleness: int = option(4, "Steps that a worker may be ahead of the slowest one; 0 is ps.", at_least=0)
-    timeout_s: float = option(300.0, "Longest silence of server or workers.", at_least=0.1)
+    max_staleness: int = option(
+        4, "Steps that a worker may be ahead of the slowest one; 0 is ps.", of=replace(STEPS, low=0)
+    )
+    timeout_s: float = option(300.0, "Longest silence of server or workers.", of=replace(SECONDS, low=0.1))
 
     def __post_init__(self) -> None:
         StrategyOptions.__post_init__(self)

@@ -102,19 +102,6 @@ def _wrappers() -> tuple[type, ...]:
     return (nn.DataParallel, nn.parallel.DistributedDataParallel, *sharded)
 
 
-def check_whole(**values: Any) -> None:
-    """Refuse values that are not whole numbers of at least 1; None is allowed.
-
-    Raises:
-        ConfigError: Names the value.
-    """
-    for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigError(f"expected {name} as a whole number, got {value!r} ({type(value).__name__}).")
-        if value is not None and value < 1:
-            raise ConfigError(f"expected {name} >= 1, got {value}.")
-
-
 def check_clipping(clipping: Clipping, model: nn.Module) -> None:
     """Refuse to clip by value what has no order.
 

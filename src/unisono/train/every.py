@@ -3,11 +3,12 @@
 import re
 
 from unisono.errors import ConfigError
+from unisono.quantities import STEPS, shown
 
 Every = int | str | None
 """Steps as a whole number or ``"500 steps"``; epochs as ``"2 epochs"``; None: every epoch."""
 
-_SPELLED = re.compile(r"(?:every )?(?:(\d+) )?(step|epoch)s?")
+_SPELLED = re.compile(r"(?:every )?(?:([0-9]{1,30}) )?(step|epoch)s?")
 
 
 def check_every(**values: Every) -> None:
@@ -41,12 +42,6 @@ def _parsed(name: str, every: Every) -> tuple[int, bool]:
     if isinstance(every, str):
         found = _SPELLED.fullmatch(every.strip())
         if found is None:
-            raise ConfigError(f"expected {name} as a number of steps or as '2 epochs', got {every!r}.")
-        count, is_epochs = int(found[1] or 1), found[2] == "epoch"
-    elif isinstance(every, bool) or not isinstance(every, int):
-        raise ConfigError(f"expected {name} as a whole number of steps or as '2 epochs', got {every!r}.")
-    else:
-        count, is_epochs = every, False
-    if count < 1:
-        raise ConfigError(f"expected {name} >= 1, got {every}.")
-    return count, is_epochs
+            raise ConfigError(f"expected {name} as a number of steps or as '2 epochs', got {shown(every)}.")
+        return STEPS.take(name, int(found[1] or 1)), found[2] == "epoch"
+    return STEPS.take(f"{name} as '2 epochs' or", every), False

@@ -21,14 +21,14 @@ from unisono.errors import ConfigError
 from unisono.memory import keep_freed_memory
 from unisono.metrics.exact import Metric
 from unisono.observe.phases import EVALUATE
-from unisono.seeding import check_seed
+from unisono.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.catalog import resolve
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 from unisono.train import score as scores
 from unisono.train.between import Between
-from unisono.train.checks import check_clipping, check_detail, check_metrics, check_new_part, check_whole
+from unisono.train.checks import check_clipping, check_detail, check_metrics, check_new_part
 from unisono.train.course import Course
 from unisono.train.evaluate import BATCH_SIZE, Predict, evaluate
 from unisono.train.every import Every, check_every
@@ -103,8 +103,8 @@ class Run:
         detail: bool = False,
         transport: Transport | str = "auto",
     ) -> None:
-        check_seed(seed)
-        check_whole(threads=threads, replicas=replicas)
+        seed = SEED.take("seed", seed)
+        threads, replicas = THREADS.maybe("threads", threads), REPLICAS.maybe("replicas", replicas)
         check_every(checkpoint_every=checkpoint_every)
         self.seed, self.clipping = seed, Clipping(norm=clip_norm, value=clip_value)
         if isinstance(transport, str) and transport not in ("auto", "gloo", "mpi"):
@@ -225,7 +225,7 @@ class Run:
             ConfigError: ``batch_size < 1``, or not a map-style data set.
             DataError: The data set is empty.
         """
-        check_whole(batch_size=batch_size)
+        batch_size = BATCH.take("batch_size", batch_size)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         sampler = sampler_of(dataset, batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
         hosted = self.placement[self.world.rank]
@@ -251,7 +251,7 @@ class Run:
             CheckpointError: There are checkpoints but none can be trusted.
             StepError: A batch was not passed to `step`.
         """
-        check_whole(epochs=epochs, max_steps=max_steps)
+        epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
         if not isinstance(loader, Loader):
             raise ConfigError(f"expected a loader from run.loader(dataset, ...), got {type(loader).__name__}.")
         steps = self._watch.over(
@@ -314,7 +314,7 @@ class Run:
             inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
             limit: Only the first so many samples.
         """
-        check_whole(batch_size=batch_size, limit=limit)
+        batch_size, limit = BATCH.take("batch_size", batch_size), SAMPLES.maybe("limit", limit)
         check_places(metrics, self.world, everywhere=True)
         check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)

@@ -11,9 +11,10 @@ from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Accuracy, Mean, Metric
+from unisono.quantities import BATCH, EPOCHS, SAMPLES, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
-from unisono.train.checks import check_metrics, check_whole
+from unisono.train.checks import check_metrics
 from unisono.train.every import Every, check_every, steps_between
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
@@ -116,7 +117,8 @@ class Trainer:
             CallbackTimeout: A callback took longer than its deadline.
             Exception: What a callback has raised.
         """
-        check_whole(eval_limit=eval_limit)
+        epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
+        eval_limit = SAMPLES.maybe("eval_limit", eval_limit)
         check_every(eval_every=eval_every, log_every=log_every)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
@@ -269,7 +271,7 @@ class Trainer:
             ConfigError: An output is something else.
             RankDivergence: Outputs differ in structure, dtype or row shape.
         """
-        check_whole(batch_size=batch_size, limit=limit)
+        batch_size, limit = BATCH.take("batch_size", batch_size), SAMPLES.maybe("limit", limit)
         chosen = output or (lambda micro: self.model(inputs_of(micro)))
         kept = Outputs(min(len(dataset), limit or len(dataset)), batch_size, self.run.transport)
 

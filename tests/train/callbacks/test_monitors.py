@@ -73,7 +73,7 @@ def test_gradient_and_weight_norms(tmp_path):
     assert found[4]["gradient_norm"] == pytest.approx(kept["gradient"], rel=1e-6)
     assert found[4]["gradient_norm/0.bias"] == pytest.approx(kept["gradient of bias"], rel=1e-6)
     assert found[4]["gradient_to_weight"] == pytest.approx(kept["gradient"] / kept["weight"], rel=1e-6)
-    with pytest.raises(ConfigError, match="every >= 1"):
+    with pytest.raises(ConfigError, match="every as a whole number of steps from 1"):
         GradientMonitor(0)
 
 

@@ -68,7 +68,7 @@ def test_what_is_refused(tmp_path):
     """No folder, no window, several ranks in one process."""
     with pytest.raises(ConfigError, match="expected a folder"):
         fit([Profiler()])
-    with pytest.raises(ConfigError, match="num_steps >= 1"):
+    with pytest.raises(ConfigError, match="num_steps as a whole number of steps from 1"):
         Profiler(1, 0)
     with pytest.raises(ConfigError, match="2 ranks in fewer"):
         run_threads(lambda transport: profiled(transport, tmp_path, 1, 1), 2)

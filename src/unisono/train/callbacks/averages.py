@@ -1,12 +1,14 @@
 """Averages of weights: exponential (EMA) and of epochs (SWA). Evaluations can use them; the training does not."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from unisono.errors import ConfigError
+from unisono.quantities import DECAY, EPOCHS
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -92,10 +94,8 @@ class EMA(WeightAverage):
     """
 
     def __init__(self, decay: float = 0.999, *, warm_up: bool = False, evaluate: bool = True) -> None:
-        if not 0 <= decay < 1:
-            raise ConfigError(f"expected 0 <= decay < 1, got {decay}.")
         super().__init__(evaluate=evaluate)
-        self._decay, self._warm_up = decay, warm_up
+        self._decay, self._warm_up = DECAY.take("decay", decay), warm_up
 
     def on_step_end(self, loop: Loop) -> None:
         """See `Callback`."""
@@ -117,10 +117,8 @@ class SWA(WeightAverage):
     """
 
     def __init__(self, start_epoch: int = 0, *, evaluate: bool = True) -> None:
-        if start_epoch < 0:
-            raise ConfigError(f"expected start_epoch >= 0, got {start_epoch}.")
         super().__init__(evaluate=evaluate)
-        self._start_epoch = start_epoch
+        self._start_epoch = replace(EPOCHS, low=0).take("start_epoch", start_epoch)
         self.num_averaged = 0
 
     def on_epoch_end(self, loop: Loop) -> None:

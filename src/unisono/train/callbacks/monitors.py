@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unisono.data.loader import Fetcher, Task, move
 from unisono.errors import ConfigError
+from unisono.quantities import DECAY, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -48,9 +49,7 @@ class LossAverage(Callback):
     draws = False
 
     def __init__(self, decay: float = 0.98) -> None:
-        if not 0 <= decay < 1:
-            raise ConfigError(f"expected 0 <= decay < 1, got {decay}.")
-        self._decay = decay
+        self._decay = DECAY.take("decay", decay)
         self._sum, self._weight = 0.0, 0.0
 
     def on_step_end(self, loop: Loop) -> None:
@@ -84,9 +83,7 @@ class GradientMonitor(Callback):
     draws = False
 
     def __init__(self, every: int = 50, *, by_parameter: bool = False) -> None:
-        if every < 1:
-            raise ConfigError(f"expected every >= 1, got {every}.")
-        self._every, self._by_parameter = every, by_parameter
+        self._every, self._by_parameter = STEPS.take("every", every), by_parameter
 
     def setup(self, loop: Loop) -> None:
         """See `Callback`.

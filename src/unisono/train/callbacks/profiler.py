@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from unisono.errors import ConfigError
 from unisono.observe.trace import Event, join_traces
+from unisono.quantities import STEPS
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -44,8 +45,7 @@ class Profiler(Callback):
         record_shapes: bool = False,
         profile_memory: bool = False,
     ) -> None:
-        if first_step < 1 or num_steps < 1:
-            raise ConfigError(f"expected first_step >= 1 and num_steps >= 1, got {first_step} and {num_steps}.")
+        first_step, num_steps = STEPS.take("first_step", first_step), STEPS.take("num_steps", num_steps)
         self._window = range(first_step, first_step + num_steps)
         self._folder = None if folder is None else Path(folder)
         self._how: dict[str, Any] = {

@@ -5,6 +5,7 @@ import time
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.quantities import COUNT, Amount
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -51,9 +52,9 @@ class EarlyStopping(Callback):
 
     def __init__(self, monitor: str, *, mode: str = "min", patience: int = 3, min_delta: float = 0.0) -> None:
         check_mode(mode)
-        if patience < 1 or not min_delta >= 0:
-            raise ConfigError(f"expected patience >= 1 and min_delta >= 0, got {patience} and {min_delta}.")
-        self._monitor, self._mode, self._patience, self._min_delta = monitor, mode, patience, min_delta
+        self._monitor, self._mode = monitor, mode
+        self._patience = COUNT.take("patience", patience)
+        self._min_delta = Amount(0, 1e30).take("min_delta", min_delta)
         self.best: float | None = None
         self.num_bad = 0
 
