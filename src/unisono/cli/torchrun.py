@@ -12,6 +12,9 @@ from typing import Any, final
 import click
 from click.core import ParameterSource
 
+from unisono.cli.settings import number
+from unisono.quantities import SECONDS
+
 _LIKE_OURS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "max_restarts")
 """Parameters that both have; with the taken ones, those that are read from the environment too."""
 
@@ -25,7 +28,7 @@ _TAKEN = (
     click.option("-r", "--redirects", default="0", hidden=True),
     click.option("-t", "--tee", default="0", hidden=True),
     click.option("--local-ranks-filter", default="", hidden=True),
-    click.option("--shutdown-timeout", type=click.FloatRange(min=0, max=1e6), hidden=True),
+    click.option("--shutdown-timeout", type=number(SECONDS), hidden=True),
     click.option("--no-python", is_flag=True, hidden=True),
 )
 _TAKEN_NAMES = (
