@@ -53,11 +53,12 @@ def kill(chance: random.Random, *, cheat: bool = False) -> str:
     """A job on real processes, hit once or twice, launched again on another number until it ends: the same bits."""
     description = draw(chance) | {"replicas": 4, "batch_size": 16, "num_samples": 128, "epochs": 10, "shuffle": True}
     total = num_steps(description)
+    strategy = chance.choice(["exact", "exact", "fsdp"] if description["model"] != "tied" else ["exact"])
     hits = []
     with tempfile.TemporaryDirectory() as folder:
         whole = on_ranks(description, 1, out=f"{folder}/whole", checkpoint_every=5)[0]
         out = Path(folder, "run")
-        launched = description | ({"seed": description["seed"] + 1} if cheat else {})
+        launched = description | {"strategy": strategy} | ({"seed": description["seed"] + 1} if cheat else {})
         for _ in range(chance.choice([1, 1, 2])):
             victim, step = chance.choice(VICTIMS), chance.randint(1, total - 15)
             hits.append(
@@ -65,14 +66,14 @@ def kill(chance: random.Random, *, cheat: bool = False) -> str:
             )
         workers = chance.randint(1, 3)
         process = _launch(out, launched, workers)
-        words = f"{hits}, then {workers} workers: {description}"
+        words = f"{hits}, then {workers} workers: {launched}"
         check(process.wait(_LAUNCH_S) == 0, f"the last launch ended with {process.returncode} after {words}")
         result = json.loads((out / "result.json").read_text())
         check(result["fingerprint"] == whole["fingerprint"], f"another fingerprint after {words}")
         check((out / "ledger.jsonl").read_text() == whole["ledger"], f"another ledger after {words}")
     if not any(landed for *_, landed in hits):
         raise Missed(f"no hit landed: {hits}")
-    return f"{description['model']} {hits}"
+    return f"{strategy} {description['model']} {hits}"
 
 
 def _launch(out: Path, description: dict[str, object], workers: int, restarts: int = 0) -> subprocess.Popen[bytes]:

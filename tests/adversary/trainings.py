@@ -178,7 +178,7 @@ def run_training(
     """
     run = unisono.Run(
         seed=description["seed"], replicas=description["replicas"], out=out, transport=transport,
-        checkpoint_every=checkpoint_every, **description["clip"],
+        checkpoint_every=checkpoint_every, strategy=description.get("strategy", "exact"), **description["clip"],
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         if isinstance(transport, str):  # another's transport is not ours to close
@@ -213,7 +213,7 @@ def run_training(
                 break
             losses.append(run.step(batch, loss_of).hex())
         ledger = Path(out, "ledger.jsonl").read_text() if out is not None and run.world.is_leader else ""
-        state = hash_of(optimizer.state_dict())
+        state = hash_of(optimizer.state_dict()) if description.get("strategy", "exact") == "exact" else ""
         if not isinstance(transport, str):
             run._record.close()  # the directory, not the transport, which the next training needs
         return {"fingerprint": run.fingerprint(), "losses": losses, "optimizer": state, "ledger": ledger}

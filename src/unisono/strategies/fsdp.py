@@ -267,16 +267,20 @@ class FSDP(Strategy):
             raise ConfigError("offload moves weights to the CPU, where they are already. Hint: leave --offload out.")
         offload = CPUOffloadPolicy() if options.offload else OffloadPolicy()
         dtype = {"fp32": None, "bf16": torch.bfloat16}[options.param_dtype]
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        is_double = any(parameter.dtype is torch.float64 for parameter in model.parameters())
+        reduce_dtype = torch.float64 if is_double else torch.float32  # never less than the weights have
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
         mesh = init_device_mesh(kind, (self.transport.world_size,))
         for child in _units(model, options.wrap):
             fully_shard(child, mesh=mesh, mp_policy=policy, offload_policy=offload)
         fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
-        for module in model.modules():
+        for name, module in model.named_modules():
             if isinstance(module, FSDPModule):
                 if self.transport.world_size > 1:
-                    ours: Any = TreeReduceScatter(self.transport, lambda: self._rounds)
+                    ours: Any = TreeReduceScatter(self.transport, lambda: self._rounds, name or type(model).__name__)
                     module.set_custom_reduce_scatter(ours)
+                if is_double:  # torch would divide by the ranks on the way, except in float32 and bfloat16
+                    module.set_gradient_divide_factor(1.0)
                 if hasattr(module, "set_reduce_scatter_unused_params"):
                     module.set_reduce_scatter_unused_params(True)
 
