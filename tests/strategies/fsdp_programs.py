@@ -23,16 +23,20 @@ def model_of() -> nn.Module:
     )  # fmt: skip
 
 
-class Double(nn.Module):
-    """Let a model of float64 have float32 inputs."""
+class Cast(nn.Module):
+    """Let a model of another dtype have float32 inputs."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.double()
+        return x.to(self.dtype)
 
 
 def leg(
     transport: Transport | None, strategy: str, steps: int, *, out: str | None = None, clip: float | None = None,
-    clip_value: float | None = None, samples: int = 93, double: bool = False, **options: Any,
+    clip_value: float | None = None, samples: int = 93, dtype: torch.dtype | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train to a step, four replicas, and say what is there."""
     chosen = unisono.strategy(strategy, **options)
@@ -40,7 +44,7 @@ def leg(
         seed=0, replicas=4, strategy=chosen, out=out, clip_norm=clip, clip_value=clip_value,
         transport=transport or "auto", checkpoint_every=4,
     ) as run:  # fmt: skip
-        model = nn.Sequential(Double(), model_of().double()) if double else model_of()
+        model = nn.Sequential(Cast(dtype), model_of().to(dtype)) if dtype else model_of()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         front, optimizer = run.prepare(model, optimizer)
         losses = [
@@ -70,7 +74,8 @@ def compare(transport: Transport | None, out: str) -> dict[str, Any]:
             "plain": {},
             "clip": {"clip": 0.05},
             "value": {"clip_value": 1e-3},
-            "double": {"double": True},
+            "double": {"dtype": torch.float64},
+            "bf16": {"dtype": torch.bfloat16},
         }.items()
     }
     found["wrap"] = [found["plain"][0], leg(transport, "fsdp", 8, wrap=("Linear",))]
