@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRACKERS_STAMP := $(VENV)/.trackers-installed
 JOBS ?= 2
+CASES ?= 10000
+SEED ?= 1
 TOGETHER = $(if $(JOBS),-n $(JOBS) --dist worksteal)
 DOCS_STAMP := $(VENV)/.docs-installed
 PUBLIC := build/public
 PUBLIC_STAMP := $(PUBLIC)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults cluster public test-all coverage check docs format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults adversary cluster public test-all coverage check docs format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -42,6 +44,9 @@ test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
 
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 	$(BIN)/python -m pytest tests/faults
+
+adversary: $(STAMP)  ## ten thousand drawn cases of combinations, kills, damages and options; an hour; goes on where it was
+	cd tests && ../$(BIN)/python -m adversary --cases $(CASES) --seed $(SEED) --log ../build/adversary-$(SEED).jsonl
 
 cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and installs Debian packages
 	$(BIN)/python -m pytest -m cluster tests/cluster

@@ -23,9 +23,20 @@ def model_of() -> nn.Module:
     )  # fmt: skip
 
 
+class Cast(nn.Module):
+    """Let a model of another dtype have float32 inputs."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype)
+
+
 def leg(
     transport: Transport | None, strategy: str, steps: int, *, out: str | None = None, clip: float | None = None,
-    clip_value: float | None = None, samples: int = 93, **options: Any,
+    clip_value: float | None = None, samples: int = 93, dtype: torch.dtype | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train to a step, four replicas, and say what is there."""
     chosen = unisono.strategy(strategy, **options)
@@ -33,7 +44,7 @@ def leg(
         seed=0, replicas=4, strategy=chosen, out=out, clip_norm=clip, clip_value=clip_value,
         transport=transport or "auto", checkpoint_every=4,
     ) as run:  # fmt: skip
-        model = model_of()
+        model = nn.Sequential(Cast(dtype), model_of().to(dtype)) if dtype else model_of()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         front, optimizer = run.prepare(model, optimizer)
         losses = [
@@ -59,7 +70,13 @@ def compare(transport: Transport | None, out: str) -> dict[str, Any]:
     joined = join(transport)
     found = {
         name: [leg(transport, strategy, 8, **settings) for strategy in ("exact", "fsdp")]
-        for name, settings in {"plain": {}, "clip": {"clip": 0.05}, "value": {"clip_value": 1e-3}}.items()
+        for name, settings in {
+            "plain": {},
+            "clip": {"clip": 0.05},
+            "value": {"clip_value": 1e-3},
+            "double": {"dtype": torch.float64},
+            "bf16": {"dtype": torch.bfloat16},
+        }.items()
     }
     found["wrap"] = [found["plain"][0], leg(transport, "fsdp", 8, wrap=("Linear",))]
     found["half"] = [leg(transport, "fsdp", 4, out=out)]

@@ -5,6 +5,7 @@ import torch
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.tree import accumulate, combine, push
+from unisono.errors import StepError
 from unisono.strategies.fsdp_reduce import Rounds, TreeReduceScatter, add
 
 
@@ -34,7 +35,7 @@ def test_rounds_name_who_counts():
 def test_the_sum_comes_in_the_last_round():
     """Before it the output is -0.0, which changes no bit of what torch adds it to."""
     rounds = Rounds([range(3)], 3)
-    scatter = TreeReduceScatter(LoopbackTransport(), lambda: rounds)
+    scatter = TreeReduceScatter(LoopbackTransport(), lambda: rounds, "head")
     leaves, out = list(torch.randn(3, 8)), torch.empty(8)
     for number, leaf in enumerate(leaves):
         rounds.now = number
@@ -42,3 +43,15 @@ def test_the_sum_comes_in_the_last_round():
         if number < 2:
             assert torch.equal(out.view(torch.int32), torch.full((8,), -0.0).view(torch.int32))
     assert torch.equal(out, (leaves[0] + leaves[1]) + leaves[2])
+
+
+def test_a_module_that_is_called_twice_is_refused():
+    """Its two gradients would be reduced one by one, in an order that is not the tree's; the module is named."""
+    rounds = [Rounds([range(1)], 1), Rounds([range(1)], 1)]
+    scatter = TreeReduceScatter(LoopbackTransport(), lambda: rounds[0], "blocks.3")
+    out = torch.empty(8)
+    scatter(out, torch.ones(8), None, None)
+    with pytest.raises(StepError, match=r"blocks\.3 is called more than once"):
+        scatter(out, torch.ones(8), None, None)
+    rounds.pop(0)  # the next step
+    scatter(out, torch.ones(8), None, None)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -267,18 +267,21 @@ class FSDP(Strategy):
             raise ConfigError("offload moves weights to the CPU, where they are already. Hint: leave --offload out.")
         offload = CPUOffloadPolicy() if options.offload else OffloadPolicy()
         dtype = {"fp32": None, "bf16": torch.bfloat16}[options.param_dtype]
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        # Where nothing is cast, gradients are added in their own dtype, as `exact` adds them.
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
         mesh = init_device_mesh(kind, (self.transport.world_size,))
-        for child in _units(model, options.wrap):
-            fully_shard(child, mesh=mesh, mp_policy=policy, offload_policy=offload)
-        fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                if self.transport.world_size > 1:
-                    ours: Any = TreeReduceScatter(self.transport, lambda: self._rounds)
-                    module.set_custom_reduce_scatter(ours)
-                if hasattr(module, "set_reduce_scatter_unused_params"):
-                    module.set_reduce_scatter_unused_params(True)
+        names, inner = {id(module): name for name, module in model.named_modules()}, set[nn.Parameter]()
+        for unit in (*_units(model, options.wrap), model):
+            own = set(unit.parameters()) - inner
+            inner |= own
+            module: Any = fully_shard(unit, mesh=mesh, mp_policy=policy, offload_policy=offload)
+            if dtype is None and any(parameter.dtype in (torch.float64, torch.float16) for parameter in own):
+                module.set_gradient_divide_factor(1.0)  # torch would divide by the ranks on the way
+            if self.transport.world_size > 1:
+                name = names[id(unit)] or type(unit).__name__
+                module.set_custom_reduce_scatter(TreeReduceScatter(self.transport, lambda: self._rounds, name))
+            if hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True)
 
     def _checksum(self, tensors: Sequence[Tensor]) -> int:
         """Return what this rank's slices add to the checksum of the whole tensors."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node, combine, push
+from unisono.errors import StepError
 
 Stack = list[tuple[Node, list[Tensor]]]
 
@@ -39,11 +40,18 @@ def add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
 
 @final
 class TreeReduceScatter:
-    """The reduce-scatter of one FSDP module, over all rounds of a step."""
+    """The reduce-scatter of one FSDP module, over all rounds of a step.
 
-    def __init__(self, transport: Transport, rounds: Callable[[], Rounds]) -> None:
-        self._transport, self._rounds = transport, rounds
+    Args:
+        transport: Joins the ranks.
+        rounds: Of the step under way.
+        name: Of the module, for messages.
+    """
+
+    def __init__(self, transport: Transport, rounds: Callable[[], Rounds], name: str) -> None:
+        self._transport, self._rounds, self._name = transport, rounds, name
         self._stacks: list[Stack] = []
+        self._last: tuple[Rounds, int] | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for torch to fill."""
@@ -52,8 +60,20 @@ class TreeReduceScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Take every rank's slice; leave the sum in the last round, before it -0.0, which changes no bit."""
+        """Take every rank's slice; leave the sum in the last round, before it -0.0, which changes no bit.
+
+        Raises:
+            StepError: The module was called twice: torch reduces each call's gradient alone, which adds in an order
+                other than the tree's.
+        """
         rounds, world_size = self._rounds(), self._transport.world_size
+        if self._last == (rounds, rounds.now):
+            raise StepError(
+                f"{self._name} is called more than once in one forward pass, and strategy fsdp would add its gradients "
+                "in an order of its own. Hint: strategy='exact', or wrap= (--wrap) with the class of the module "
+                "around it, so that both calls belong to one unit."
+            )
+        self._last = (rounds, rounds.now)
         if rounds.now == 0:
             self._stacks = [[] for _ in range(world_size)]
         part = output_tensor.numel()
