@@ -18,6 +18,7 @@ from unisono.launchers.beacon import STEPPING
 from unisono.launchers.crew import Called, Crew, Events, OutputBroken, Signalled, next_event
 from unisono.launchers.failure import Failure, WorkerExit, describe, describe_kill
 from unisono.launchers.memory_kills import count_kills
+from unisono.launchers.output import tell
 from unisono.launchers.restarts import Ending
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.watchman import Watchman
@@ -74,6 +75,7 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
         finally:
             crew.close()
     if outcome is None:
+        _tell_of_loners(crew)
         return OutputBroken() if crew.is_output_broken else crew.interrupted
     return outcome
 
@@ -96,6 +98,18 @@ def _supervise(crew: Crew, events: Events, memory_kills: int) -> Outcome:
         if isinstance(event, WorkerExit) and event.code != 0 and not crew.has_stopped(event):
             return _find_failure(crew, events, memory_kills)
     return _stopped(crew)
+
+
+def _tell_of_loners(crew: Crew) -> None:
+    """Say that workers which ended well have each trained the same thing, where it looks like that."""
+    if crew.spec.world_size == 1 or crew.spec.output == "quiet":
+        return
+    if all(crew.last_reading(rank).is_alone for rank in crew.spec.ranks):
+        tell(
+            f"each of the {crew.spec.world_size} workers has trained by itself: none has joined the others, none did a "
+            "part of the work. Hint: unisono.Run() joins them, as torch.distributed.init_process_group() does; "
+            "a program for one worker needs no -n."
+        )
 
 
 def _stopped(crew: Crew) -> Stopped | None:
