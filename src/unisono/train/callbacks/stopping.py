@@ -54,6 +54,7 @@ class EarlyStopping(Callback):
         if patience < 1 or not min_delta >= 0:
             raise ConfigError(f"expected patience >= 1 and min_delta >= 0, got {patience} and {min_delta}.")
         self._monitor, self._mode, self._patience, self._min_delta = monitor, mode, patience, min_delta
+        self.needs_scores = (monitor,)
         self.best: float | None = None
         self.num_bad = 0
 
