@@ -74,7 +74,7 @@ print(f"import unisono: {time.process_time() - began:.3f} s of CPU", file=sys.st
 first = sorted(loaded())
 light = ["World", "launch", "ConfigError", "DataPartitioner", "ExactSampler"]
 used = [getattr(unisono, name).__name__ for name in light]
-dir(unisono)
+assert "callbacks" in dir(unisono)
 second = packages()
 import torch, torch.utils.data
 before, began = set(sys.modules), time.process_time()
@@ -82,6 +82,7 @@ for name in unisono.__all__:
     getattr(unisono, name)
 print(f"all names over torch: {time.process_time() - began:.3f} s of CPU", file=sys.stderr)
 print(json.dumps([first, used, second, packages()]))
+assert unisono.callbacks.EarlyStopping.__name__ == "EarlyStopping"  # as the reference names it
 """
 HEAVY = {
     "matplotlib",

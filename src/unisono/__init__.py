@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unisono import callbacks as callbacks
     from unisono.checkpoint.interchange import load_weights as load_weights
     from unisono.checkpoint.policy import CheckpointPolicy as CheckpointPolicy
     from unisono.collectives.loopback import run_ranks as run_ranks
@@ -111,7 +112,9 @@ __all__ = [  # noqa: PLE0604 - the names of _HOMES, spelled once
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use."""
+    """Load a public name on first use, and the module of the callbacks, which the reference names."""
+    if name == "callbacks":
+        return importlib.import_module("unisono.callbacks")
     if name not in _HOMES:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
     return getattr(importlib.import_module(f"unisono.{_HOMES[name]}"), name)
@@ -119,4 +122,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted([*_HOMES, "__version__"])
+    return sorted([*_HOMES, "__version__", "callbacks"])

@@ -153,3 +153,87 @@ def test_files_of_another_kind(saved, tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match="holds list, expected a state_dict"):
         load_weights(build(0), tmp_path / "list.pt")
+
+
+def spoilt(change):
+    """Return a state_dict whose third tensor, of seven, is changed; those before and after it have other values."""
+    named = {name: tensor + 1 for name, tensor in build(0).state_dict().items()}
+    name = list(named)[2]
+    named[name] = change(named[name])
+    return named, name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensor: tensor.to_sparse(), "the file's tensor is sparse_coo, expected a dense one"),
+        (lambda tensor: tensor.to(torch.complex64), "complex64 into torch.float32 would drop the imaginary parts"),
+        (lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8), "is quantized, expected a dense one"),
+        (lambda tensor: tensor.to("meta"), "the file's tensor is on the meta device"),
+    ],
+)
+def test_all_or_nothing(tmp_path, change, said):
+    """One tensor in the middle that cannot be copied as it is: it is named, and no other has been copied."""
+    named, name = spoilt(change)
+    torch.save(named, tmp_path / "x.pt")
+    other = build(1)
+    before = fingerprint(other)
+    with pytest.raises(CheckpointError, match=f"x.pt cannot fill Net: .*{said}") as caught:
+        load_weights(other, tmp_path / "x.pt")
+    assert fingerprint(other) == before
+    assert name in str(caught.value) or "tied" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: build(1).to("meta"), "the model's tensor is on the meta device"),
+        (lambda: frozen_in_inference(build(1)), "cannot be written in place"),
+        (lambda: expanded(build(1)), "cannot be written in place"),
+    ],
+)
+def test_a_model_that_cannot_be_filled(tmp_path, make, said):
+    """Weights are not dropped into nothing, and a tensor that cannot be written is found before the first is."""
+    torch.save(build(0).state_dict(), tmp_path / "x.pt")
+    model = make()
+    before = None if model.last.weight.is_meta else fingerprint(model)
+    with pytest.raises(CheckpointError, match=said):
+        load_weights(model, tmp_path / "x.pt")
+    assert before is None or fingerprint(model) == before
+
+
+def frozen_in_inference(model):
+    with torch.inference_mode():
+        model.norm.running_mean = torch.zeros(3)
+    return model
+
+
+def expanded(model):
+    model.norm.running_mean = torch.zeros(1).expand(3)
+    return model
+
+
+def test_fractions_do_not_become_whole_numbers(tmp_path):
+    """A count that was averaged is refused, as copying would cut it; a whole one in another dtype fits."""
+    named = build(0).state_dict()
+    for count, fits in ((3.0, True), (3.5, False)):
+        torch.save({**named, "norm.num_batches_tracked": torch.tensor(count)}, tmp_path / "x.pt")
+        other = build(1)
+        if fits:
+            load_weights(other, tmp_path / "x.pt")
+            assert other.norm.num_batches_tracked == 3
+        else:
+            with pytest.raises(
+                CheckpointError, match=r"num_batches_tracked: torch\.float32 into torch\.int64 would change"
+            ):
+                load_weights(other, tmp_path / "x.pt")
+
+
+def test_a_complex_model_takes_what_it_can(tmp_path):
+    """Real and complex weights both fit a complex model, exactly."""
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    for value in (torch.ones(2, 2), torch.full((2, 2), 1 + 2j)):
+        torch.save({"weight": value, "bias": torch.zeros(2)}, tmp_path / "x.pt")
+        load_weights(model, tmp_path / "x.pt")
+        assert torch.equal(model.weight, value.to(torch.complex64))

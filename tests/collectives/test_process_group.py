@@ -131,6 +131,27 @@ def test_devices_that_are_not_there(monkeypatch):
     assert device_of(World(**place)) == torch.device("cpu")
 
 
+@pytest.mark.parametrize(
+    ("asked", "visible", "said"),
+    [
+        ("gpu", 0, r"expected device 'cpu', 'cuda' or 'cuda:N', got 'gpu'\. Hint: device='cuda'"),
+        ("mps", 2, r"expected device 'cpu', 'cuda' or 'cuda:N', got 'mps'"),
+        (None, None, ""),
+        ("cuda:0", 0, r"expected a GPU for device='cuda:0', got none that torch .*Hint: device='cpu'"),
+        ("cuda:5", 2, r"expected device='cuda:0' to 'cuda:1', got 'cuda:5'\. Hint: device='cuda' gives each"),
+        (torch.device("cuda", 0), 0, "expected a GPU for device='cuda:0', got none"),
+    ],
+)
+def test_devices_that_nobody_has(monkeypatch, asked, visible, said):
+    """A name that torch does not know, another kind, a GPU that is not there: one message each, with the fix."""
+    if visible is not None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+        with pytest.raises(ConfigError, match=said):
+            device_of(World(), asked)
+    else:
+        assert device_of(World(), torch.device("cpu")) == device_of(World(), "cpu:0") == torch.device("cpu")
+
+
 def test_two_ranks_on_one_gpu():
     """Found when they meet, on all ranks alike; allowed on request, but not between hosts."""
 

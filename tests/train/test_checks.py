@@ -45,6 +45,9 @@ def lazy(model, _):
         (plateau, "run.register('plateau'"),
         (lazy, "'1.weight' has no shape yet"),
         (lambda model, optimizer: (model, optimizer, object()), "a scheduler with step"),
+        (lambda model, optimizer: (model, optimizer, [1]), "Hint: data goes into run.loader(dataset, batch_size=...)"),
+        (lambda model, optimizer: ([model, model], optimizer, None), "got list. Hint: one module that holds them all"),
+        (lambda model, optimizer: (model, [optimizer], None), "got list. Hint: one optimizer, with a group for each"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(change, said):
@@ -68,3 +71,23 @@ def test_parameters_without_a_group_are_said_once():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with pytest.warns(UserWarning, match=r"2 trainable parameters are in no group .*: 1\.weight, \.\.\."):
         check_parts(model, torch.optim.SGD(model[0].parameters(), lr=0.1), None)
+
+
+def test_what_is_no_batch_and_no_model(toy):
+    """Several models, a pair in place of a batch, and torch's loader in place of ours: each is named, with the fix."""
+    with unisono.Run(replicas=2) as run:
+        model, optimizer = linear()
+        with pytest.raises(unisono.ConfigError, match=r"got list\. Hint: one module"):
+            run.prepare([model, model], optimizer)
+        run.prepare(model, optimizer)
+        with pytest.raises(
+            unisono.ConfigError, match=r"the batch that run\.steps\(\) yields, got tuple\. Hint: for batch"
+        ):
+            run.step((toy.x, toy.y), lambda micro: model(micro.x).sum())
+        loader = torch.utils.data.DataLoader(toy.data, batch_size=8)
+        with pytest.raises(unisono.ConfigError, match=r"got DataLoader\. Hint: .*with its \.dataset as DATASET"):
+            run.steps(loader, epochs=1)
+        with pytest.raises(unisono.ConfigError, match=r"got a DataLoader, .*Hint: pass its \.dataset"):
+            run.loader(loader, batch_size=8)
+        with pytest.raises(unisono.ConfigError, match=r"got a Loader, .*Hint: pass the data set that it was made of"):
+            run.loader(run.loader(toy.data, batch_size=8), batch_size=8)

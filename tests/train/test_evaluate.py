@@ -7,6 +7,7 @@ from torch import nn
 from ranks import run_threads
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.data.loader import ArrayDataset, Fetcher
+from unisono.errors import ConfigError
 from unisono.metrics.exact import Accuracy, Mean
 from unisono.train.evaluate import evaluate
 
@@ -142,3 +143,19 @@ def test_no_metrics():
         )  # fmt: skip
 
     assert run_threads(program, 2) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (lambda model, micro: model(micro.x), "got one Tensor"),
+        (lambda model, micro: {"output": 1, "target": 2}, "got one dict"),
+        (lambda model, micro: (model(micro.x), micro.y, 3), "got 3 values"),
+    ],
+)
+def test_a_predict_that_returns_no_pair(told, said):
+    """It is told what to return; a tensor of two rows is no pair either."""
+    model, data = build(2)
+    how = {"transport": LoopbackTransport(), "device": CPU, "batch_size": 2}
+    with pytest.raises(ConfigError, match=rf"expected \(output, target\) from predict, {said}\. Hint: return model"):
+        evaluate(model, Fetcher(data, 0), lambda micro: told(model, micro), {"accuracy": Accuracy()}, **how)

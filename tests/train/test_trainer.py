@@ -322,3 +322,34 @@ def test_a_parameter_server_has_no_part_of_some_callbacks(callback, said):
     run_threads(program, 2)
     assert not unisono.strategy("allreduce", sync_every=2).shares_gradients
     assert unisono.strategy("allreduce").shares_gradients
+
+
+def test_the_loss_has_its_name(toy):
+    """A metric called loss would take the loss's place in every evaluation."""
+    with pytest.raises(unisono.ConfigError, match=r"the metric 'loss' \(Accuracy\) has the name .*Hint: leave it out"):
+        fit(toy, more={"loss": unisono.Accuracy()})
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "error", "said"),
+    [
+        (True, False, unisono.ConfigError, r"got a DataLoader.*\.dataset"),
+        (False, True, unisono.ConfigError, r"got a DataLoader.*\.dataset"),
+        (False, range(0), unisono.DataError, "got an empty range"),
+        (False, iter([1]), unisono.ConfigError, "map-style data set"),
+    ],
+)
+def test_data_is_looked_at_before_the_first_step(toy, train, test, error, said):
+    """A torch loader in place of a data set, for training or for evaluation, is found before a step is done."""
+    loader = torch.utils.data.DataLoader(toy.data, batch_size=8)
+    with unisono.Run(replicas=2) as run:
+        model = build_batch_norm()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
+        with pytest.raises(error, match=said):
+            trainer.fit(
+                loader if train else toy.data, epochs=1, batch_size=12, show_progress=False,
+                test_set=loader if test is True else None if test is False else test,
+            )  # fmt: skip
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

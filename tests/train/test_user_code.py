@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
+from train.conftest import build_batch_norm
 from unisono.collectives.loopback import run_ranks
 
 
@@ -187,8 +188,7 @@ def test_batch_norm_with_one_sample(toy):
     """Torch's refusal of one sample under BatchNorm comes with what to change."""
 
     def program():
-        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
-        with toy.run(build=lambda: model) as (run, _, _):
+        with toy.run(build=build_batch_norm) as (run, model, _):
             batch = next(run.steps(run.loader(toy.data, batch_size=4), epochs=1))
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
 

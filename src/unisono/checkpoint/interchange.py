@@ -83,13 +83,15 @@ def export_weights(state: State, path: Path) -> list[str]:
 def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> Loaded:
     """Put pretrained weights into a model: all of them checked first, then all of them swapped in.
 
-    Build the optimizer and call `Run.prepare` afterwards: the weights are then part of the score.
+    Build the optimizer and call `Run.prepare` afterwards: the weights are then part of the score. Call it on all ranks;
+    where only the leader has the file, `Run.load_weights` reads it there and hands the weights to all.
 
     Args:
         model: Gets the values in its own dtype and place.
         path: A ``state_dict`` (``.pt``, ``.pth``, ``.bin``, ``.safetensors``), one step's directory of a checkpoint, or
             a run directory (its newest valid checkpoint). Prefixes that wrappers leave (``module.``) are understood.
-        strict: Whether missing or unexpected names are an error; shapes always have to fit.
+        strict: Whether missing or unexpected names are an error; shapes always have to fit, and values: complex numbers
+            do not go into real tensors, nor fractions into whole numbers.
 
     Returns:
         The names that are missing or unexpected.
@@ -99,8 +101,25 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
             was. No code of the file runs.
         ConfigError: It is of an unknown kind.
     """
-    source = Path(path)
-    found = _tensors_in(source)
+    fitting, loaded = fit_weights(model, tensors_in(Path(path)), strict=strict, source=str(path))
+    write_weights(model, fitting)
+    return loaded
+
+
+def fit_weights(
+    model: nn.Module, found: Mapping[str, Tensor], *, strict: bool, source: str
+) -> tuple[dict[str, Tensor], Loaded]:
+    """Return the tensors that a model can take, by its own names, in its own dtypes; changes nothing.
+
+    Args:
+        model: What they are for.
+        found: By the names of the file.
+        strict: As in `load_weights`.
+        source: Where they come from, for messages.
+
+    Raises:
+        CheckpointError: They do not fit.
+    """
     live = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     prefix = _prefix(found, live)
     found = {name.removeprefix(prefix): value for name, value in found.items()}
@@ -114,15 +133,44 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     ]
     if shapes or (strict and (missing or unexpected)):
         raise CheckpointError(
-            f"{printable(str(source))} does not fit {type(model).__name__}: missing {few(missing)}, "
+            f"{printable(source)} does not fit {type(model).__name__}: missing {few(missing)}, "
             f"unexpected {few(unexpected)}, other shapes {few(shapes)}."
             + ("" if shapes else " Hint: strict=False takes what fits and returns the names.")
         )
+    fitting = {name: found[name] for name in live if name in found}
+    whys = [f"{name}: {why}" for name, value in fitting.items() if (why := _obstacle(value, live[name]))]
+    if whys:
+        raise CheckpointError(f"{printable(source)} cannot fill {type(model).__name__}: {few(whys)}.")
+    cast = {name: value.detach().to(live[name].dtype) for name, value in fitting.items()}
+    return cast, Loaded(missing=missing, unexpected=unexpected, prefix=prefix)
+
+
+def write_weights(model: nn.Module, fitting: Mapping[str, Tensor]) -> None:
+    """Put what `fit_weights` has returned into the model: everything is in its place before the first is written."""
+    live: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    placed = {name: value.to(live[name].device) for name, value in fitting.items()}
     with torch.no_grad():
-        for name, tensor in live.items():
-            if name in found:
-                tensor.copy_(found[name])
-    return Loaded(missing=missing, unexpected=unexpected, prefix=prefix)
+        for name, value in placed.items():
+            live[name].copy_(value)
+
+
+def _obstacle(value: Tensor, target: Tensor) -> str:
+    """Return why a tensor of the right shape cannot be copied as it is; empty where it can."""
+    for whose, tensor in (("the file's tensor", value), ("the model's tensor", target)):
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+            return f"{whose} is {kind}, expected a dense one"
+        if tensor.is_meta:
+            return f"{whose} is on the meta device, without values (to_empty(device=...) gives a model its memory)"
+    if target.is_inference() or any(
+        step == 0 < size - 1 for step, size in zip(target.stride(), target.shape, strict=True)
+    ):
+        return "the model's tensor cannot be written in place (made in inference mode, or by expand())"
+    if value.is_complex() and not target.is_complex():
+        return f"{value.dtype} into {target.dtype} would drop the imaginary parts"
+    if not torch.can_cast(value.dtype, target.dtype) and not torch.equal(value.to(target.dtype).to(value.dtype), value):
+        return f"{value.dtype} into {target.dtype} would change values"
+    return ""
 
 
 def _prefix(found: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> str:
@@ -135,7 +183,7 @@ def _prefix(found: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> str:
     return prefix
 
 
-def _tensors_in(path: Path) -> dict[str, Tensor]:
+def tensors_in(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file or directory, by name."""
     if path.is_dir():
         return {

@@ -261,11 +261,23 @@ def device_of(world: World, asked: str | None = None) -> torch.device:
     Ranks in threads of one process compute on the CPU where there are not enough GPUs.
 
     Raises:
-        ConfigError: There are fewer GPUs than ranks, and they are not to share; or one is asked for and there is none.
+        ConfigError: There are fewer GPUs than ranks, and they are not to share; or one is asked for and there is none;
+            or it is neither the CPU nor a GPU of CUDA.
     """
-    if asked not in (None, "cuda"):
-        return torch.device(asked)
     visible = torch.cuda.device_count()
+    if asked is not None:
+        wanted = _device_named(asked)
+        if wanted.type == "cpu":
+            return torch.device("cpu")
+        if wanted.index is not None and wanted.index < visible:
+            return wanted
+        if wanted.index is not None and visible:
+            raise ConfigError(
+                f"expected device='cuda:0' to 'cuda:{visible - 1}', got {str(asked)!r}. "
+                "Hint: device='cuda' gives each local rank its own."
+            )
+        if wanted.index is not None:
+            raise ConfigError(_no_gpu(asked))
     if asked is None and world.launcher == "none" and visible < world.local_world_size:
         return torch.device("cpu")
     index = own_index(world.local_rank, world.local_world_size, visible, share=world.shares_devices)
@@ -273,7 +285,23 @@ def device_of(world: World, asked: str | None = None) -> torch.device:
         return torch.device("cuda", index)
     if asked is None:
         return torch.device("cpu")
-    raise ConfigError(
-        f"expected a GPU for device='cuda', got none that torch {torch.__version__} can use. "
+    raise ConfigError(_no_gpu(asked))
+
+
+def _device_named(asked: object) -> torch.device:
+    found: torch.device | None = None
+    with contextlib.suppress(RuntimeError, TypeError):
+        found = torch.device(asked)  # type: ignore[call-overload]
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"expected device 'cpu', 'cuda' or 'cuda:N', got {str(asked)!r}. "
+            "Hint: device='cuda' is each local rank's own GPU; left out, the run takes GPUs where there are any."
+        )
+    return found
+
+
+def _no_gpu(asked: object) -> str:
+    return (
+        f"expected a GPU for device={str(asked)!r}, got none that torch {torch.__version__} can use. "
         "Hint: device='cpu', or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch."
     )

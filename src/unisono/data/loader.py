@@ -117,6 +117,30 @@ class ArrayDataset:
         return tuple([array.index_select(0, chosen) for array in self.arrays])
 
 
+def check_dataset(dataset: Any) -> None:
+    """Refuse what is no map-style data set.
+
+    Raises:
+        ConfigError: It has no sample numbers, or is a loader.
+        DataError: It is empty.
+    """
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader | Loader):
+        whose = "pass its .dataset" if isinstance(dataset, DataLoader) else "pass the data set that it was made of"
+        raise ConfigError(
+            f"expected a data set, got a {kind}, which has batches and an order of its own. Hint: {whose}; "
+            "batch_size=, collate= and num_workers= are given beside it."
+        )
+    has_numbers = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not has_numbers or isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"expected a map-style data set (with __len__ and __getitem__), got {kind}. "
+            "Hint: an iterable data set has no sample numbers, so its order cannot be made exact."
+        )
+    if len(dataset) == 0:
+        raise DataError(f"expected at least one sample, got an empty {kind}.")
+
+
 class Task(NamedTuple):
     """One micro-batch to fetch: its epoch (-1 in evaluation) and its sample indices."""
 
@@ -142,14 +166,7 @@ class Fetcher:
     def __init__(
         self, dataset: Any, seed: int, *, transform: Transform | None = None, collate: Collate | None = None
     ) -> None:
-        has_numbers = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        if not has_numbers or isinstance(dataset, IterableDataset):
-            raise ConfigError(
-                f"expected a map-style data set (with __len__ and __getitem__), got {type(dataset).__name__}. "
-                "Hint: an iterable data set has no sample numbers, so its order cannot be made exact."
-            )
-        if len(dataset) == 0:
-            raise DataError(f"expected at least one sample, got an empty {type(dataset).__name__}.")
+        check_dataset(dataset)
         if isinstance(dataset, TensorDataset):
             dataset = ArrayDataset(*dataset.tensors)
         self.dataset = dataset

@@ -76,6 +76,7 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
         finally:
             crew.close()
     if outcome is None:
+        _tell_of_loners(crew)
         return OutputBroken() if crew.is_output_broken else crew.interrupted
     return outcome
 
@@ -98,6 +99,18 @@ def _supervise(crew: Crew, events: Events, memory_kills: int) -> Outcome:
         if isinstance(event, WorkerExit) and event.code != 0 and not crew.has_stopped(event):
             return _find_failure(crew, events, memory_kills)
     return _stopped(crew)
+
+
+def _tell_of_loners(crew: Crew) -> None:
+    """Say that workers which ended well have each trained the same thing, where it looks like that."""
+    if crew.spec.world_size == 1 or crew.spec.output == "quiet":
+        return
+    if all(crew.last_reading(rank).is_alone for rank in crew.spec.ranks):
+        tell(
+            f"each of the {crew.spec.world_size} workers has trained by itself: none has joined the others, none did a "
+            "part of the work. Hint: unisono.Run() joins them, as torch.distributed.init_process_group() does; "
+            "a program for one worker needs no -n."
+        )
 
 
 def _stopped(crew: Crew) -> Stopped | None:

@@ -25,6 +25,7 @@ _HEAD = struct.Struct("<QqqqqQIiI16s")
 _BEATS, _PID, _STEP, _DONE, _SAVED, _TICKS = range(0, 48, 8)
 _STATE, _REPLICA, _NUM_SAMPLES, _PHASE = range(48, 64, 4)
 _STOP = 80  # launcher
+_ALONE = 84  # worker
 _SAMPLES = 96
 _MOST_SAMPLES = (_BYTES - _SAMPLES) // 8
 _LONG, _ULONG, _INT, _UINT = struct.Struct("<q"), struct.Struct("<Q"), struct.Struct("<i"), struct.Struct("<I")
@@ -45,6 +46,7 @@ class Reading:
         replica: The replica being computed, -1 for none.
         phase: What it is doing: ``data``, ``compute``, ``reduce``, ...
         samples: Indices of the replica's micro-batch, cut after 500.
+        is_alone: Whether it has ended, and has trained without any other.
     """
 
     beats: int = 0
@@ -57,6 +59,7 @@ class Reading:
     replica: int = -1
     phase: str = ""
     samples: tuple[int, ...] = ()
+    is_alone: bool = False
 
     @property
     def is_joined(self) -> bool:
@@ -103,6 +106,7 @@ class Beacon:
             beats=beats, pid=pid, step=step, done=done, saved=saved, ticks=ticks, state=state, replica=replica,
             phase=phase.rstrip(b"\0").decode(errors="replace"),
             samples=struct.unpack_from(f"<{min(count, _MOST_SAMPLES)}q", self._page, _SAMPLES),
+            is_alone=self._page[_ALONE] != 0,
         )  # fmt: skip
 
     def ask_stop(self) -> None:
@@ -122,6 +126,10 @@ class Beacon:
     def set_state(self, state: int) -> None:
         """Say what the launcher may expect."""
         _UINT.pack_into(self._page, _STATE, state)
+
+    def was_alone(self) -> None:
+        """Say that this worker ends, and has trained without any other."""
+        _UINT.pack_into(self._page, _ALONE, 1)
 
     def leave(self) -> None:
         """Say that no run lives in this worker any more."""

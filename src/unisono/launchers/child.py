@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 from unisono.errors import ConfigError, DataError, RunStopped
+from unisono.launchers.alone import has_trained_alone
 from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
 from unisono.launchers.failure import FailureReport
 from unisono.launchers.leaving import leave_groups_at_exit
@@ -85,7 +86,10 @@ def main(argv: list[str]) -> int:
         return code
     finally:
         # The interpreter stops its threads before it is gone: silence means nothing from here on.
-        Beacon(os.environ[BEACON_VARIABLE]).leave()
+        beacon = Beacon(os.environ[BEACON_VARIABLE])
+        if not beacon.read().pid and has_trained_alone():
+            beacon.was_alone()
+        beacon.leave()
     return 0
 
 

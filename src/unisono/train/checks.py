@@ -5,15 +5,18 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from unisono.data.loader import Loader
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
+from unisono.strategies.base import Strategy
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
+from unisono.train.loop import Batch
 
 _LARGEST = 1 << 62  # as in a checkpoint's manifest
 
@@ -25,13 +28,7 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
         ConfigError: A part has the wrong type; the model is wrapped or has lazy parameters; the optimizer holds
             other parameters than the model, or calls the loss itself; the scheduler needs a metric.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"expected the model as a torch.nn.Module, got {type(model).__name__}.")
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"expected the optimizer as a torch.optim.Optimizer, got {type(optimizer).__name__}. "
-            "Hint: run.prepare(model, torch.optim.Adam(model.parameters()))."
-        )
+    check_kinds(model, optimizer)
     for name, module in model.named_modules():
         if isinstance(module, _wrappers()):
             raise ConfigError(
@@ -47,7 +44,26 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
             "Hint: step it yourself after run.evaluate(), and run.register('plateau', scheduler) to save its state."
         )
     if scheduler is not None and not all(hasattr(scheduler, name) for name in ("step", "state_dict")):
-        raise ConfigError(f"expected a scheduler with step() and state_dict(), got {type(scheduler).__name__}.")
+        hint = " Hint: data goes into run.loader(dataset, batch_size=...)." if hasattr(scheduler, "__len__") else ""
+        raise ConfigError(f"expected a scheduler with step() and state_dict(), got {type(scheduler).__name__}.{hint}")
+
+
+def check_kinds(model: Any, optimizer: Any) -> None:
+    """Refuse what is no model, or no optimizer.
+
+    Raises:
+        ConfigError: Names it.
+    """
+    many = (list, tuple, dict)
+    if not isinstance(model, nn.Module):
+        hint = " Hint: one module that holds them all, as nn.ModuleDict({...}) does." if isinstance(model, many) else ""
+        raise ConfigError(f"expected the model as a torch.nn.Module, got {type(model).__name__}.{hint}")
+    if not isinstance(optimizer, Optimizer):
+        one = "one optimizer, with a group for each part: torch.optim.Adam([{'params': ..., 'lr': ...}, ...])"
+        hint = one if isinstance(optimizer, many) else "run.prepare(model, torch.optim.Adam(model.parameters()))"
+        raise ConfigError(
+            f"expected the optimizer as a torch.optim.Optimizer, got {type(optimizer).__name__}. Hint: {hint}."
+        )
 
 
 def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -102,6 +118,72 @@ def _wrappers() -> tuple[type, ...]:
     return (nn.DataParallel, nn.parallel.DistributedDataParallel, *sharded)
 
 
+def check_transport(transport: Any) -> None:
+    """Refuse a transport that is not known.
+
+    Raises:
+        ConfigError: Names those there are.
+    """
+    if isinstance(transport, str) and transport not in ("auto", "gloo", "mpi"):
+        raise ConfigError(f"expected transport 'auto', 'gloo', 'mpi' or a Transport, got {transport!r}.")
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse to step over what is not from `Run.loader`.
+
+    Raises:
+        ConfigError: Names what it is.
+    """
+    if not isinstance(loader, Loader):
+        what = "its .dataset" if hasattr(loader, "dataset") else "the data set"
+        raise ConfigError(
+            f"expected a loader from run.loader(dataset, ...), got {type(loader).__name__}. "
+            f"Hint: run.steps(run.loader(DATASET, batch_size=...), epochs=...) with {what} as DATASET."
+        )
+
+
+def check_batch(batch: Any) -> None:
+    """Refuse to do a step with what is not from `Run.steps`.
+
+    Raises:
+        ConfigError: Names what it is.
+    """
+    if not isinstance(batch, Batch):
+        raise ConfigError(
+            f"expected the batch that run.steps() yields, got {type(batch).__name__}. Hint: for batch in "
+            "run.steps(loader, epochs=...): run.step(batch, lambda micro: ...); inputs and targets are micro.x and "
+            "micro.y there."
+        )
+
+
+def check_loadable(
+    strategy: Strategy, options: StrategyOptions, registered: Mapping[str, Any], *, is_open: bool
+) -> None:
+    """Refuse to fill a prepared model where that would come too late, or leave copies behind.
+
+    Raises:
+        ConfigError: Steps have begun; the strategy, or something registered, may hold copies of the weights.
+    """
+    if is_open:
+        raise ConfigError("expected run.load_weights(...) before run.steps(): the weights are part of the score.")
+    copies = [name for name, part in registered.items() if holds_tensors(part.state_dict())]
+    who = f"strategy {options.name}" if not strategy.keeps_equal or strategy.is_sharded else ""
+    if who or copies:
+        raise ConfigError(
+            f"{who or repr(copies[0])} may hold copies of the prepared model's weights, which would stay as they are. "
+            "Hint: run.load_weights(path, model) before run.prepare(), or before the Trainer is made."
+        )
+
+
+def holds_tensors(state: Any) -> bool:
+    """Whether there is a tensor in nested lists, tuples and dictionaries."""
+    if isinstance(state, dict):
+        return any(holds_tensors(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return any(holds_tensors(value) for value in state)
+    return isinstance(state, Tensor)
+
+
 def check_clipping(clipping: Clipping, model: nn.Module) -> None:
     """Refuse to clip by value what has no order.
 
@@ -148,11 +230,11 @@ def check_detail(detail: bool, strategy: StrategyOptions) -> None:
         )
 
 
-def check_new_part(name: str, part: Any, registered: Mapping[str, Any]) -> None:
+def check_new_part(name: str, part: Any, registered: Mapping[str, Any], *, is_open: bool) -> None:
     """Refuse to register what could not be saved.
 
     Raises:
-        ConfigError: The name is taken, or the methods are missing.
+        ConfigError: The name is taken, the methods are missing, or the run has been opened.
     """
     if name in registered:
         raise ConfigError(f"expected a new name, got {name!r}, which is registered already.")
@@ -160,3 +242,5 @@ def check_new_part(name: str, part: Any, registered: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"expected an object with state_dict() and load_state_dict() for {name!r}, got {type(part).__name__}."
         )
+    if is_open:
+        raise ConfigError(f"expected run.register({name!r}, ...) before run.steps(): its state could be lost.")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Fetcher, Task, fetch_all, move
 from unisono.determinism import set_generators
+from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.metrics.exchange import merge_over_ranks
 from unisono.placement import cut
@@ -55,6 +56,9 @@ def evaluate(
             tensors they have computed (a cached mask, say) and would use them in training.
         limit: Evaluate only the first so many samples.
         alike: All ranks must call `predict` equally often: those with less to do repeat a batch, which does not count.
+
+    Raises:
+        ConfigError: `predict` has returned something else than two values.
     """
     num_samples = min(len(fetcher), limit or len(fetcher))
     num_batches = -(-num_samples // batch_size)
@@ -71,10 +75,17 @@ def evaluate(
             fetched = fetch_all(fetcher, tasks, num_workers=num_workers)
             for turn, (number, batch) in enumerate(zip(numbers, fetched, strict=True)):
                 set_generators(mix(fetcher.seed, "evaluate", number))
-                output, target = predict(move(batch, device))
+                output, target = _pair(predict(move(batch, device)))
                 for metric in metrics.values() if turn < len(mine) else ():
                     metric.update(output, target)
     finally:
         for module, was_training in modes:
             module.training = was_training
     return merge_over_ranks(metrics, transport)
+
+
+def _pair(told: Any) -> tuple[Any, Any]:
+    if isinstance(told, tuple | list) and len(told) == 2:
+        return told[0], told[1]
+    got = f"{len(told)} values" if isinstance(told, tuple | list) else f"one {type(told).__name__}"
+    raise ConfigError(f"expected (output, target) from predict, got {got}. Hint: return model(micro.x), micro.y.")

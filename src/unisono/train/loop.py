@@ -88,5 +88,6 @@ def check_alike(transport: Transport, description: dict[str, Any], environment: 
         if lines:
             raise RankDivergence(
                 f"rank {transport.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
-                "Hint: build the model after Run(seed=...), from nothing that depends on the rank."
+                "Hint: build the model after Run(seed=...), from nothing that depends on the rank; "
+                "run.load_weights(path, model) on all ranks brings weights that the leader reads to all."
             )

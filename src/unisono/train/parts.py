@@ -1,5 +1,6 @@
 """What a run trains: model, optimizer, scheduler, and whatever else it has been given to keep."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 from torch import nn
@@ -26,6 +27,7 @@ class Parts:
 
     Attributes:
         strategy: Knows how the state is spread over the ranks; set once it is built.
+        before_pack: Called with the parts before each `pack`.
         is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
 
     Raises:
@@ -39,6 +41,7 @@ class Parts:
         self.model, self.optimizer, self.scheduler, self.registered = model, optimizer, scheduler, registered
         self.strategy: Strategy
         self.is_changing = False
+        self.before_pack: Callable[[Parts], None] = lambda _: None
         self.description = {
             "model": scores.describe_model(model),
             "optimizer": scores.describe_optimizer(optimizer, scheduler),
@@ -46,6 +49,7 @@ class Parts:
 
     def pack(self) -> State:
         """Return the state of all parts; the tensors are the live ones."""
+        self.before_pack(self)
         return self.strategy.pack(self.model, self.optimizer, self.scheduler, {}, self.registered)
 
     def check_storable(self, *, is_begun: bool = False) -> None:

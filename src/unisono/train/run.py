@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono import compiler
+from unisono.checkpoint.interchange import Loaded
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
 from unisono.collectives.process_group import connect, device_of
@@ -20,24 +21,27 @@ from unisono.determinism import describe_environment, set_determinism
 from unisono.errors import ConfigError
 from unisono.memory import keep_freed_memory
 from unisono.metrics.exact import Metric
-from unisono.observe.phases import EVALUATE
 from unisono.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.catalog import resolve
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
+from unisono.train import checks
 from unisono.train import score as scores
 from unisono.train.between import Between
-from unisono.train.checks import check_clipping, check_detail, check_metrics, check_new_part
 from unisono.train.course import Course
-from unisono.train.evaluate import BATCH_SIZE, Predict, evaluate
+from unisono.train.evaluate import BATCH_SIZE, Predict
 from unisono.train.every import Every, check_every
+from unisono.train.first_look import FirstLook
+from unisono.train.keywords import answers_keywords
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
+from unisono.train.open_runs import claim
 from unisono.train.parts import Parts
 from unisono.train.run_record import RunRecord
 from unisono.train.stepper import Stepper
 from unisono.train.watch import Watch
+from unisono.train.weights import load_on_all, load_prepared
 from unisono.world import World
 
 compiler.spare_optimizers()  # before a program makes its first one
@@ -64,7 +68,7 @@ class Run:
         checkpoint_every: Steps between checkpoints, or ``"2 epochs"``; None saves at the end of every epoch. The last
             step is always saved.
         checkpoints: How they are written, which are kept; None: the newest two, written beside the training.
-        device: ``cpu`` or ``cuda``; unset, each local rank's own GPU where there are any, else the CPU.
+        device: ``cpu``, ``cuda`` or ``cuda:N``; unset, each local rank's own GPU where there are any, else the CPU.
         settings: More of the score, plain values by name, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
         detail: Record in ``detail.jsonl`` what each step is made of, so that `unisono diff` can name replica, samples
@@ -74,7 +78,8 @@ class Run:
             Never changes a bit.
 
     Raises:
-        ConfigError: A setting is out of range, or the strategy cannot play in this world (world_size > replicas).
+        ConfigError: A setting is out of range, the strategy cannot play in this world (world_size > replicas), or
+            another run uses the directory.
         WorldError: The launcher's variables are incomplete.
 
     Example:
@@ -107,15 +112,15 @@ class Run:
         threads, replicas = THREADS.maybe("threads", threads), REPLICAS.maybe("replicas", replicas)
         check_every(checkpoint_every=checkpoint_every)
         self.seed, self.clipping = seed, Clipping(norm=clip_norm, value=clip_value)
-        if isinstance(transport, str) and transport not in ("auto", "gloo", "mpi"):
-            raise ConfigError(f"expected transport 'auto', 'gloo', 'mpi' or a Transport, got {transport!r}.")
+        checks.check_transport(transport)
         world = World.current() if isinstance(transport, str) else world_of(transport)
         self.world = world
+        self.first_look = FirstLook(is_leader=world.is_leader, best=getattr(checkpoints, "best", None))
         self.device = device_of(world, device)
         self.settings, self.between = scores.checked_settings(settings), Between(seed)
         self._allow_drift = allow_drift
         self.strategy = chosen = resolve(strategy)
-        check_detail(detail, chosen)
+        checks.check_detail(detail, chosen)
         chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
         default = world.replicas or chosen.default_replicas(world.world_size)
         chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
@@ -127,9 +132,10 @@ class Run:
             joined = connect(world, device=str(self.device), share_memory=transport == "auto", mpi=joined == "mpi")
         self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
         enter_world(world)
-        directory = world.run_dir or out
-        self.directory = None if directory is None else Path(directory)
+        self._claim = claim(self.transport, world.run_dir, out)
+        self.directory = self._claim.directory
         self._record = RunRecord(self.directory, self.transport, checkpoints, detail=detail)
+        self._claim.record = self._record
         recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
         self.replicas = replicas or recorded_replicas or default
         self.threads = threads or recorded_threads or world.threads or 1
@@ -140,12 +146,8 @@ class Run:
         self._stepper: Stepper | None = None
         self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
-        self._course = Course(
-            self._record,
-            self._watch,
-            {"world_size": world.world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name},
-            checkpoint_every=checkpoint_every,
-        )
+        facts = {"world_size": world.world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
+        self._course = Course(self._record, self._watch, facts, checkpoint_every=checkpoint_every)
         torch.manual_seed(seed)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]:
@@ -164,23 +166,44 @@ class Run:
                 the model has no trainable parameter.
             RankDivergence: The ranks have built different models or run on different software.
         """
+        checks.check_kinds(model, optimizer)
         model.to(self.device)
         parts = Parts(model, optimizer, scheduler, self._registered)
-        check_clipping(self.clipping, model)
+        checks.check_clipping(self.clipping, model)
         environment = describe_environment(threads=self.threads, device=self.device)
         if not self.strategy.is_exact:
             environment["world_size"] = self.world.world_size
         check_alike(self.transport, parts.description, environment)
+        self.first_look.at_parts(model, self.seed)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
-        own = {name: getattr(self, name) for name in ("transport", "placement", "seed", "device", "clipping")}
-        setting = Setting(**own)
+        names = ("transport", "placement", "seed", "device", "clipping")
+        setting = Setting(**{name: getattr(self, name) for name in names})
         parts.strategy = self.strategy.build(model, optimizer, setting)
-        parts.strategy.is_stop_asked = self._watch.is_stop_asked
+        parts.strategy.is_stop_asked, parts.before_pack = self._watch.is_stop_asked, self.first_look.at_parts_saved
         self._stepper = Stepper(
             parts, setting, course=self._course, record=self._record, watch=self._watch, between=self.between,
-            non_finite=self.non_finite,
+            non_finite=self.non_finite, first_look=self.first_look,
         )  # fmt: skip
         return parts.strategy.front(model), optimizer
+
+    def load_weights(self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True) -> Loaded:
+        """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
+
+        The leader alone reads the file. Arguments and result are those of `unisono.load_weights`.
+
+        Args:
+            path: Looked at by the leader only.
+            model: One that `prepare` will get. None: the one that it has got.
+            strict: Whether missing or unexpected names are an error.
+
+        Raises:
+            CheckpointError: The file cannot be read or does not fit; no rank's model has changed.
+            ConfigError: There is no model yet; steps have begun; or copies of the model's weights would stay behind.
+            RankDivergence: The ranks hold different weights where the file has none.
+        """
+        if model is not None:
+            return load_on_all(self.transport, model, Path(path), strict=strict)
+        return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._course.is_open)
 
     def register(self, name: str, part: Any) -> None:
         """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
@@ -194,11 +217,10 @@ class Run:
         Raises:
             ConfigError: The name is taken, the methods are missing, or the run has been opened already.
         """
-        check_new_part(name, part, self._registered)
-        if self._course.is_open:
-            raise ConfigError(f"expected run.register({name!r}, ...) before run.steps(): its state could be lost.")
+        checks.check_new_part(name, part, self._registered, is_open=self._course.is_open)
         self._registered[name] = part
 
+    @answers_keywords
     def loader(
         self,
         dataset: Any,
@@ -226,6 +248,7 @@ class Run:
             DataError: The data set is empty.
         """
         batch_size = BATCH.take("batch_size", batch_size)
+        self.first_look.at_sizes(batch_size, self.replicas)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         sampler = sampler_of(dataset, batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
         hosted = self.placement[self.world.rank]
@@ -252,12 +275,12 @@ class Run:
             StepError: A batch was not passed to `step`.
         """
         epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
-        if not isinstance(loader, Loader):
-            raise ConfigError(f"expected a loader from run.loader(dataset, ...), got {type(loader).__name__}.")
+        checks.check_loader(loader)
+        self._claim.use()
         steps = self._watch.over(
             self._steps(self._playing(), loader, epochs, max_steps), can_save=self._record.path is not None
         )
-        self._current_steps = weakref.ref(steps)
+        self._current_steps = self._claim.steps = weakref.ref(steps)
         return steps
 
     def _steps(self, stepper: Stepper, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
@@ -272,6 +295,7 @@ class Run:
                 "Hint: more epochs go on from here; another out= (--out) starts anew."
             )
         yield from stepper.batches(loader, first, last)
+        self.first_look.at_end(is_trained=first <= last)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step and return the mean loss over the whole batch; collective.
@@ -281,13 +305,16 @@ class Run:
             loss_function: Gets one micro-batch, returns its mean loss.
 
         Raises:
+            ConfigError: `batch` is not from `steps`.
             StepError: The batch has been used, or the loss is not a scalar with a graph.
             NonFiniteError: NaN or infinity in a loss or gradient; weights and checkpoints are untouched.
             RankDivergence: The ranks no longer hold the same weights.
             PeerLost: Another rank went away.
         """
+        checks.check_batch(batch)
         return self._playing().step(batch, loss_function)
 
+    @answers_keywords
     def evaluate(
         self,
         dataset: Any,
@@ -313,23 +340,22 @@ class Run:
             num_workers: As in `loader`.
             inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
             limit: Only the first so many samples.
+
+        Raises:
+            ConfigError: A setting is out of range, or `predict` has returned something else than two values.
         """
         batch_size, limit = BATCH.take("batch_size", batch_size), SAMPLES.maybe("limit", limit)
         check_places(metrics, self.world, everywhere=True)
-        check_metrics(metrics)
+        checks.check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        parts = self._prepared()
-        with self._watch.phases.within(EVALUATE), parts.strategy.reading():
-            values = evaluate(
-                parts.model, fetcher, self._watch.around(predict), metrics,
-                transport=self.transport, device=self.device, batch_size=batch_size, num_workers=num_workers,
-                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike, limit=limit,
-            )  # fmt: skip
-        self.between.at("evaluated", self._course.done)
-        return values
+        return self._playing().evaluate(
+            fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
+            limit=limit,
+        )  # fmt: skip
 
     def record(self, metrics: Mapping[str, float]) -> None:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
+        self.first_look.measured |= metrics.keys()
         self._course.measured(metrics)
 
     def stop(self, reason: str) -> None:
@@ -353,6 +379,7 @@ class Run:
             self._stepper.parts.strategy.close()
         self.transport.close()
         self._record.close()
+        self._claim.end()
         enter_world(None)
         self._course.close()
 

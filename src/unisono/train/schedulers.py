@@ -85,6 +85,7 @@ class Plateau(Callback):
     def __init__(self, monitor: str, *, mode: str = "min", **settings: Any) -> None:
         check_mode(mode)
         self._monitor, self._mode, self._settings = monitor, mode, settings
+        self.needs_scores = (monitor,)
         self._scheduler: ReduceLROnPlateau
 
     def setup(self, loop: Loop) -> None:

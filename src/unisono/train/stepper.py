@@ -5,16 +5,20 @@ In: the parts of a run, which `Run` has put together. Out: batches and losses, l
 
 import functools
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import final
 
-from unisono.data.loader import Loader
+from unisono.data.loader import Fetcher, Loader
 from unisono.errors import StepError
+from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
+from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.drift import Sentinel
 from unisono.train.between import Between
 from unisono.train.course import Course
+from unisono.train.evaluate import Predict, evaluate
+from unisono.train.first_look import FirstLook
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
@@ -34,6 +38,7 @@ class Stepper:
         watch: Tells the launcher, and knows where the time goes.
         between: Sets the generators for code that runs between steps.
         non_finite: Judges losses and gradients.
+        first_look: Warns of what is hardly meant.
     """
 
     def __init__(
@@ -46,11 +51,12 @@ class Stepper:
         watch: Watch,
         between: Between,
         non_finite: NonFinite,
+        first_look: FirstLook,
     ) -> None:
         self.parts = parts
         self._setting, self._rank, self._replicas = setting, setting.transport.rank, setting.replicas
         self._course, self._record, self._watch = course, record, watch
-        self._between, self._non_finite = between, non_finite
+        self._between, self._non_finite, self._first_look = between, non_finite, first_look
 
     def batches(self, loader: Loader, first: int, last: int) -> Generator[Batch]:
         """Yield the batches of the steps ``first..last``; after each, save what is due; see `Run.steps`.
@@ -88,6 +94,8 @@ class Stepper:
         strategy, step = parts.strategy, batch.step
         if step != course.done + 1:
             raise StepError(f"expected the batch of step {course.done + 1}, got that of step {step}.")
+        if not parts.model.training:
+            self._first_look.at_evaluation_mode(parts.model)
         parts.is_changing = True
         course.usage.begin()
         timed = watch.timed(loss_function)
@@ -105,3 +113,25 @@ class Stepper:
         self._between.at("after", step)
         self._record.append(functools.partial(entry_of, batch, gradients, lr))
         return gradients.loss
+
+    def evaluate(
+        self,
+        fetcher: Fetcher,
+        predict: Predict,
+        metrics: Mapping[str, Metric],
+        *,
+        batch_size: int,
+        num_workers: int,
+        inference_mode: bool,
+        limit: int | None,
+    ) -> dict[str, float]:
+        """Return metrics over a data set; see `Run.evaluate`."""
+        parts, setting = self.parts, self._setting
+        with self._watch.phases.within(EVALUATE), parts.strategy.reading():
+            values = evaluate(
+                parts.model, fetcher, self._watch.around(predict), metrics,
+                transport=setting.transport, device=setting.device, batch_size=batch_size, num_workers=num_workers,
+                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike, limit=limit,
+            )  # fmt: skip
+        self._between.at("evaluated", self._course.done)
+        return values

@@ -8,14 +8,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.collectives.places import check_places
-from unisono.data.loader import Collate, Transform
+from unisono.data.loader import Collate, Transform, check_dataset
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Accuracy, Mean, Metric
 from unisono.quantities import BATCH, EPOCHS, SAMPLES, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
+from unisono.train.callbacks.monitored import check_best, check_monitors
 from unisono.train.checks import check_metrics
 from unisono.train.every import Every, check_every, steps_between
+from unisono.train.keywords import answers_keywords
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
 from unisono.train.run import Run
@@ -37,12 +39,12 @@ class Trainer:
         optimizer: Of the model's parameters.
         loss: From (output, target) to a scalar, the mean over samples.
         scheduler: Steps after every optimizer step.
-        metrics: By name; accuracy where None.
+        metrics: By name; accuracy where None. The loss is always there.
         callbacks: Called in this order; see `Callback`.
         callback_deadline_s: Longest time one callback may take for one hook.
 
     Raises:
-        ConfigError: Two callbacks share a name.
+        ConfigError: Two callbacks share a name, or a metric has the loss's.
         PlaceError: A callback or metric cannot run with this many ranks.
 
     Example:
@@ -70,6 +72,11 @@ class Trainer:
         self.metrics: dict[str, Metric] = dict(metrics if metrics is not None else {"accuracy": Accuracy()})
         check_places(self.metrics, run.world, everywhere=True)
         check_metrics(self.metrics)
+        if "loss" in self.metrics:
+            raise ConfigError(
+                f"the metric 'loss' ({type(self.metrics['loss']).__name__}) has the name under which every evaluation "
+                "records the loss. Hint: leave it out, or choose another name."
+            )
         self._loop = Loop(
             run=run, model=self.model, optimizer=self.optimizer, epochs=0, steps_per_epoch=0, total_steps=0
         )
@@ -77,6 +84,7 @@ class Trainer:
         self._evaluated: Callable[[], None] = _nothing  # called after every batch of an evaluation
         self._chain = Chain(callbacks, self._loop, deadline_s=callback_deadline_s)
 
+    @answers_keywords
     def fit(
         self,
         train_set: Any,
@@ -105,14 +113,14 @@ class Trainer:
             log_every: The same between lines of ``metrics.jsonl`` (in a run directory); evaluations are always logged.
             max_steps: Stop after this many steps, counted from the run's start.
             eval_limit: Evaluate on the first so many samples of `test_set` only, for quick runs.
-            sanity_check: Evaluate on a few samples before the first step, so that a failure there is not met after an
-                epoch; its scores are thrown away, and it changes no bit.
+            sanity_check: Evaluate on a few samples before the first step, only to meet failures early; changes no bit.
             collate: As in `Run.loader`.
             transform: As in `Run.loader`.
             num_workers: As in `Run.loader`.
             show_progress: Whether the leader shows progress on standard error.
 
         Raises:
+            ConfigError: A data set is not map-style, or somebody waits for a score that no evaluation gives.
             RankDivergence: Ranks log different names, or hold different weights.
             CallbackTimeout: A callback took longer than its deadline.
             Exception: What a callback has raised.
@@ -120,6 +128,7 @@ class Trainer:
         epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
         eval_limit = SAMPLES.maybe("eval_limit", eval_limit)
         check_every(eval_every=eval_every, log_every=log_every)
+        self._check_scores(test_set)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
         )
@@ -152,6 +161,14 @@ class Trainer:
                 self.run.between.settle()
         self.run.record(loop.scores)
         return self.run.result()
+
+    def _check_scores(self, test_set: Any) -> None:
+        """Find out before the first step what the first evaluation would stumble over."""
+        if test_set is not None:
+            check_dataset(test_set)
+        scores = [f"test_{name}" for name in ("loss", *self.metrics)] if test_set is not None else []
+        check_monitors(self._chain.callbacks, scores)
+        check_best(self.run.first_look.best, self._chain.callbacks, scores)
 
     def _begins(self, batch: Batch, sight: Sight) -> bool:
         """Start this launch; say whether the run was to stop here already."""
@@ -216,6 +233,7 @@ class Trainer:
         self._evaluated = _nothing
         self._chain("on_evaluation_end")
 
+    @answers_keywords
     def evaluate(
         self,
         dataset: Any,
@@ -240,6 +258,7 @@ class Trainer:
         )
         return {prefix + name: value for name, value in scores.items()}
 
+    @answers_keywords
     def predict(
         self,
         dataset: Any,

@@ -67,9 +67,13 @@ def test_the_larger_is_better():
 
 
 def test_unknown_scores_are_listed():
-    """A score that is not measured is an error at the first evaluation, with those there are."""
+    """A score that is not measured is an error at the first evaluation, with those there are, if not found before."""
+
+    class Adds(Callback):  # nobody knows which scores
+        pass
+
     with pytest.raises(ConfigError, match="scores test_accuracy, test_loss, got 'loss'"):
-        fit([EarlyStopping("loss")])
+        fit([Adds(), EarlyStopping("loss")])
 
 
 def test_time_is_up_for_all():

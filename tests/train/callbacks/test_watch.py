@@ -82,8 +82,8 @@ def test_a_trainer_that_never_trains_leaves_nothing_behind(refuses):
             if refuses:
                 raise ConfigError("not like this")
 
-    model = nn.Linear(2, 2)
     with unisono.Run(replicas=1) as run:
+        model = nn.Linear(2, 2)
         expected = pytest.raises(ConfigError, match="not like this") if refuses else contextlib.nullcontext()
         with expected:
             unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss(),

@@ -79,9 +79,11 @@ class Callback(Distributed):
         runs_on: See `Distributed`.
         draws: Whether hooks may draw random numbers. Before those that may, torch's, Python's and NumPy's generators
             are set to what the step names, which takes some ten microseconds; False spares them.
+        needs_scores: Scores without which it could do nothing, as ``test_loss``; looked for before the first step.
     """
 
     name: str = ""
+    needs_scores: tuple[str, ...] = ()
     draws: ClassVar[bool] = True
 
     def setup(self, loop: Loop) -> None:

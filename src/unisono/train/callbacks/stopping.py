@@ -55,6 +55,7 @@ class EarlyStopping(Callback):
         self._monitor, self._mode = monitor, mode
         self._patience = COUNT.take("patience", patience)
         self._min_delta = Amount(0, 1e30).take("min_delta", min_delta)
+        self.needs_scores = (monitor,)
         self.best: float | None = None
         self.num_bad = 0
 

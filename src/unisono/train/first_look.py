@@ -1,0 +1,218 @@
+"""What a run finds when it begins and only warns of: each may be meant, and each mostly is not.
+
+Everything here is looked at once, before the first step; the leader speaks.
+"""
+
+import gc
+import math
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from unisono.hints import nearest
+from unisono.train.parts import Parts
+
+_LARGEST_CHOSEN_SEED = 1 << 32  # torch draws the seed of a process from 64 bits; nobody writes down so large a one
+_DEPTH = 6
+
+
+@final
+class FirstLook:
+    """What is said once, by the leader, of a run's beginning.
+
+    To be made just before the run seeds the generators.
+
+    Args:
+        is_leader: Whether this rank speaks.
+        best: The metric whose best checkpoint is to be kept, if one is.
+
+    Attributes:
+        best: As given.
+        measured: Names of what was recorded so far.
+    """
+
+    def __init__(self, *, is_leader: bool, best: str | None = None) -> None:
+        self._speaks, self.best = is_leader, best
+        self._unseeded = Unseeded()
+        self._is_mode_told = self._is_schedule_told = not is_leader
+        self._rates: list[float] | None = None
+        self.measured: set[str] = set()
+
+    def at_parts(self, model: nn.Module, seed: int) -> None:
+        """Look at a model, as the run gets it."""
+        names = self._unseeded.initial(model)
+        if names and self._speaks:
+            warnings.warn(
+                f"the model was built before Run(seed={seed}), and its weights ({names[0]}"
+                f"{', ...' if len(names) > 1 else ''}) drawn while torch was not seeded: others at every start. "
+                "Hint: build the model after the run, or call torch.manual_seed() before it.",
+                stacklevel=3,
+            )
+
+    def at_sizes(self, batch_size: int, replicas: int) -> None:
+        """Look at the samples of a batch."""
+        if batch_size < replicas and self._speaks:
+            warnings.warn(
+                f"batch_size={batch_size} is fewer samples than this run's {replicas} replicas: "
+                f"{replicas - batch_size} of them never have one, and ranks that host only those compute nothing. "
+                f"Hint: batch_size >= {replicas}, or Run(replicas={batch_size}).",
+                stacklevel=4,
+            )
+
+    def at_evaluation_mode(self, model: nn.Module) -> None:
+        """Look at a model that is trained in evaluation mode."""
+        if self._is_mode_told:
+            return
+        self._is_mode_told = True
+        warn_of_evaluation_mode(model)
+
+    def at_parts_saved(self, parts: Parts) -> None:
+        """Look at what a checkpoint is about to hold: schedules of the optimizer that are not in it.
+
+        All objects of the process are searched, which takes some 20 ms, and only where there may be one: where torch
+        has marked the optimizer as one with a schedule, or where learning rates are not what they were the last time.
+        """
+        if self._is_schedule_told or parts.scheduler is not None:
+            return
+        before, self._rates = self._rates, [float(group["lr"]) for group in parts.optimizer.param_groups]
+        is_marked = hasattr(parts.optimizer.step, "_wrapped_by_lr_sched")
+        if not is_marked and before in (None, self._rates):
+            return
+        self._is_schedule_told = True
+        if found := lost_schedules(parts.optimizer, parts.registered):
+            warnings.warn(
+                f"the optimizer has a {type(found[-1]).__name__} that no checkpoint holds: after a resume it would "
+                "begin anew. Hint: run.prepare(model, optimizer, scheduler) steps it after every step and saves it; "
+                "one that you step yourself is saved by run.register('schedule', scheduler).",
+                stacklevel=2,
+            )
+
+    def at_end(self, *, is_trained: bool) -> None:
+        """Look at what was measured, of which checkpoints were to keep the best; where there were steps."""
+        best, measured = self.best, self.measured
+        if best is not None and best not in measured and is_trained and self._speaks:
+            warnings.warn(
+                f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given "
+                f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}",
+                stacklevel=2,
+            )
+
+
+@final
+class Unseeded:
+    """The parameters that were made before a process's generator was seeded for the first time.
+
+    To be made just before a run seeds the generator; where that has been seeded, or nothing was drawn from it, there
+    are none, and nothing is searched.
+    """
+
+    _has_looked = False
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        if not Unseeded._has_looked and _was_drawn_from():
+            found = [each for each in gc.get_referrers(nn.Parameter) if type(each) is nn.Parameter]
+            self._known = {id(each): (weakref.ref(each), each._version) for each in found if not each.is_inference()}
+        Unseeded._has_looked = True
+
+    def initial(self, model: nn.Module) -> list[str]:
+        """Return the names of weights that are still as torch's own layers drew them then.
+
+        A tensor that was written to a second time does not count (that is how weights are loaded), nor one whose
+        values its layer's initialisation could not have drawn.
+        """
+        if not self._known:
+            return []
+        return [name for name, tensor, bound in _drawn(model) if self._is_as_it_was(tensor) and _fits(tensor, bound)]
+
+    def _is_as_it_was(self, tensor: Tensor) -> bool:
+        made, version = self._known.get(id(tensor), (None, 0))
+        return made is not None and made() is tensor and tensor._version == version == 1
+
+
+def _was_drawn_from() -> bool:
+    """Whether numbers were drawn from torch's generator, which nobody had seeded."""
+    seed = torch.initial_seed()
+    fresh = torch.Generator().manual_seed(seed)
+    return seed >= _LARGEST_CHOSEN_SEED and not torch.equal(fresh.get_state(), torch.get_rng_state())
+
+
+def _drawn(model: nn.Module) -> Iterator[tuple[str, Tensor, float]]:
+    """Yield weights that torch's layers draw evenly from between minus and plus a bound, with that bound."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | _ConvNd):
+            yield f"{name}.weight".lstrip("."), module.weight, 1 / math.sqrt(max(1, module.weight[0].numel()))
+        elif isinstance(module, nn.RNNBase):
+            for each, tensor in module.named_parameters(recurse=False):
+                yield f"{name}.{each}".lstrip("."), tensor, 1 / math.sqrt(max(1, module.hidden_size))
+
+
+def _fits(tensor: Tensor, bound: float) -> bool:
+    if not tensor.requires_grad or not tensor.numel() or not tensor.is_floating_point():
+        return False
+    largest = tensor.detach().abs().max().item() / bound
+    # Even draws come near the bound: the largest of n misses it by more than 12 / n once in e^12 cases.
+    return 1 - 12 / tensor.numel() <= largest <= 1.001 and largest > 0
+
+
+def warn_of_evaluation_mode(model: nn.Module) -> None:
+    """Warn of a model that is trained in evaluation mode, where that makes a difference."""
+    name = next((name for name, module in model.named_modules() if not module.training and _knows_modes(module)), None)
+    if name is None:
+        return
+    kind = type(model.get_submodule(name)).__name__
+    warnings.warn(
+        f"the model is trained in evaluation mode, as model.eval() leaves it: {name or 'the model'} ({kind}) then "
+        "works otherwise. Hint: model.train() before the loop, and after an evaluation of your own; to freeze parts, "
+        "eval() of those alone.",
+        stacklevel=4,
+    )
+
+
+def _knows_modes(module: nn.Module) -> bool:
+    """Whether a module computes something else in evaluation mode."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, _NormBase):
+        return bool(module.track_running_stats)
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return module.dropout > 0
+    if type(module).__module__.startswith("torch."):
+        return isinstance(module, nn.RReLU)
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "training" in code.co_names
+
+
+def lost_schedules(optimizer: Optimizer, known: Mapping[str, Any]) -> list[LRScheduler]:
+    """Return torch's schedules of an optimizer that are neither among `known` objects nor held by one of them."""
+    held = {id(each) for each in _reachable(list(known.values()))}
+    found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+    return [each for each in found if vars(each).get("optimizer") is optimizer and id(each) not in held]
+
+
+def _reachable(roots: list[Any]) -> Iterator[Any]:
+    """Yield objects and what they hold in attributes, lists, tuples and dictionaries, a few levels deep."""
+    level, seen = roots, set[int]()
+    for _ in range(_DEPTH):
+        below: list[Any] = []
+        for each in level:
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            yield each
+            if isinstance(each, list | tuple | set):
+                below.extend(each)
+            elif isinstance(each, dict):
+                below.extend(each.values())
+            elif hasattr(each, "__dict__") and not isinstance(each, type | nn.Module | Tensor):
+                below.extend(vars(each).values())
+        level = below

@@ -1,0 +1,127 @@
+"""The runs that this process has made, by directory: two that would write into one are told apart, or refused.
+
+The lock of a directory keeps other processes out; this keeps order within one.
+"""
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from unisono.collectives.transport import Transport
+from unisono.errors import ConfigError
+from unisono.train.leader import leader_says
+
+_lock = threading.Lock()  # ranks may be threads
+_PLAYING = (inspect.GEN_RUNNING, inspect.GEN_SUSPENDED)
+
+
+class Closable(Protocol):
+    """What an earlier run has open in its directory."""
+
+    def close(self) -> None:
+        """Close it; safe to call twice."""
+
+
+@final
+class Claim:
+    """One run's use of its directory.
+
+    Args:
+        directory: Where the run goes; None keeps nothing.
+        out: Where the program wanted it to go.
+
+    Attributes:
+        steps: Returns the loop over its steps, if there is one.
+        record: What it has open in the directory.
+        is_used: Whether it has begun to work there.
+        is_over: Whether a later run has taken the directory over.
+    """
+
+    def __init__(self, directory: Path | None, out: str | None) -> None:
+        self.directory, self.out = directory, out
+        self.is_used = False
+        self.steps: Callable[[], Generator[Any] | None] = lambda: None
+        self.record: Closable | None = None
+        self.is_over = False
+
+    def take(self, *, is_imposed: bool) -> None:
+        """Note that the run uses its directory; an earlier run of this process that is idle leaves it.
+
+        Args:
+            is_imposed: The launcher has put it in the place of another.
+
+        Raises:
+            ConfigError: An earlier run is in the middle of its steps there; or it was another run, which only the
+                launcher's directory brings to the same place.
+        """
+        assert self.directory is not None
+        key = self.directory.resolve()
+        with _lock:
+            if is_imposed and key in _used and (_used[key] != self.out or self.out is None):
+                raise ConfigError(
+                    f"this program makes a second run, out={self.out!r} after out={_used[key]!r}, and the launcher has "
+                    f"put one directory in the place of both ({key}): verify, chaos and rehearse watch one run. "
+                    "Hint: let an argument of the program choose the run, or put each into a program of its own."
+                )
+            earlier = _open[key]() if key in _open else None
+            if earlier is not None and earlier.is_playing:
+                raise ConfigError(
+                    f"{self.directory} is in use by an earlier run of this very program, in the middle of its steps. "
+                    "Hint: run.close() ends that one, as `with unisono.Run(...) as run:` does; or choose another out=."
+                )
+            _open[key] = weakref.ref(self)
+        if earlier is not None:
+            earlier.is_over = True
+            if earlier.record is not None:
+                earlier.record.close()
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether a loop over the run's steps has begun and not ended."""
+        steps = self.steps()
+        return steps is not None and inspect.getgeneratorstate(steps) in _PLAYING
+
+    def use(self) -> None:
+        """Begin to work in the directory.
+
+        Raises:
+            ConfigError: One has taken the directory.
+        """
+        if self.is_over:
+            raise ConfigError(
+                "a later run of this program has taken over this run's directory. Hint: go on with that run."
+            )
+        if self.directory is not None and not self.is_used:
+            self.is_used = True
+            _used.setdefault(self.directory.resolve(), self.out)
+
+    def end(self) -> None:
+        """Note that the run is closed."""
+        self.steps, self.record = (lambda: None), None
+
+
+def claim(transport: Transport, imposed: str | None, out: str | Path | None) -> Claim:
+    """Return a run's claim, taken by the leader; collective where there is a directory.
+
+    Args:
+        transport: Joins the ranks.
+        imposed: The directory that the launcher has put into the place of the program's own, if it has.
+        out: The one that the program has asked for; None keeps nothing.
+
+    Raises:
+        ConfigError: On the leader; see `Claim.take`.
+        LeaderFailed: On the others.
+    """
+    directory = imposed or out
+    made = Claim(None if directory is None else Path(directory), None if out is None else str(Path(out)))
+    if directory is not None:
+        leader_says(transport, functools.partial(made.take, is_imposed=imposed is not None))
+    return made
+
+
+_open: dict[Path, weakref.ref[Claim]] = {}
+_used: dict[Path, str | None] = {}  # what the program had asked for

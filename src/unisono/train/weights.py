@@ -1,0 +1,71 @@
+"""Weights from a file that the leader reads, on all ranks: read once, sent, checked everywhere, then written."""
+
+from pathlib import Path
+
+from torch import nn
+
+from unisono.checkpoint.format import State, fingerprint
+from unisono.checkpoint.interchange import Loaded, fit_weights, load_weights, tensors_in, write_weights
+from unisono.collectives.transport import Transport
+from unisono.errors import RankDivergence
+from unisono.strategies.options import StrategyOptions
+from unisono.train.checks import check_loadable
+from unisono.train.handover import hand_over
+from unisono.train.leader import ranks_say
+from unisono.train.parts import Parts
+from unisono.train.score import describe_model
+
+
+def load_on_all(transport: Transport, model: nn.Module, path: Path, *, strict: bool) -> Loaded:
+    """Put the weights of a file that rank 0 can read into every rank's model, or into none; collective.
+
+    Args:
+        transport: Joins the ranks.
+        model: Of this rank; the same on all.
+        path: As `load_weights` takes it; only rank 0 looks at it.
+        strict: As in `load_weights`.
+
+    Raises:
+        CheckpointError: The file cannot be read or does not fit; on rank 0.
+        LeaderFailed: The same, on the others, with the words of the rank that failed.
+        RankDivergence: The ranks hold different weights afterwards: some that the file does not have.
+    """
+    if transport.world_size == 1:
+        return load_weights(model, path, strict=strict)
+
+    def read() -> tuple[int, State]:
+        fitting, loaded = fit_weights(model, tensors_in(path), strict=strict, source=str(path))
+        told = {"missing": [*loaded.missing], "unexpected": [*loaded.unexpected], "prefix": loaded.prefix}
+        return 0, State(tensors={"model": fitting}, values=told)
+
+    _, came = hand_over(transport, 0, read)
+    ranks_say(transport, True, lambda: [*fit_weights(model, came.tensors["model"], strict=False, source=str(path))[0]])
+    write_weights(model, came.tensors["model"])
+    hashes = transport.all_gather_json(fingerprint(model))
+    for rank, theirs in enumerate(hashes):
+        if theirs != hashes[0]:
+            raise RankDivergence(
+                f"rank 0 and rank {rank} hold different weights after {path} was loaded on all. "
+                "Hint: build the model after Run(seed=...), on all ranks alike, before it is filled."
+            )
+    values = came.values
+    return Loaded(missing=tuple(values["missing"]), unexpected=tuple(values["unexpected"]), prefix=values["prefix"])
+
+
+def load_prepared(parts: Parts, options: StrategyOptions, path: Path, *, strict: bool, is_open: bool) -> Loaded:
+    """Do the same with a model that is prepared already, and bring the score's words about it up to date; collective.
+
+    Args:
+        parts: What is trained.
+        options: Of its strategy.
+        path: As in `load_on_all`.
+        strict: As in `load_weights`.
+        is_open: Whether steps have begun.
+
+    Raises:
+        ConfigError: They have; or copies of the weights would stay as they are. See `check_loadable`.
+    """
+    check_loadable(parts.strategy, options, parts.registered, is_open=is_open)
+    loaded = load_on_all(parts.strategy.transport, parts.model, path, strict=strict)
+    parts.description["model"] = describe_model(parts.model)
+    return loaded
