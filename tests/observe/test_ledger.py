@@ -7,7 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from unisono.observe.ledger import Entry, Ledger, hash_samples, read_lines
+from unisono.errors import CheckpointError
+from unisono.observe.chain import START, head, parse_all
+from unisono.observe.ledger import Entry, Ledger, Logged, changed_line, hash_samples, read_lines
 
 
 def entry(step: int) -> Entry:
@@ -142,6 +144,56 @@ def test_a_damaged_ledger_is_never_cut_without_a_word(tmp_path, kind):
         with pytest.warns(UserWarning, match="is damaged"):
             fill(path, [], last_step=5)
         assert len(list(tmp_path.glob("ledger.damaged-*"))) == has_more
+
+
+def test_a_changed_line_is_refused(tmp_path):
+    """A digit that somebody has changed in a past line stops the resume, with the line's number and the way out."""
+    path = fill(tmp_path / "ledger.jsonl", range(1, 6))
+    whole = path.read_bytes()
+    saved = head_of(path, 4)
+    for step in (2, 4):
+        text = whole.replace(f"{step:016x}".encode(), f"{step + 9:016x}".encode())
+        path.write_bytes(text)
+        with pytest.raises(CheckpointError, match=rf"has been changed: line {step} .*Hint: put back a copy"):
+            Ledger(path, 4, head=saved)
+        assert path.read_bytes() == text  # nothing is mended behind anybody's back
+    path.write_bytes(whole.replace(f"{5:016x}".encode(), f"{9:016x}".encode()))
+    Ledger(path, 4, head=saved).close()  # the control: what is cut off may be anything
+    path.write_bytes(whole)
+    Ledger(path, 4, head=saved).close()
+
+
+def test_the_chain_goes_on_where_a_ledger_was_moved_away(tmp_path):
+    """The way out: without the file, the run goes on from its checkpoint, and the later lines are those of any run."""
+    path = fill(tmp_path / "ledger.jsonl", range(1, 8))
+    whole, saved = path.read_bytes().splitlines(), head_of(path, 4)
+    path.unlink()
+    with pytest.warns(UserWarning, match="4 of the steps 1-4 are missing"):
+        ledger = Ledger(path, 4, head=saved)
+    for step in (5, 6, 7):
+        ledger.append(partial(entry, step))
+    ledger.close()
+    assert path.read_bytes().splitlines() == whole[4:]
+    assert changed_line(path, {7: head_of(path, 7)}) is None
+
+
+def test_the_head_is_that_of_all_lines_written(tmp_path):
+    """Equal steps give equal heads, however they were written; other ledgers (`has_gaps`) carry no chain."""
+    path = fill(tmp_path / "a.jsonl", range(1, 6))
+    ledger = Ledger(tmp_path / "b.jsonl", 0)
+    assert ledger.head == START
+    for step in range(1, 6):
+        ledger.append_now(entry(step))
+    ledger.close()
+    assert ledger.head == head_of(path, 5) == head(parse_all(path.read_bytes()))
+    logged = Ledger(tmp_path / "metrics.jsonl", 0, has_gaps=True)
+    logged.append_now(Logged(step=3, epoch=0, values={"loss": 1.0}))
+    logged.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 3, "epoch": 0, "values": {"loss": 1.0}}\n'
+
+
+def head_of(path, step):
+    return head(parse_all(b"\n".join(path.read_bytes().splitlines()[:step])))
 
 
 def test_lines_that_are_no_entries_end_what_is_compared(tmp_path):
