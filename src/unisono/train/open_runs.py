@@ -85,16 +85,20 @@ class Claim:
         steps = self.steps()
         return steps is not None and inspect.getgeneratorstate(steps) in _PLAYING
 
-    def use(self) -> None:
-        """Begin to work in the directory.
+    def check(self) -> None:
+        """Refuse to work for a run that a later one has replaced.
 
         Raises:
-            ConfigError: One has taken the directory.
+            ConfigError: It has taken the directory.
         """
         if self.is_over:
             raise ConfigError(
                 "a later run of this program has taken over this run's directory. Hint: go on with that run."
             )
+
+    def use(self) -> None:
+        """Begin to work in the directory; see `check`."""
+        self.check()
         if self.directory is not None and not self.is_used:
             self.is_used = True
             _used.setdefault(self.directory.resolve(), self.out)

@@ -166,6 +166,7 @@ class Run:
                 the model has no trainable parameter.
             RankDivergence: The ranks have built different models or run on different software.
         """
+        self._claim.check()
         checks.check_kinds(model, optimizer)
         model.to(self.device)
         parts = Parts(model, optimizer, scheduler, self._registered)

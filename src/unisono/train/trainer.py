@@ -126,7 +126,6 @@ class Trainer:
             Exception: What a callback has raised.
         """
         epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
-        eval_limit = SAMPLES.maybe("eval_limit", eval_limit)
         check_every(eval_every=eval_every, log_every=log_every)
         self._check_scores(test_set)
         loader = self.run.loader(
@@ -136,8 +135,8 @@ class Trainer:
         loop.epochs, loop.steps_per_epoch = epochs, len(loader)
         loop.total_steps = min(epochs * len(loader), max_steps or epochs * len(loader))
         loop.step, loop.scores, loop.stopped_by = 0, {}, None
-        test = _Test(test_set, collate, num_workers, eval_limit, steps_between(eval_every, len(loader)))
-        log_steps = steps_between(log_every, len(loader))
+        eval_steps, log_steps = (steps_between(every, len(loader)) for every in (eval_every, log_every))
+        test = _Test(test_set, collate, num_workers, SAMPLES.maybe("eval_limit", eval_limit), eval_steps)
         self.run.between.is_lazy = True  # all code between steps is called by the chain
         with Sight(self.run, loop, is_shown=show_progress) as sight:
             try:
