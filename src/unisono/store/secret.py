@@ -56,7 +56,7 @@ def read_secret(path: Path, said_by: str) -> str:
         raise ConfigError(
             f"expected a file with a secret at {path} ({said_by}), got: {error.strerror}. Hint: {_HOW_TO_MAKE}."
         ) from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"expected a plain file at {path} ({said_by}), got another kind. Hint: {_HOW_TO_MAKE}.")
@@ -66,7 +66,9 @@ def read_secret(path: Path, said_by: str) -> str:
                 f"owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}. Hint: chmod 600 {path}, and a new "
                 "secret if others have seen it."
             )
-        text = file.read(_MOST_BYTES + 1)
+        text = os.read(fd, _MOST_BYTES + 1)
+    finally:
+        os.close(fd)
     return _checked(text.decode("ascii", errors="replace").strip(), f"{path} ({said_by})")
 
 
