@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
+from unisono.store.secret import VARIABLE
 
 _HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::(\d+))?")
 
@@ -70,7 +71,7 @@ def render(job: MpiJob) -> list[str]:
     if len(slots) > 1:
         # Open MPI tells its processes nothing of where another one runs.
         env = {"MASTER_ADDR": next(iter(slots)), "MASTER_PORT": str(job.port), **env}
-    words = ["mpirun", "-n", str(job.workers)]
+    words = ["mpirun", "-n", str(job.workers), "-x", VARIABLE]  # by name alone: the value stands in no command line
     if slots:
         words += ["--host", ",".join(f"{name}:{count}" for name, count in slots.items())]
     else:
