@@ -11,7 +11,8 @@ COMMAND = ("python", "-m", "unisono", "join", "train.py")
 def test_one_host():
     """Cores are not counted, ranks are not bound, and root has to be said."""
     assert render(MpiJob(command=COMMAND, workers=4, as_root=True)) == [
-        "mpirun", "-n", "4", "-x", "UNISONO_SECRET", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", *COMMAND
+        "mpirun", "-n", "4", "-x", "UNISONO_SECRET", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root",
+        *COMMAND,
     ]  # fmt: skip
     assert "--allow-run-as-root" not in render(MpiJob(command=COMMAND, workers=4))
 
