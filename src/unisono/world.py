@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unisono.errors import WorldError
@@ -28,14 +28,15 @@ class World:
         local_world_size: Number of processes on this host.
         node_rank: Index of this host.
         launcher: Whose variables were read: ``none``, ``unisono``, ``torchrun``, ``slurm``, ``openmpi`` or ``mpich``.
-        rendezvous: Where the ranks meet: empty for a world of one, ``file://PATH``, ``tcp://HOST:PORT``, or
-            ``env://`` when torchrun already keeps the store.
+        rendezvous: Where the ranks meet: empty for a world of one, ``file://PATH``, ``tcp://HOST:PORT`` where rank 0
+            keeps the store, ``unisono://HOST:PORT`` where our launcher does, or ``env://`` for torchrun's.
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
         beacon: File in which our launcher wants to read what this process does, else None.
         last_step: Step after which the launcher wants a run to stop (``checkpoint rehearse`` does so), else None.
         shares_devices: Whether several ranks of this host may compute on one GPU.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
+        secret: What only the processes of this run know, if the environment gives one; never shown.
     """
 
     rank: int = 0
@@ -51,6 +52,7 @@ class World:
     beacon: str | None = None
     last_step: int | None = None
     shares_devices: bool = False
+    secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
@@ -120,6 +122,7 @@ class World:
             last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,
             shares_devices=bool(_integer(environ, "UNISONO_SHARE_DEVICES", 0)),
             threads=int(threads) if threads.isdecimal() and int(threads) else None,
+            secret=_secret(environ),
         )
 
 
@@ -193,9 +196,10 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
 def _torchrun(environ: Mapping[str, str]) -> World:
     world_size = _integer(environ, "WORLD_SIZE")
     rank = _integer(environ, "RANK")
-    file = environ.get("UNISONO_RENDEZVOUS")
-    if file:
-        launcher, rendezvous = "unisono", file if file == "env://" else f"file://{file}"
+    place = environ.get("UNISONO_RENDEZVOUS")
+    if place:
+        launcher = "torchrun" if place.startswith("tcp://") else "unisono"  # the first by `unisono join`
+        rendezvous = place if "://" in place else f"file://{place}"
     elif world_size == 1 and "MASTER_ADDR" not in environ:
         launcher, rendezvous = "torchrun", ""
     else:
@@ -216,6 +220,14 @@ def _torchrun(environ: Mapping[str, str]) -> World:
         launcher=launcher,
         rendezvous=rendezvous,
     )
+
+
+def _secret(environ: Mapping[str, str]) -> str:
+    if not any(name.startswith("UNISONO_SECRET") for name in environ):
+        return ""
+    from unisono.store.secret import given_secret  # slow to load, and of no use to a process alone
+
+    return given_secret(environ) or ""
 
 
 def _slurm(environ: Mapping[str, str]) -> World:

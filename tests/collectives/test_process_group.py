@@ -1,10 +1,5 @@
 """Real processes, joined by gloo through the launcher."""
 
-import socket
-import subprocess
-import sys
-from datetime import timedelta
-
 import pytest
 import torch
 
@@ -12,7 +7,7 @@ from collectives.launched import launched
 from collectives.rank_programs import meet_again_and_again
 from ranks import run_processes
 from unisono.collectives.loopback import run_ranks
-from unisono.collectives.process_group import check_own_devices, connect, device_of, store_of
+from unisono.collectives.process_group import check_own_devices, connect, device_of
 from unisono.errors import ConfigError
 from unisono.world import World
 
@@ -86,20 +81,6 @@ def test_a_rank_that_goes_away(world_size):
     assert "lost" not in gone
     for rank, seen in enumerate(left_behind):
         assert seen["lost"].startswith(f"[rank {rank}/{world_size}] all_gather failed")
-
-
-def test_one_store_for_each_meeting_place(tmp_path):
-    """A process that connects again meets at the store it has, not at a file that another is about to remove."""
-    here, there = (World(world_size=2, local_world_size=2, rendezvous=f"file://{tmp_path / name}") for name in "ab")
-    first = store_of(here, timedelta(seconds=5))
-    first.set("key", "kept")
-    again = store_of(here, timedelta(seconds=7))
-    assert again is first
-    assert again.get("key") == b"kept"
-    assert again.timeout == timedelta(seconds=7)
-    other = store_of(there, timedelta(seconds=5))
-    assert other is not first
-    assert not other.check(["key"])
 
 
 @pytest.mark.parametrize(
@@ -178,42 +159,3 @@ def test_mpi_is_not_in_this_torch():
     """Asked for, it is said, also in a world of one."""
     with pytest.raises(ConfigError, match=r"expected a torch that was built with MPI, got .* without"):
         connect(World(), mpi=True)
-
-
-RANK_0 = """
-import os, sys
-from unisono.collectives.process_group import connect
-from unisono.errors import WorldError
-from unisono.world import World
-try:
-    connect(World(rank=0, world_size=2, rendezvous=sys.argv[1], launcher="torchrun"))
-except WorldError as error:
-    print(error)
-"""
-
-
-def start_rank_0(rendezvous):
-    return subprocess.Popen([sys.executable, "-c", RANK_0, rendezvous], stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_two_processes_are_rank_0():
-    """The second cannot open the store; both are told of both, long before the ranks' 300 s are over."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        place = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-    both = [start_rank_0(place) for _ in range(2)]
-    first, second = (process.communicate()[0] for process in both)
-    assert first == second
-    assert "two processes are rank 0 of 2" in first
-    assert all(f"process {process.pid} on " in first for process in both)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_something_else_listens():
-    """It is said after a look, with the remedy."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        said = start_rank_0(f"tcp://127.0.0.1:{server.getsockname()[1]}").communicate()[0]
-    assert "[rank 0/2] something else listens already where the ranks are to meet (tcp://127.0.0.1:" in said
-    assert "Hint: give this run a MASTER_PORT of its own" in said

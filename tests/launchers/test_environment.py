@@ -91,9 +91,12 @@ def test_a_seat_among_several_hosts():
     """Ranks count over all hosts; gloo and nccl get one interface, and every worker the launchers' store."""
     seat = Seat(
         node_rank=1, num_nodes=3, first_rank=2, world_size=7, master_addr="10.0.0.1", master_port=77, interface="ens3",
-        attempt=4, run_id="job",
+        attempt=4, run_id="job", store="10.0.0.1:78", secret="of-all-of-these-hosts",
     )  # fmt: skip
-    env = environment({"TORCHELASTIC_RUN_ID": "outer", "GLOO_SOCKET_IFNAME": "lo"}, rank=4, workers=3, seat=seat)
+    outer = {"TORCHELASTIC_RUN_ID": "outer", "GLOO_SOCKET_IFNAME": "lo", "UNISONO_SECRET_FILE": "of-the-launcher"}
+    env = environment(outer, rank=4, workers=3, seat=seat)
+    assert "UNISONO_SECRET_FILE" not in env  # the workers know less than the launchers
+    assert "of-all-of-these-hosts" not in repr(seat)
     expected = {
         "RANK": "4",
         "LOCAL_RANK": "2",
@@ -114,7 +117,11 @@ def test_a_seat_among_several_hosts():
     spec = LaunchSpec(target=SCRIPT, workers=3, seat=seat)
     assert (spec.ranks, spec.world_size) == (range(2, 5), 7)
     world = World.from_env(env)
-    assert (world.launcher, world.rendezvous, world.node_rank, world.local_rank) == ("unisono", "env://", 1, 2)
+    assert (world.launcher, world.rendezvous, world.node_rank, world.local_rank) == (
+        "unisono", "unisono://10.0.0.1:78", 1, 2,
+    )  # fmt: skip
+    assert world.secret == "of-all-of-these-hosts"
+    assert world.secret not in repr(world)
     assert not world.is_single_host
 
 

@@ -23,14 +23,25 @@ def joined(environ, threads=None):
 
 @pytest.mark.parametrize("environ", [OPENMPI, SLURM], ids=["openmpi", "slurm"])
 def test_the_program_finds_torchruns_variables(environ):
-    """All of them, and they describe the very world that the launcher's own describe."""
+    """All of them, and they describe the very world that the launcher's own do; programs of unisono meet there."""
     world, env = World.from_env(environ), joined(environ)
     again = World.from_env(env)
     for name in ("rank", "world_size", "local_rank", "local_world_size", "node_rank"):
         assert getattr(again, name) == getattr(world, name)
-    assert (again.launcher, again.rendezvous) == ("torchrun", "env://")
+    assert (again.launcher, again.rendezvous) == ("torchrun", world.rendezvous)
     assert world.rendezvous == f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     assert environ.items() <= env.items()
+
+
+def test_a_secret_is_handed_on(tmp_path):
+    """Itself, whether it came as a word or as a file."""
+    path = tmp_path / "secret"
+    path.write_text("a-word-that-nobody-guesses\n")
+    path.chmod(0o600)
+    for given in ({"UNISONO_SECRET": "a-word-that-nobody-guesses"}, {"UNISONO_SECRET_FILE": str(path)}):
+        env = joined(OPENMPI | given)
+        assert World.from_env(env).secret == env["UNISONO_SECRET"] == "a-word-that-nobody-guesses"
+    assert World.from_env(joined(OPENMPI)).secret == ""
 
 
 def test_a_world_of_one_meets_nobody():

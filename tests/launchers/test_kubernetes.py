@@ -175,3 +175,16 @@ def test_what_a_cluster_would_refuse_is_refused_here(settings):
     """Names, quantities, paths; fewer GPUs than workers."""
     with pytest.raises(ConfigError, match="expected"):
         replace(JOB, **settings)
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_a_secret_is_an_object_of_its_own(kind):
+    """Pods are told its name; the word stands in the Secret alone. Without one there is none."""
+    word = "a-word-that-nobody-guesses"
+    job = KubernetesJob(name="train", image="i", target=("t.py",), kind=kind, nodes=2, secret=word)
+    secret, *others = sorted(manifests(job), key=lambda made: made["kind"] != "Secret")
+    assert (secret["kind"], secret["stringData"]) == ("Secret", {"secret": word})
+    assert "spec" not in secret
+    assert word not in to_yaml(others) + repr(job)
+    assert to_yaml(others).count("secretKeyRef") == 1
+    assert "Secret" not in to_yaml(manifests(replace(job, secret="")))

@@ -11,7 +11,8 @@ COMMAND = ("python", "-m", "unisono", "join", "train.py")
 def test_one_host():
     """Cores are not counted, ranks are not bound, and root has to be said."""
     assert render(MpiJob(command=COMMAND, workers=4, as_root=True)) == [
-        "mpirun", "-n", "4", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", *COMMAND
+        "mpirun", "-n", "4", "-x", "UNISONO_SECRET", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root",
+        *COMMAND,
     ]  # fmt: skip
     assert "--allow-run-as-root" not in render(MpiJob(command=COMMAND, workers=4))
 
@@ -20,7 +21,7 @@ def test_several_hosts_meet_on_the_first():
     """The ranks learn its address and a port, which the user's variables may overrule."""
     job = MpiJob(command=COMMAND, workers=3, hosts=("a.net:2", "b"), port=4000, env={"A": "1 2"})
     assert render(job) == [
-        "mpirun", "-n", "3", "--host", "a.net:2,b:1", "--bind-to", "none",
+        "mpirun", "-n", "3", "-x", "UNISONO_SECRET", "--host", "a.net:2,b:1", "--bind-to", "none",
         "-x", "MASTER_ADDR=a.net", "-x", "MASTER_PORT=4000", "-x", "A=1 2", *COMMAND,
     ]  # fmt: skip
     own = MpiJob(command=COMMAND, workers=2, hosts=("a", "b"), env={"MASTER_ADDR": "10.0.0.1"})

@@ -43,3 +43,10 @@ def test_one_rank_meets_nobody():
     """A world of one has no meeting place."""
     assert assign(seats_on("a"))[0].world.rendezvous == ""
     assert assign(seats_on("aa"))[0].world.rendezvous == "tcp://10.0.0.97:4000"
+
+
+def test_all_ranks_share_the_secret():
+    """It does not show where a place is printed."""
+    places = assign(seats_on("ab"), "a-word-that-nobody-guesses")
+    assert {place.world.secret for place in places} == {"a-word-that-nobody-guesses"}
+    assert "guesses" not in repr(places)

@@ -29,6 +29,10 @@ job=$SLURM_JOB_ID
 export UNISONO_STOPPED=/shared/logs/"stopped-$job"
 rm -f -- "$UNISONO_STOPPED"
 export OMP_NUM_THREADS=3
+export UNISONO_SECRET_FILE=/shared/logs/"secret-$job"
+rm -f -- "$UNISONO_SECRET_FILE"
+(umask 077; set -C; head -c 24 /dev/urandom | base64 > "$UNISONO_SECRET_FILE")
+trap 'rm -f -- "$UNISONO_SECRET_FILE"' EXIT
 export NCCL_DEBUG='WARN; echo no'
 module load cuda
 

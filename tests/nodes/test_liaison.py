@@ -1,11 +1,11 @@
 """Signs of life through a store: what others tell becomes an event, silence a loss, and a dead store is noticed."""
 
+import contextlib
 import queue
 import threading
 import time
 
 import pytest
-from torch.distributed import HashStore
 
 from unisono.errors import PeerLost
 from unisono.launchers.crew import Called
@@ -14,13 +14,27 @@ from unisono.launchers.restarts import Ending
 from unisono.nodes.board import Board
 from unisono.nodes.liaison import Attempt, Liaison, beat_key
 from unisono.nodes.verdicts import NodeEnding
+from unisono.store.client import Client
+from unisono.store.secret import key_of
+from unisono.store.server import Server, listen
+
+KEY = key_of("of these tests, long enough")
 
 
 @pytest.fixture
-def boards():
+def server():
+    """A store, on loopback."""
+    here = Server(listen("127.0.0.1", 0), KEY)
+    yield here
+    here.close()
+
+
+@pytest.fixture
+def boards(server):
     """A board of the job and one of an attempt."""
-    store = HashStore()
-    return Board(store, "job"), Board(store, "attempt")
+    client = Client("127.0.0.1", server.port, KEY)
+    yield Board(client, "job"), Board(client, "attempt")
+    client.close()
 
 
 @pytest.fixture
@@ -53,19 +67,32 @@ def test_values(boards):
 
 
 def test_a_call_that_would_wait_for_ever(boards):
-    """A guarded board gives up when it is told why, also in the midst of a call."""
-    entered, why = threading.Event(), []
-
-    class Stuck:
-        def set(self, key, value):
-            entered.set()
-            time.sleep(60)
-
+    """A guarded board gives up when it is told why, also in the midst of a call; afterwards it goes on as before."""
+    why = []
     board = boards[0].guarded(lambda: why[0] if why else "")
-    board._store = Stuck()
-    threading.Thread(target=lambda: (entered.wait(), why.append("the store is gone")), daemon=True).start()
+    boards[0].put("a", 1)
+    threading.Timer(0.3, lambda: why.append("the store is gone")).start()
     with pytest.raises(PeerLost, match="the store is gone"):
-        board.put("a", 1)
+        board._ask(b"get", b"60000", b"never")
+    why.clear()
+    assert board.look("a") == 1
+
+
+@contextlib.contextmanager
+def server_that_stands_still(server):
+    """Let a server take connections and answer nobody, as one behind a cut link does."""
+    going_on = threading.Event()
+    accept = server._accept
+
+    def stand_still():
+        going_on.wait()
+        accept()
+
+    server._accept = stand_still
+    try:
+        yield
+    finally:
+        going_on.set()
 
 
 def test_silence_is_a_loss(start):
@@ -115,22 +142,17 @@ def test_a_host_that_waits(start):
         there.get(timeout=0.5)
 
 
-def test_a_store_that_is_gone(start, boards):
-    """A broken connection, and one that does not answer, are told; the control is every test above."""
-
-    class Broken:
-        def __init__(self, act):
-            self.set = lambda key, value: act()
-            self.check = lambda keys: act()
-
-    def breaks():
-        raise RuntimeError("Connection reset by peer\nstack")
-
-    boards[0]._store = Broken(breaks)
-    liaison, _, events = start(0, 1.0)
+def test_a_store_that_is_gone(start, server):
+    """A server that ends is told; the control is every test above."""
+    liaison, _, events = start(0, 0)
+    server.close()
     assert isinstance(events.get(timeout=60), Called)
-    assert liaison.cut_off == "the connection to the store broke: Connection reset by peer"
-    boards[0]._store = Broken(lambda: time.sleep(30))
-    liaison, _, events = start(0, 1.0)
-    assert isinstance(events.get(timeout=60), Called)
-    assert "the store has not answered for" in liaison.cut_off
+    assert liaison.cut_off.startswith("the connection to the store broke: ")
+
+
+def test_a_store_that_does_not_answer(start, server):
+    """A connection that is there, and over which nothing comes, is told after the longest silence."""
+    with server_that_stands_still(server):
+        liaison, _, events = start(0, 1.0)
+        assert isinstance(events.get(timeout=60), Called)
+        assert "the store has not answered for" in liaison.cut_off

@@ -79,5 +79,5 @@ def test_ports_beyond_loopback_are_refused():
     """Without the word of the user nothing listens beyond loopback, and the reason is given."""
     refuse_untrusted(KNOWN[0], False)
     refuse_untrusted(KNOWN[1], True)
-    with pytest.raises(ConfigError, match=r"ens3 \(10\.0\.0\.2\).*can run code here.*--trust-network"):
+    with pytest.raises(ConfigError, match=r"ens3 \(10\.0\.0\.2\).*can read and change gradients.*--trust-network"):
         refuse_untrusted(KNOWN[1], False)

@@ -99,6 +99,11 @@ def _kubernetes(target: tuple[str, ...], dry_run: bool, detach: bool, interval_s
     if dry_run:
         click.echo(to_yaml(manifests(job)), nl=False)
         return 0
+    from dataclasses import replace
+
+    from unisono.store.secret import new_secret
+
+    job = replace(job, secret=new_secret())
     made = submit(job)
     click.echo(made, nl=False, err=not detach)
     if detach:

@@ -48,6 +48,7 @@ def _mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, giv
     from unisono.launchers.following import find_tool
     from unisono.launchers.mpi import MpiJob, render
     from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
+    from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
 
     check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))
     start = (given["python"], "-P", "-m", "unisono", "join", "--threads", str(given["threads"]))
@@ -71,5 +72,7 @@ def _mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, giv
         "load its module (module load openmpi), or install openmpi-bin; ranks of this machine alone need no MPI: "
         "unisono run -n N SCRIPT.",
     )
+    environ = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+    environ[VARIABLE] = given_secret(os.environ) or new_secret()
     sys.stdout.flush()
-    os.execv(tool, command)
+    os.execve(tool, command, environ)

@@ -101,11 +101,6 @@ def start(spec: "LaunchSpec", plan: "NodesPlan | None", *, program: str = "") ->
     if plan is None:
         run_local(spec)
         return
-    # Torch reads this once, and would explain each lost connection with a page of its own; the workers keep theirs.
-    level = os.environ.get("TORCH_CPP_LOG_LEVEL")
-    os.environ["TORCH_CPP_LOG_LEVEL"] = level or "FATAL"
     from unisono.nodes.play import run_nodes
 
-    if level is None:
-        del os.environ["TORCH_CPP_LOG_LEVEL"]
     run_nodes(spec, plan, os.environ, program=program)

@@ -4,21 +4,15 @@
 program that has already called ``dist.init_process_group`` is joined as it is.
 """
 
-import contextlib
 import itertools
 import os
-import threading
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, final
-from urllib.parse import urlparse
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
 
 from unisono.collectives.across_hosts import name_of_this_host, over_hosts
 from unisono.collectives.autotune import settle_plan
@@ -26,6 +20,7 @@ from unisono.collectives.group import GroupOwner, lost_peers_named
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.roll_call import call_roll
 from unisono.collectives.shm import over_shared_memory
+from unisono.collectives.stores import meet
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost, WorldError
 from unisono.launchers.devices import SHARE_VARIABLE, find_shared, own_index
@@ -39,10 +34,7 @@ NO_MPI = (
 )
 """What to say when MPI is asked for and missing."""
 
-_LOOK = timedelta(seconds=5)  # at what another one has opened
-
 _connections = itertools.count()
-_stores: dict[tuple[str, int, int], Store] = {}  # by meeting place; see `store_of`
 
 
 @final
@@ -128,12 +120,7 @@ def connect(
     timeout = timedelta(seconds=timeout_s)
     try:
         # Keys of its own: a second group of this process must not meet at what the first has left in the store.
-        name = f"unisono/{next(_connections)}"
-        try:
-            store: Store = PrefixStore(name, store_of(world, timeout))
-        except dist.DistNetworkError as error:
-            store = _store_of_another(world, name, error)
-            store.set_timeout(timeout)
+        store = meet(world, f"unisono/{next(_connections)}", timeout)
         call_roll(store, world, f"process {os.getpid()} on {os.uname().nodename}", timeout_s)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     except WorldError:
@@ -195,64 +182,6 @@ def name_of_device() -> str:
     """Return a name for the current host and the GPU that this rank computes on."""
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return f"{name_of_this_host()}/{properties.uuid}"
-
-
-def _store_of_another(world: World, name: str, error: dist.DistNetworkError) -> Store:
-    """Return the store at which ranks of ours meet already where rank 0 was to open it: the roll tells all of them.
-
-    Raises:
-        RuntimeError: As it came, where the reason is another.
-        WorldError: What listens there is no such store.
-    """
-    if not world.is_leader or "EADDRINUSE" not in str(error):
-        raise error
-    found: list[Store] = []
-
-    def look() -> None:
-        with contextlib.suppress(RuntimeError):
-            # Any other rank joins instead of opening.
-            store = PrefixStore(name, store_of(replace(world, rank=1), _LOOK))
-            store.wait(["first"], _LOOK)
-            found.append(store)
-
-    # On its own: torch waits without end for an answer of what is no store.
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    looking.join(_LOOK.total_seconds())
-    if not found:
-        raise WorldError(
-            f"[rank 0/{world.world_size}] something else listens already where the ranks are to meet "
-            f"({world.rendezvous}): {error}. Hint: give this run a MASTER_PORT of its own, and end what is left of "
-            "others."
-        )
-    return found[0]
-
-
-def store_of(world: World, timeout: timedelta) -> Store:
-    """Return the store at which the ranks of a world meet: one for each meeting place in this process.
-
-    The last process to drop a FileStore removes its file, and the server of a TCPStore ends with rank 0's: a process
-    that closed and came back at once would meet at what another one, still closing, is about to take away.
-
-    Raises:
-        WorldError: The rendezvous is none that is known.
-    """
-    if world.rendezvous == "env://":
-        store: Store = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))[0]
-        return store
-    key = (world.rendezvous, world.rank, world.world_size)
-    if key not in _stores:
-        where = urlparse(world.rendezvous)
-        if where.scheme == "file":
-            _stores[key] = FileStore(where.path, world.world_size)
-        elif where.scheme == "tcp" and where.hostname and where.port:
-            _stores[key] = TCPStore(
-                where.hostname, where.port, is_master=world.is_leader, timeout=timeout, wait_for_workers=False
-            )
-        else:
-            raise WorldError(f"expected a rendezvous file://PATH or tcp://HOST:PORT, got {world.rendezvous!r}.")
-    _stores[key].set_timeout(timeout)
-    return _stores[key]
 
 
 def device_of(world: World, asked: str | None = None) -> torch.device:

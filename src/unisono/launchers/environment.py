@@ -10,6 +10,7 @@ from unisono.launchers.beacon import BEACON_VARIABLE
 from unisono.launchers.devices import SHARE_VARIABLE, device_variables
 from unisono.launchers.error_file import VARIABLE, error_file
 from unisono.launchers.spec import BACKEND_VARIABLE, LaunchSpec, Seat
+from unisono.store.secret import FILE_VARIABLE, VARIABLE
 
 # From 2 MiB on, the C library copies around the caches, which it would only empty: a checkpoint takes two thirds of
 # the time. glibc's own threshold grows with a cache that virtual machines report for more than they have.
@@ -22,8 +23,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return all variables of one worker.
 
-    They are torchrun's, so that its scripts run unchanged, plus unisono's own: the file by which the workers of one
-    host meet, and the beacon.
+    They are torchrun's, so that its scripts run unchanged, plus unisono's own: where the workers meet (on one host
+    a file), the secret that they share with those of other hosts, and the beacon.
 
     Args:
         spec: The launch.
@@ -34,7 +35,8 @@ def worker_environment(
     """
     # A launcher that itself runs under torchrun must not hand on the outer agent's store; nor one that itself is a
     # worker the choice made for that.
-    outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k != BACKEND_VARIABLE}
+    theirs = {BACKEND_VARIABLE, *((VARIABLE, FILE_VARIABLE) if spec.seat else ())}
+    outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k not in theirs}
     local_rank, workers = str(rank - spec.ranks.start), str(spec.workers)
     return {
         "GLIBC_TUNABLES": COPY_AROUND_CACHES,
@@ -78,7 +80,8 @@ def _meeting_variables(seat: Seat | None, rendezvous_dir: str, port: int) -> dic
         "GROUP_WORLD_SIZE": str(seat.num_nodes),
         "MASTER_ADDR": seat.master_addr,
         "MASTER_PORT": str(seat.master_port),
-        "UNISONO_RENDEZVOUS": "env://",
+        "UNISONO_RENDEZVOUS": f"unisono://{seat.store}",
+        VARIABLE: seat.secret,
         "GLOO_SOCKET_IFNAME": seat.interface,
         "NCCL_SOCKET_IFNAME": f"={seat.interface}",  # without the sign NCCL takes it for the beginning of a name
     }

@@ -9,6 +9,7 @@ from urllib.parse import urlparse
 
 from unisono.errors import WorldError
 from unisono.launchers.environment import COPY_AROUND_CACHES, thread_variables
+from unisono.store.secret import FILE_VARIABLE, VARIABLE
 from unisono.world import World
 
 PARENT_VARIABLE = "UNISONO_PARENT"
@@ -39,10 +40,15 @@ def joined_environment(world: World, environ: Mapping[str, str], threads: int | 
         **thread_variables(threads, environ),
         "PYTHONUNBUFFERED": "1",
     }
-    if world.rendezvous.startswith(("file://", "env://")):  # unisono run, torchrun: theirs are there already
+    if world.rendezvous.startswith(("file://", "env://", "unisono://")):  # unisono run, torchrun: theirs are there
         return own
     # A world of one meets nobody: any free port will do.
     where = urlparse(world.rendezvous or f"tcp://{_LOOPBACK}:0")
+    if world.secret:
+        own.pop(FILE_VARIABLE, None)
+        own[VARIABLE] = world.secret
+    if world.rendezvous:  # for programs that use unisono: the others meet at torch's store
+        own["UNISONO_RENDEZVOUS"] = world.rendezvous
     return own | {
         "RANK": str(world.rank),
         "LOCAL_RANK": str(world.local_rank),

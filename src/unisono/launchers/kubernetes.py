@@ -14,6 +14,7 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.quantities import DEVICES, GRACE, NODES, PORT, RESTARTS, THREADS, WORKERS, settle
+from unisono.store.secret import VARIABLE
 
 KINDS = ("job", "jobset", "trainjob")
 CONTAINER = "node"
@@ -28,6 +29,7 @@ _LONGEST_NAME = 40  # room for the indices that are appended; a host name has 63
 _USER = 1000  # of the image that our Dockerfile makes
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TRAINER = "trainer.kubeflow.org"
+_SECRET_KEY = "secret"
 
 Manifest = dict[str, Any]
 
@@ -54,6 +56,7 @@ class KubernetesJob:
         max_restarts: Failures of pods (``job``) or of the whole set (``jobset``) after which the job has failed.
         grace_s: Seconds that a run has to stop and save when its pod must go.
         port: Where the ranks meet.
+        secret: That the ranks share, as a Secret of the cluster's; empty makes none.
     """
 
     name: str
@@ -73,6 +76,7 @@ class KubernetesJob:
     max_restarts: int = 3
     grace_s: int = 60
     port: int = 29500
+    secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:  # noqa: C901 - a list of checks
         if self.kind not in KINDS:
@@ -106,7 +110,7 @@ class KubernetesJob:
 def manifests(job: KubernetesJob) -> list[Manifest]:
     """Return the objects, in the order in which they are to be made."""
     made = {"job": _indexed_job, "jobset": _job_set, "trainjob": _train_job}[job.kind](job)
-    return [_network_policy(job), *made]
+    return [_network_policy(job), *([_secret(job)] if job.secret else []), *made]
 
 
 def _object(job: KubernetesJob, version: str, kind: str, spec: Manifest) -> Manifest:
@@ -118,6 +122,12 @@ def _object(job: KubernetesJob, version: str, kind: str, spec: Manifest) -> Mani
 
 def _labels(job: KubernetesJob) -> dict[str, str]:
     return {"app.kubernetes.io/name": "unisono", INSTANCE: job.name}
+
+
+def _secret(job: KubernetesJob) -> Manifest:
+    made = _object(job, "v1", "Secret", {})
+    del made["spec"]
+    return {**made, "type": "Opaque", "stringData": {_SECRET_KEY: job.secret}}
 
 
 def _network_policy(job: KubernetesJob) -> Manifest:
@@ -228,7 +238,9 @@ def _pod(job: KubernetesJob, meeting: list[Manifest]) -> Manifest:
         "command": _torchrun(),
         "args": list(job.target),
         # torchrun fixes the threads of several ranks only, and one rank would have other bits than two.
-        "env": _variables({"OMP_NUM_THREADS": str(job.threads), "PYTHONUNBUFFERED": "1", **job.env}) + meeting,
+        "env": _variables({"OMP_NUM_THREADS": str(job.threads), "PYTHONUNBUFFERED": "1", **job.env})
+        + meeting
+        + _secret_variable(job),
         "ports": [{"name": "rendezvous", "containerPort": job.port}],
         "resources": _resources(job),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -252,6 +264,11 @@ def _pod(job: KubernetesJob, meeting: list[Manifest]) -> Manifest:
         # Containers get 64 MiB of /dev/shm, too little for data loaders and NCCL.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}, *(volume for volume, _ in claims)],
     }
+
+
+def _secret_variable(job: KubernetesJob) -> list[Manifest]:
+    reference = {"secretKeyRef": {"name": job.name, "key": _SECRET_KEY}}
+    return [{"name": VARIABLE, "valueFrom": reference}] if job.secret else []
 
 
 def _torchrun() -> list[str]:

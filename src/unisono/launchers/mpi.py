@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
 from unisono.quantities import PORT, RANKS, settle
+from unisono.store.secret import VARIABLE
 
 _HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::([0-9]{1,5}))?")
 
@@ -68,7 +69,7 @@ def render(job: MpiJob) -> list[str]:
     if len(slots) > 1:
         # Open MPI tells its processes nothing of where another one runs.
         env = {"MASTER_ADDR": next(iter(slots)), "MASTER_PORT": str(job.port), **env}
-    words = ["mpirun", "-n", str(job.workers)]
+    words = ["mpirun", "-n", str(job.workers), "-x", VARIABLE]  # by name alone: the value stands in no command line
     if slots:
         words += ["--host", ",".join(f"{name}:{count}" for name, count in slots.items())]
     else:

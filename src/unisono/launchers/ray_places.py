@@ -42,8 +42,12 @@ class Place:
     devices: str | None
 
 
-def assign(seats: Sequence[Seat]) -> list[Place]:
+def assign(seats: Sequence[Seat], secret: str = "") -> list[Place]:
     """Return the places in rank order; nodes in the order of their first actors.
+
+    Args:
+        seats: Of the actors.
+        secret: That the ranks share.
 
     Example:
         >>> seats = [Seat(node=node, address="10.0.0.1", port=1) for node in "abab"]
@@ -66,6 +70,7 @@ def assign(seats: Sequence[Seat]) -> list[Place]:
                 node_rank=node_rank,
                 launcher="ray",
                 rendezvous=f"tcp://{first.address}:{first.port}" if len(seats) > 1 else "",
+                secret=secret,
             )
             places.append(Place(actor=actor, world=world, devices=",".join(gpus) if gpus else None))
     return places

@@ -17,6 +17,7 @@ from unisono.errors import ConfigError, LaunchError, RunStopped
 from unisono.launchers.output import tell
 from unisono.launchers.ray_places import Place, assign
 from unisono.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS, THREADS, settle
+from unisono.store.secret import given_secret, new_secret
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _GRACE_S = 10.0
@@ -115,7 +116,7 @@ def _attempt(ray: Any, job: RayJob) -> int:
     with _group(ray, job) as group:
         actors = _actors(ray, job, group)
         seats = ray.get([actor.sit.remote() for actor in actors])
-        places = assign(seats)
+        places = assign(seats, given_secret(os.environ) or new_secret())
         events: queue.SimpleQueue[_Ended | _Asked] = queue.SimpleQueue()
         with _signals(events):
             cwd = None if job.working_dir else os.getcwd()  # noqa: PTH109 - as a text for other machines

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
 from unisono.quantities import DEVICES, NODES, RESTARTS, THREADS, WARNING, WORKERS, settle
+from unisono.store.secret import FILE_VARIABLE
 
 WARN_S = 60
 MAX_REQUEUES = 100
@@ -137,6 +138,10 @@ def render(job: SlurmJob) -> str:
     lines += ["#SBATCH --requeue" if job.max_requeues else "#SBATCH --no-requeue", ""]
     lines += [f"job={_own_id(job)}", f'export {MARK_VARIABLE}={shlex.quote(job.logs)}/"stopped-$job"']
     lines += [f'rm -f -- "${MARK_VARIABLE}"', f"export OMP_NUM_THREADS={job.threads}"]
+    # Made where the job runs: neither Slurm's records nor any command line ever hold it.
+    lines += [f'export {FILE_VARIABLE}={shlex.quote(job.logs)}/"secret-$job"', f'rm -f -- "${FILE_VARIABLE}"']
+    lines += [f'(umask 077; set -C; head -c 24 /dev/urandom | base64 > "${FILE_VARIABLE}")']
+    lines += [f"""trap 'rm -f -- "${FILE_VARIABLE}"' EXIT"""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
     lines += [*job.setup, ""]
     # srun takes --cpus-per-task from sbatch no more since 22.05.

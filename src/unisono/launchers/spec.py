@@ -89,8 +89,10 @@ class Seat:
         num_nodes: Number of hosts.
         first_rank: Rank of this host's first worker.
         world_size: Workers on all hosts.
-        master_addr: Where the first host's launcher keeps the workers' store.
+        master_addr: Where the first host's launcher serves programs that form ``env://`` groups themselves.
         master_port: Its port.
+        store: ``HOST:PORT`` of the workers' own store, on the first host too.
+        secret: Of that store; the same on all hosts.
         interface: Network interface for gloo and nccl.
         attempt: Number of this attempt, from 0.
         run_id: The same on all hosts.
@@ -105,6 +107,8 @@ class Seat:
     interface: str
     attempt: int
     run_id: str
+    store: str
+    secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,18 +1,12 @@
-"""Plain values in torch's store: how launchers tell each other something. JSON, never a pickle."""
+"""Plain values in the store: how launchers tell each other something. JSON, never a pickle."""
 
 import contextlib
 import json
-import queue
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, final
-
-from torch._C._distributed_c10d import PrefixStore, Store
+from typing import Any, final
 
 from unisono.errors import PeerLost
-
-T = TypeVar("T")
-_POLL_S = 0.1
+from unisono.store.client import Client, StoreLate, StoreLost, StoreRefused
 
 
 @final
@@ -20,71 +14,62 @@ class Board:
     """JSON values under the keys of a store; no call waits for a value.
 
     Args:
-        store: Where they lie; calls of several threads follow each other.
+        client: Of the store.
         prefix: Of all keys.
         cut_off: Asked while a call waits for the network, which may be for minutes: why to give up, empty for not.
 
     Every call may raise `PeerLost`: the store cannot be reached any more.
     """
 
-    def __init__(self, store: Store, prefix: str, cut_off: Callable[[], str] | None = None) -> None:
-        self._store = PrefixStore(prefix, store)
-        self._cut_off = cut_off
+    def __init__(self, client: Client, prefix: str, cut_off: Callable[[], str] | None = None) -> None:
+        self._client, self._prefix, self._cut_off = client, prefix, cut_off
 
     def guarded(self, cut_off: Callable[[], str] | None) -> "Board":
         """Return the same board, whose calls give up when `cut_off` says why; None: never."""
-        board = Board.__new__(Board)
-        board._store, board._cut_off = self._store, cut_off
-        return board
+        return Board(self._client, self._prefix, cut_off)
+
+    def below(self, name: str) -> "Board":
+        """Return a board whose keys are apart from those of this one."""
+        return Board(self._client, f"{self._prefix}/{name}", self._cut_off)
 
     def put(self, key: str, value: Any) -> None:
         """Write a value, whatever was there."""
-        self._call(lambda: self._store.set(key, json.dumps(value)))
+        self._ask(b"set", self._name(key), json.dumps(value).encode())
 
     def look(self, key: str) -> Any:
         """Return a value, None where there is none (yet)."""
-        found = self._call(lambda: self._store.get(key) if self._store.check([key]) else None)
-        return None if found is None else json.loads(found)
+        try:
+            return json.loads(self._ask(b"get", b"0", self._name(key))[0])
+        except StoreLate:
+            return None
 
     def settle(self, key: str, value: Any) -> Any:
         """Write a value unless another was faster; return the one that counts."""
-        return json.loads(self._call(lambda: self._store.compare_set(key, "", json.dumps(value))))
+        return json.loads(self._ask(b"compare", self._name(key), b"", json.dumps(value).encode())[0])
 
     def number(self, key: str) -> int:
         """Return 0, 1, 2, ... to those who ask."""
-        return int(self._call(lambda: self._store.add(key, 1))) - 1
+        return int(self._ask(b"add", self._name(key), b"1")[0]) - 1
 
     def asked(self, key: str) -> int:
         """Return how many have asked for a number."""
-        return int(self._call(lambda: self._store.add(key, 0)))
+        return int(self._ask(b"add", self._name(key), b"0")[0])
 
-    def _call(self, act: Callable[[], T]) -> T:
-        if self._cut_off is None:
-            with _reached():
-                return act()
-        answer: queue.SimpleQueue[tuple[T | None, RuntimeError | None]] = queue.SimpleQueue()
+    def clear(self) -> None:
+        """Forget all values of this board and of those below it."""
+        self._ask(b"drop", self._name(""))
 
-        def ask() -> None:
-            try:
-                answer.put((act(), None))
-            except RuntimeError as error:
-                answer.put((None, error))
+    def _name(self, key: str) -> bytes:
+        return f"{self._prefix}/{key}".encode()
 
-        threading.Thread(target=ask, name="unisono-ask", daemon=True).start()
-        while True:
-            with contextlib.suppress(queue.Empty):
-                value, error = answer.get(timeout=_POLL_S)
-                with _reached():
-                    if error is not None:
-                        raise error
-                return value  # type: ignore[return-value]
-            if why := self._cut_off():
-                raise PeerLost(why)
+    def _ask(self, *question: bytes) -> list[bytes]:
+        with _reached():
+            return self._client.ask(*question, cut_off=self._cut_off)
 
 
 @contextlib.contextmanager
 def _reached() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # DistNetworkError, DistStoreError and their like
-        raise PeerLost(str(error).strip().splitlines()[0]) from error
+    except (StoreLost, StoreRefused) as error:
+        raise PeerLost(str(error)) from error

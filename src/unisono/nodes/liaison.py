@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from unisono.errors import PeerLost
 from unisono.launchers.crew import Called
 from unisono.launchers.local import Signals
 from unisono.nodes.board import Board
+from unisono.nodes.rounds import Pulse
 from unisono.nodes.verdicts import NodeEnding
 
 _TALK_S = 0.3
@@ -56,18 +57,12 @@ class Attempt:
         return self.endings.get(node)
 
 
-@dataclass(slots=True)
-class _Heard:
-    beat: Any
-    since_s: float
-
-
 @final
 class Liaison:
     """Shows signs of life, listens for those of the others, and passes on what concerns the workers.
 
     Args:
-        board: Of the job; no other thread uses its connection.
+        board: Of the job.
         number: Of this launcher.
         silence_s: Longest silence; 0 allows any.
         signals: Whose queue gets the events.
@@ -80,7 +75,7 @@ class Liaison:
         self.cut_off = ""
         self._board, self._number, self._silence_s, self._signals = board, number, silence_s, signals
         self._attempt: Attempt | None = None
-        self._heard: dict[int, _Heard] = {}
+        self._pulse = Pulse(silence_s)
         self._told: set[str] = set()
         self._count = 0
         self._contact_s = self._talked_s = self._looked_s = time.monotonic()
@@ -92,7 +87,8 @@ class Liaison:
 
     def enter(self, attempt: Attempt) -> None:
         """Watch over an attempt from now on."""
-        self._heard, self._told = {}, set()
+        self._pulse.forget()
+        self._told = set()
         self._attempt = attempt
 
     def leave(self) -> None:
@@ -118,7 +114,7 @@ class Liaison:
         self._board.put(beat_key(self._number), [self._count, time.time()])
         now = self._contact_s = time.monotonic()
         if now - self._talked_s > _OWN_GAP_S:
-            self._heard.clear()
+            self._pulse.forget()
         self._talked_s = now
         attempt = self._attempt
         if attempt is None:
@@ -136,11 +132,8 @@ class Liaison:
         self._pass_on(attempt)
 
     def _listen(self, attempt: Attempt, node: int, number: int, now: float) -> None:
-        beat = self._board.look(beat_key(number))
-        heard = self._heard.setdefault(node, _Heard(beat, now))
-        if heard.beat != beat:
-            self._heard[node] = _Heard(beat, now)
-        elif self._silence_s and now - heard.since_s > self._silence_s:
+        self._pulse.hear(number, self._board.look(beat_key(number)), now)
+        if self._pulse.is_silent(number, now):
             attempt.lost.add(node)
 
     def _pass_on(self, attempt: Attempt) -> None:

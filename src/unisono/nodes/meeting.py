@@ -1,32 +1,18 @@
-"""Where the launchers of several hosts meet: a store at the endpoint, and torch's elastic rendezvous over it.
+"""Where the launchers of several hosts meet: a store of our own at the endpoint, and one of them who calls the rounds.
 
-The launcher on whose machine the endpoint lies keeps the store, bound to that one address; torch's own way would listen
-on all. Who comes is compared with who came first, so that a host with other code hears of it at once.
-
-Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html (state machine, keep-alive)
+The launcher on whose machine the endpoint lies keeps the store, bound to that one address; whoever connects proves
+first that he knows the run's secret. Who comes is compared with who came first, so that a host with other code hears of
+it at once. Which hosts play, and when, is decided by the keeper alone (`rounds`).
 """
 
 import contextlib
 import errno
-import logging
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
-from typing import Any, final
-
-from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousTimeoutError,
-)
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from pathlib import Path
+from typing import final
 
 from unisono.errors import ConfigError, LaunchError, PeerLost
 from unisono.launchers.crew import Signalled, next_event
@@ -37,16 +23,15 @@ from unisono.nodes.liaison import Liaison, beat_key
 from unisono.nodes.network import Interface, explain
 from unisono.nodes.plan import NodesPlan
 from unisono.nodes.roll import Card, check_counts, disagreement, skew
+from unisono.nodes.rounds import Gathering, Pulse, Told
+from unisono.store.client import Client, NotOurStore, StoreLost
+from unisono.store.secret import VARIABLE, derive, key_of, new_secret, user_secret
+from unisono.store.server import Server, listen
 
 _ANSWER_S = 10.0
-_STORE_TIMEOUT = timedelta(seconds=60)
-_LAST_CALL = timedelta(seconds=3)  # for more hosts than the fewest; who comes later joins between two steps
-_CLOSE = timedelta(seconds=5)
 _POLL_S = 0.1
-_WAIT_S = 0.25
 _REMIND_S = 15.0
 _LINGER_S = 3.0
-_BEATS = 5  # that may be missed in a row
 
 
 class Interrupted(Exception):
@@ -71,15 +56,17 @@ class Meeting:
         describe: Makes the card from the number of arrival.
         signals: Interrupt the waiting.
         silence_s: Longest silence of a host.
+        cache: Of this user, for the secret of hosts that are all on this machine.
 
     Attributes:
+        secret: That the hosts share.
         card: What this launcher has said about itself.
         board: Of the job.
         liaison: Talks to the others.
 
     Raises:
-        ConfigError: Node rank 0 is not where the endpoint is; this host does not fit to the others.
-        LaunchError: Nobody, or a stranger, answers at the endpoint.
+        ConfigError: Node rank 0 is not where the endpoint is; this host has no secret, or does not fit to the others.
+        LaunchError: Nobody, a stranger, or a launcher with another secret answers at the endpoint.
         Interrupted: A signal came.
     """
 
@@ -90,23 +77,40 @@ class Meeting:
         describe: Callable[[int], Card],
         signals: Signals,
         silence_s: float,
+        cache: Path,
     ) -> None:
         self._plan, self._interface, self._signals = plan, interface, signals
-        self._server = self._serve()
+        self._silence_s, self._request, self._waiting = silence_s, 0, Pulse(silence_s)
+        listener = self._listen()
+        try:
+            self.secret = self._find_secret(cache, is_first=listener is not None)
+        except BaseException:
+            if listener is not None:
+                listener.close()
+            raise
+        self._server = None if listener is None else Server(listener, key_of(self.secret), tell)
+        try:
+            self._client = Client(plan.host, plan.port, key_of(self.secret))
+            self._begin(describe)
+        except BaseException:
+            self._close_store()
+            raise
+
+    def _begin(self, describe: Callable[[int], Card]) -> None:
+        plan = self._plan
         if self._server is None:
             self._wait_for_keeper()
-        self.board = Board(self._connect(), f"unisono/{plan.run_id}")
+        self._find_store()
+        self.board = Board(self._client, f"unisono/{plan.run_id}")
         if self._server is None:
             self._find_reference()
         self.card = describe(self.board.number("arrivals"))
         self.board.put(f"card/{self.card.number}", asdict(self.card))
         if self.card.number == 0:
             self.board.put("reference", asdict(self.card))
-        talk = Board(self._connect(), f"unisono/{plan.run_id}")
-        self.liaison = Liaison(talk, self.card.number, silence_s, signals)
+        self.liaison = Liaison(self.board, self.card.number, self._silence_s, self._signals)
         self.board = self.board.guarded(lambda: self.liaison.cut_off)
         try:
-            self._handler = self._join_torchs(silence_s)
             self._check_fit()
         except BaseException:
             self.close(is_over=False)
@@ -126,34 +130,57 @@ class Meeting:
             PeerLost: The store is out of reach.
             Interrupted: A signal came.
         """  # noqa: DOC501 - check_counts makes a ConfigError
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-        def join() -> None:
-            try:
-                answer.put(self._handler.next_rendezvous())
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                answer.put(error)
-
-        threading.Thread(target=join, name="unisono-join", daemon=True).start()
-        holders: dict[int, Any] = {}
+        self._request += 1
+        mine = (self.card.number, self._request)
+        self.board.put(f"request/{mine[0]}", mine[1])
+        holders: dict[int, object] = {}
+        gathering, pulse, wanted_s = None, Pulse(self._silence_s), time.monotonic()
         is_told = False
         while True:
-            with contextlib.suppress(queue.Empty):
-                found = answer.get(timeout=_WAIT_S)
-                if isinstance(found, RendezvousTimeoutError):
-                    raise check_counts(self._present(), self._plan.min_nodes, self._plan.join_s)
-                if isinstance(found, RendezvousClosedError | RendezvousGracefulExitError):
-                    self._raise_refusal()
-                    raise NotNeeded
-                if isinstance(found, BaseException):
-                    raise PeerLost(f"the rendezvous failed: {found}") from found
-                return Board(found.store, "unisono"), found.rank, found.world_size
+            told = Told.unpacked(self.board.look("round"))
+            if (place := told.place_of(*mine)) is not None:
+                return self.board.below(f"round/{told.index}"), place, len(told.members)
+            if self.is_keeper:
+                if gathering is None:
+                    gathering = Gathering(self._plan.min_nodes, self._plan.max_nodes, mine[0], told)
+                    told = Told(told.index, told.members, is_gathering=True)
+                    self.board.put("round", told.packed())
+                self._gather(gathering, told, pulse)
             self.check()
+            if self.board.look("over") is not None:
+                self._take_back()
+                raise NotNeeded
             self._check_taken(holders)
-            sitting = self.board.look("sitting") or []
-            if not is_told and sitting and all(number != self.card.number for number, _, _ in sitting):
-                tell(f"the run is going on {len(sitting)} hosts; this one waits until it is used.")
-                is_told = True
+            if not told.is_gathering and told.members:  # a run is going on without us: that may take days
+                wanted_s = time.monotonic()
+                if not is_told:
+                    tell(f"the run is going on {len(told.members)} hosts; this one waits until it is used.")
+                    is_told = True
+            elif time.monotonic() - wanted_s > self._plan.join_s:
+                came = self._present()
+                self._take_back()
+                raise check_counts(came, self._plan.min_nodes, self._plan.join_s)
+            time.sleep(_POLL_S)
+
+    def _gather(self, gathering: Gathering, told: Told, pulse: Pulse) -> None:
+        """Begin the next round when it is time; only where the store is kept."""
+        requests = told.waiting(self._requests())
+        now_s = time.monotonic()
+        for number, _ in requests:
+            pulse.hear(number, self.board.look(beat_key(number)), now_s)
+        found = gathering.look(now_s, [one for one in requests if not pulse.is_silent(one[0], now_s)])
+        if found is not None:
+            if found.index > 1:  # nobody is left who still reads what was said two rounds ago
+                self.board.below(f"round/{found.index - 2}").clear()
+            self.board.put("round", found.packed())
+
+    def _requests(self) -> list[tuple[int, int]]:
+        """Return the last request of every host that has come: its number, and the number of the request."""
+        numbers = range(self.board.asked("arrivals"))
+        return [(number, int(self.board.look(f"request/{number}") or 0)) for number in numbers]
+
+    def _take_back(self) -> None:
+        self.board.put(f"request/{self.card.number}", 0)
 
     def check(self) -> None:
         """Raise what keeps this host from going on.
@@ -176,15 +203,14 @@ class Meeting:
         return ConfigError(problem)
 
     def num_waiting(self) -> int:
-        """Return how many hosts wait to take part."""
-        try:
-            return int(self._handler.num_nodes_waiting())
-        except RendezvousError as error:
-            raise PeerLost(str(error)) from error
-
-    def serve_workers(self) -> tuple[TCPStore, int]:
-        """Return a fresh store for the workers of one attempt, and its port, on this host's address alone."""
-        return _listen(self._interface.address, 0)
+        """Return how many hosts wait to take part and can be used; asked by one thread, again and again."""
+        told = Told.unpacked(self.board.look("round"))
+        now_s = time.monotonic()
+        numbers = [number for number, _ in told.waiting(self._requests())]
+        for number in numbers:
+            self._waiting.hear(number, self.board.look(beat_key(number)), now_s)
+        room = self._plan.max_nodes - len(told.members)
+        return min(room, sum(self._waiting.is_alive(number, now_s) for number in numbers))
 
     def close(self, *, is_over: bool) -> None:
         """Leave; safe to call twice.
@@ -192,14 +218,22 @@ class Meeting:
         Args:
             is_over: Whether the run has ended for all: who waits is sent home then.
         """
-        with contextlib.suppress(PeerLost, RendezvousError):  # the others may be gone by now
+        with contextlib.suppress(PeerLost):  # the others may be gone by now
+            if self._request:
+                self._take_back()
             if is_over and not self.liaison.cut_off:
-                self._handler.shutdown()
-                self._linger(lambda: not self._handler.num_nodes_waiting())
+                self.board.put("over", True)
+                self._linger(lambda: not Told.unpacked(self.board.look("round")).waiting(self._requests()))
             elif self.board.look("refusal") is not None:
                 self.board.number("heard")
                 self._linger(lambda: self.board.asked("heard") >= self.board.asked("arrivals"))
         self.liaison.close()
+        self._close_store()
+
+    def _close_store(self) -> None:
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
 
     def _linger(self, is_enough: Callable[[], bool]) -> None:
         """Keep the store, if it is here, until the others have seen how it ended."""
@@ -207,13 +241,13 @@ class Meeting:
         while self.is_keeper and time.monotonic() < deadline and not is_enough():
             time.sleep(_POLL_S)
 
-    def _serve(self) -> TCPStore | None:
-        """Return the store where the endpoint lies on this machine and nobody keeps it yet."""
+    def _listen(self) -> socket.socket | None:
+        """Return the socket of the store where the endpoint lies on this machine and nobody keeps it yet."""
         plan = self._plan
         if plan.node_rank:  # numbered by hand: the first one keeps it
             return None
         try:
-            store, _ = _listen(plan.host, plan.port)
+            return listen(plan.host, plan.port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return None
@@ -229,32 +263,37 @@ class Meeting:
                     "Hint: give the address of the host of node rank 0, the same on all hosts."
                 ) from error
             return None
-        return store
 
-    def _connect(self) -> Store:
-        plan = self._plan
-        answer: queue.SimpleQueue[Store | RuntimeError] = queue.SimpleQueue()
-        patience = timedelta(seconds=_ANSWER_S)
-
-        def connect() -> None:
-            try:
-                answer.put(TCPStore(plan.host, plan.port, is_master=False, timeout=patience, wait_for_workers=False))
-            except RuntimeError as error:
-                answer.put(error)
-
-        # In a thread: torch waits for ever where something takes the connection and says nothing.
-        threading.Thread(target=connect, name="unisono-connect", daemon=True).start()
-        try:
-            found = answer.get(timeout=_ANSWER_S)
-        except queue.Empty:
-            found = RuntimeError(f"silent for {_ANSWER_S:g} s")
-        if isinstance(found, RuntimeError):
-            raise LaunchError(
-                f"what answers at {plan.endpoint} is no store of torch ({str(found).strip().splitlines()[0]}). "
-                "Hint: another program has that port; choose another one on all hosts."
+    def _find_secret(self, cache: Path, *, is_first: bool) -> str:
+        """Return the secret: the given one, this user's own on one machine, else the first host makes one."""
+        if self._plan.secret:
+            return self._plan.secret
+        if self._interface.is_loopback:
+            return derive(user_secret(cache), "launchers")
+        if not is_first:
+            raise ConfigError(
+                f"expected a secret that this host shares with the others, got neither {VARIABLE} nor {VARIABLE}_FILE. "
+                f"Hint: the first host, {self._plan.endpoint}, prints a word; write {VARIABLE}=WORD before the "
+                "same command."
             )
-        found.set_timeout(_STORE_TIMEOUT)
-        return found
+        made = new_secret()
+        tell(f"no secret was given, so one was made. Start the other hosts with it:\n  {VARIABLE}={made} unisono ...")
+        return made
+
+    def _find_store(self) -> None:
+        plan = self._plan
+        try:
+            self._client.ask(b"count")
+        except NotOurStore as error:
+            raise LaunchError(
+                f"{error}. Hint: give all hosts the same {VARIABLE} (the word that the first host has printed) or "
+                f"{VARIABLE}_FILE; if another program has the port of {plan.endpoint}, choose another one on all hosts."
+            ) from error
+        except StoreLost as error:
+            raise LaunchError(
+                f"what answers at {plan.endpoint} is no store of unisono ({error}). "
+                "Hint: another program has that port; choose another one on all hosts."
+            ) from error
 
     def _wait_for_keeper(self) -> None:
         """Return when something answers at the endpoint."""
@@ -290,23 +329,6 @@ class Meeting:
                 )
             time.sleep(_POLL_S)
 
-    def _join_torchs(self, silence_s: float) -> DynamicRendezvousHandler:
-        plan, store = self._plan, self._connect()
-        logging.getLogger(DynamicRendezvousHandler.__module__).setLevel(logging.CRITICAL)  # we say what is lost
-        beat_s = max(1, round((silence_s or 3600) / _BEATS))
-        handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
-            f"unisono.{plan.run_id}",
-            store,
-            C10dRendezvousBackend(store, f"unisono.{plan.run_id}"),
-            plan.min_nodes,
-            plan.max_nodes,
-            local_addr=self._interface.address,
-            timeout=RendezvousTimeout(timedelta(seconds=plan.join_s), _LAST_CALL, _CLOSE, _CLOSE),
-            keep_alive_interval=beat_s,
-            keep_alive_max_attempt=_BEATS,
-        )
-        return handler
-
     def _check_fit(self) -> None:
         """Compare this host with the one that came first."""
         first = Card(**self.board.look("reference"))
@@ -323,13 +345,13 @@ class Meeting:
                 raise LaunchError(f"{first.name} has shown no sign of life for {_ANSWER_S:g} s, but keeps the store.")
             time.sleep(_POLL_S)
         if problem := skew(time.time(), now[1], self.card, first):
-            raise self.refuse(problem)
+            tell(problem)
 
     def _raise_refusal(self) -> None:
         if (problem := self.board.look("refusal")) is not None:
             raise ConfigError(problem)
 
-    def _check_taken(self, holders: dict[int, Any]) -> None:
+    def _check_taken(self, holders: dict[int, object]) -> None:
         """Refuse a node rank on which a living host sits."""
         if self.card.node_rank < 0:
             return
@@ -343,29 +365,7 @@ class Meeting:
                     )
 
     def _present(self) -> list[Card]:
-        """Return the hosts that have come."""
-        numbers = range(self.board.asked("arrivals"))
-        return [Card(**card) for number in numbers if (card := self.board.look(f"card/{number}")) is not None]
-
-
-def _listen(host: str, port: int) -> tuple[TCPStore, int]:
-    """Return a store that listens on one address, and its port.
-
-    Raises:
-        OSError: It is not an address of this machine, or the port is taken.
-    """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)  # a second one that binds meanwhile fails here
-    except OSError:
-        listener.close()
-        raise
-    bound = listener.getsockname()
-    store = TCPStore(
-        str(bound[0]), int(bound[1]), is_master=True, timeout=_STORE_TIMEOUT, wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )  # fmt: skip
-    return store, int(bound[1])
+        """Return the hosts that wait for the round."""
+        told = Told.unpacked(self.board.look("round"))
+        cards = [self.board.look(f"card/{number}") for number, _ in told.waiting(self._requests())]
+        return [Card(**card) for card in cards]

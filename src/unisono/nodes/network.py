@@ -147,8 +147,9 @@ def refuse_untrusted(interface: Interface, trusts_network: bool) -> None:
     """
     if not interface.is_loopback and not trusts_network:
         raise ConfigError(
-            f"several hosts meet over {interface.name} ({interface.address}), and whoever reaches its ports can run "
-            "code here: torch's stores and gloo know no passwords and no encryption, and the rendezvous unpickles "
-            "what it reads. Hint: --trust-network if only trusted machines reach that network; else join the hosts "
-            "by WireGuard or an ssh tunnel, and give that interface."
+            f"several hosts meet over {interface.name} ({interface.address}), and whoever reaches the ports of gloo "
+            "and nccl there can read and change gradients: they know no passwords and no encryption (the store of the "
+            "launchers has both sides prove that they know the run's secret, and encrypts nothing). Hint: "
+            "--trust-network if only trusted machines reach that network; else join the hosts by WireGuard or an ssh "
+            "tunnel, and give that interface."
         )

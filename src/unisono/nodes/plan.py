@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from unisono.errors import ConfigError
@@ -28,6 +28,7 @@ class NodesPlan:
         trusts_network: Whether ports may be opened that other machines reach.
         join_s: Longest wait for the other hosts, in seconds.
         run_id: Tells jobs with one endpoint apart.
+        secret: What the launchers share, if it was given; never shown.
     """
 
     min_nodes: int
@@ -39,6 +40,7 @@ class NodesPlan:
     trusts_network: bool = False
     join_s: float = JOIN_S
     run_id: str = "none"
+    secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -63,7 +65,7 @@ class NodesPlan:
     @property
     def endpoint(self) -> str:
         """The meeting place as the user writes it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_endpoint(self.host, self.port)
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -103,3 +105,8 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     if not 0 < port < 65536:
         raise ConfigError(f"expected a port between 1 and 65535 in --rdzv-endpoint, got {text!r}.")
     return match[1] or match[2], port
+
+
+def join_endpoint(host: str, port: int) -> str:
+    """Return ``HOST:PORT``; an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -9,14 +9,11 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, final
-
-import torch
-from torch._C._distributed_c10d import TCPStore
 
 from unisono.errors import PeerLost, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
@@ -28,18 +25,20 @@ from unisono.launchers.restarts import Ending
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, Seat, check_target
 from unisono.nodes.board import Board
 from unisono.nodes.door import Door, knock
+from unisono.nodes.env_store import EnvStore
 from unisono.nodes.liaison import Attempt
 from unisono.nodes.meeting import Interrupted, Meeting, NotNeeded
 from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
-from unisono.nodes.plan import NodesPlan
+from unisono.nodes.plan import NodesPlan, join_endpoint
 from unisono.nodes.roll import Card, check_roll, first_ranks, order, unreached
 from unisono.nodes.verdicts import NodeEnding, Verdict, judge
+from unisono.store.secret import derive, given_secret, key_of
+from unisono.store.server import Server, listen
+from unisono.world import default_cache
 
 _ROLL_S = 30.0
 _BYE_S = 5.0
 _POLL_S = 0.1
-# Otherwise torch's rendezvous opens a store of its own on all interfaces.
-_NO_STORE_OF_TORCHS = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 @final
@@ -53,10 +52,10 @@ class Round:
     seat: Seat
     replicas: int
     history: list[dict[str, Any]]
-    workers_store: TCPStore | None
+    stores: contextlib.ExitStack
 
 
-def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: MutableMapping[str, str], *, program: str = "") -> None:
+def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, program: str = "") -> None:
     """Run this host's part of a launch on several hosts to its end; no process of it is left then.
 
     Args:
@@ -79,7 +78,7 @@ def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: MutableMapping[str, st
     check_address_space()
     interface = choose_interface(plan.host, plan.port, plan.interface)
     refuse_untrusted(interface, plan.trusts_network)
-    environ.setdefault(_NO_STORE_OF_TORCHS, "1")
+    plan = replace(plan, secret=given_secret(environ) or "")
     with stop_signals() as signals:
         try:
             verdict = _Player(spec, plan, interface, signals, environ, program).play()
@@ -113,7 +112,10 @@ class _Player:
     def play(self) -> Verdict:
         """Return the last verdict, as it concerns this host."""
         with contextlib.closing(Door(self._interface)) as self._door:
-            meeting = Meeting(self._plan, self._interface, self._describe, self._signals, self._spec.heartbeat_s)
+            meeting = Meeting(
+                self._plan, self._interface, self._describe, self._signals, self._spec.heartbeat_s,
+                default_cache(self._environ),
+            )  # fmt: skip
             is_over = False
             try:
                 self._say(
@@ -142,7 +144,8 @@ class _Player:
             current = self._call_roll(meeting, board, index, count)
             if current is None:
                 continue  # one of them is gone again
-            verdict, mine = self._play_round(meeting, current)
+            with current.stores:
+                verdict, mine = self._play_round(meeting, current)
             self._history = verdict.history
             self._num_attempts = current.seat.attempt + 1
             if verdict.what != "again":
@@ -174,26 +177,29 @@ class _Player:
             return None
         if problem := unreached(cards, reports):
             raise meeting.refuse(problem)
-        store, port = meeting.serve_workers() if mine == 0 else (None, 0)
-        if store is not None:
-            board.put("workers", [cards[0].address, port])
+        told = max(entries, key=lambda one: one["attempt"])
+        secret = derive(meeting.secret, f"workers of attempt {told['attempt']}")
+        stores = contextlib.ExitStack()
+        if mine == 0:
+            board.put("workers", [cards[0].address, *_serve_workers(cards[0].address, secret, stores)])
             meeting.board.put("begun", True)
             meeting.board.put("sitting", [[card.number, card.node_rank, card.name] for card in cards])
         workers = self._await(meeting, board, "workers")
         if workers is None:
+            stores.close()
             return None
         firsts = first_ranks(cards)
-        told = max(entries, key=lambda one: one["attempt"])
         seat = Seat(
             node_rank=mine, num_nodes=count, first_rank=firsts[mine], world_size=firsts[-1], master_addr=workers[0],
             master_port=workers[1], interface=self._interface.name, attempt=told["attempt"], run_id=self._plan.run_id,
+            store=join_endpoint(workers[0], workers[2]), secret=secret,
         )  # fmt: skip
         replicas = max(one["replicas"] for one in entries)
         if not replicas:
             replicas = firsts[-1]
             if self._plan.is_elastic:  # the most that there can be: hosts that come later must find work
                 replicas = max(replicas, self._plan.max_nodes * max(card.workers for card in cards))
-        return Round(board, cards, mine, seat, replicas, told["history"], store)
+        return Round(board, cards, mine, seat, replicas, told["history"], stores)
 
     def _exchange(self, meeting: Meeting, board: Board, key: str, mine: int, count: int, value: Any) -> Any:
         board.put(f"{key}/{mine}", value)
@@ -288,7 +294,7 @@ class _Player:
             program, code, args = target.path, Path(target.path).read_bytes().hex(), "\0".join(target.args)
         else:
             program, code, args = target.name, target.name, "\0".join(target.args)
-        versions = f"unisono {metadata.version('unisono')}, torch {torch.__version__}"
+        versions = f"unisono {metadata.version('unisono')}, torch {metadata.version('torch')}"
         return Card(
             number=number,
             host=socket.gethostname(),
@@ -309,3 +315,19 @@ class _Player:
     def _say(self, text: str) -> None:
         if self._spec.output != "quiet":
             tell(text)
+
+
+def _serve_workers(address: str, secret: str, stores: contextlib.ExitStack) -> tuple[int, int]:
+    """Open the stores of one attempt's workers on this host's address alone: torch's on demand, and ours.
+
+    Args:
+        address: Of this host.
+        secret: Of the workers.
+        stores: Closes both.
+
+    Returns:
+        Both ports.
+    """
+    theirs = stores.enter_context(contextlib.closing(EnvStore(address)))
+    ours = stores.enter_context(contextlib.closing(Server(listen(address, 0), key_of(secret), tell)))
+    return theirs.port, ours.port

@@ -10,7 +10,7 @@ from typing import final
 from unisono.errors import ConfigError
 
 MOST_SKEW_S = 5.0
-"""Clocks further apart than this could make torch's rendezvous take a living host for a dead one."""
+"""Clocks further apart than this are told; nothing depends on them but what people read."""
 
 
 @final
@@ -93,9 +93,8 @@ def skew(mine_s: float, theirs_s: float, mine: Card, first: Card) -> str:
     if abs(apart) <= MOST_SKEW_S:
         return ""
     return (
-        f"the clock of {mine.name} is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} that of {first.name}; "
-        f"at most {MOST_SKEW_S:g} s are safe, because the rendezvous tells the dead from the living by these clocks. "
-        "Hint: NTP or chrony on both."
+        f"the clock of {mine.name} is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} that of {first.name}: "
+        "times in logs and timelines will not fit together. Hint: NTP or chrony on both."
     )
 
 
