@@ -14,7 +14,7 @@ from unisono.cli.main import unisono
 
 NEEDED = {"slurm": [], "mpi": ["-n", "2"], "ray": ["-n", "2"], "kubernetes": ["--image", "registry.example/it:1"]}
 
-TO_END = "kubectl -n team delete job.batch/train service/train networkpolicy.networking.k8s.io/train"
+TO_END = "kubectl -n team delete job.batch/train service/train secret/train networkpolicy.networking.k8s.io/train"
 
 
 @pytest.fixture
@@ -54,7 +54,10 @@ def test_an_unknown_engine_is_wrong_usage():
     ("engine", "shown"),
     [
         ("slurm", ["#SBATCH --ntasks-per-node=1", f"{sys.executable} -P -m unisono join train.py --lr '0.1 0.2'"]),
-        ("mpi", ["mpirun -n 2 --oversubscribe", "-m unisono join --threads 1 train.py --lr '0.1 0.2'"]),
+        (
+            "mpi",
+            ["mpirun -n 2 -x UNISONO_SECRET --oversubscribe", "-m unisono join --threads 1 train.py --lr '0.1 0.2'"],
+        ),
         ("ray", ["placement group: 2 x {CPU: 1}, PACK", "each rank: script train.py --lr 0.1 0.2"]),
         ("kubernetes", ["kind: Job", '"torch.distributed.run"', '- "0.1 0.2"']),
     ],

@@ -4,6 +4,7 @@
 program that has already called ``dist.init_process_group`` is joined as it is.
 """
 
+import contextlib
 import itertools
 import os
 from contextlib import AbstractContextManager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unisono.launchers.beacon import BEACON_VARIABLE
 from unisono.launchers.devices import SHARE_VARIABLE, device_variables
-from unisono.launchers.error_file import VARIABLE, error_file
+from unisono.launchers.error_file import ERROR_VARIABLE, error_file
 from unisono.launchers.spec import BACKEND_VARIABLE, LaunchSpec, Seat
 from unisono.store.secret import FILE_VARIABLE, VARIABLE
 
@@ -57,7 +57,7 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         # With a seat the launcher serves the store; else rank 0 of a script that meets by env:// opens it.
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.seat is not None),
-        VARIABLE: str(error_file(rendezvous_dir, rank)),
+        ERROR_VARIABLE: str(error_file(rendezvous_dir, rank)),
         BEACON_VARIABLE: str(Path(rendezvous_dir) / f"beacon-{rank}"),
         "PYTHONUNBUFFERED": "1",
         **_meeting_variables(spec.seat, rendezvous_dir, port),

@@ -14,7 +14,7 @@ from typing import Any
 
 from unisono.launchers.failure import FailureReport, WorkerExit, blames_peer
 
-VARIABLE = "TORCHELASTIC_ERROR_FILE"
+ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MOST_BYTES = 1 << 20
 
 
