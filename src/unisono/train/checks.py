@@ -110,6 +110,23 @@ def check_clipping(clipping: Clipping, model: nn.Module) -> None:
                 )
 
 
+def check_layers(model: nn.Module, strategy: StrategyOptions) -> None:
+    """Refuse layers that meet those of other ranks in the forward pass, where the strategy has no place for it.
+
+    Raises:
+        ConfigError: Names the first.
+    """
+    if strategy.meets_in_loss:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name or 'the model'!r} is a SyncBatchNorm, whose statistics are taken over the ranks: with strategy "
+                f"{strategy.name} no result may depend on their number. Hint: BatchNorm, whose running statistics are "
+                "merged over all micro-batches here; or strategy='ddp'."
+            )
+
+
 def check_metrics(metrics: Mapping[str, Any]) -> None:
     """Refuse metrics that could not be merged.
 

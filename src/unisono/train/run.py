@@ -28,10 +28,19 @@ from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 from unisono.train import score as scores
 from unisono.train.between import Between
-from unisono.train.checks import check_clipping, check_detail, check_metrics, check_new_part, check_whole
+from unisono.train.checks import (
+    check_clipping,
+    check_detail,
+    check_layers,
+    check_metrics,
+    check_new_part,
+    check_whole,
+)
 from unisono.train.course import Course
 from unisono.train.evaluate import BATCH_SIZE, Predict, evaluate
 from unisono.train.every import Every, check_every
+from unisono.train.hooked_torch import watch_while
+from unisono.train.inside_loss import InsideLoss, refuse_inside
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
@@ -125,7 +134,8 @@ class Run:
         joined = transport
         if isinstance(joined, str):
             joined = connect(world, device=str(self.device), share_memory=transport == "auto", mpi=joined == "mpi")
-        self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
+        self.transport = GuardedTransport(joined)
+        self._end_watching = watch_while(self)
         enter_world(world)
         directory = world.run_dir or out
         self.directory = None if directory is None else Path(directory)
@@ -164,9 +174,16 @@ class Run:
                 the model has no trainable parameter.
             RankDivergence: The ranks have built different models or run on different software.
         """
+        if self._stepper is not None:
+            raise ConfigError(
+                "run.prepare() was called a second time: a run trains one model with one optimizer, and the first "
+                "would stay as it is. Hint: put both models into one nn.Module and their parameters into one "
+                "optimizer, a group for each; or train them in two runs."
+            )
         model.to(self.device)
         parts = Parts(model, optimizer, scheduler, self._registered)
         check_clipping(self.clipping, model)
+        check_layers(model, self.strategy)
         environment = describe_environment(threads=self.threads, device=self.device)
         if not self.strategy.is_exact:
             environment["world_size"] = self.world.world_size
@@ -178,7 +195,7 @@ class Run:
         parts.strategy.is_stop_asked = self._watch.is_stop_asked
         self._stepper = Stepper(
             parts, setting, course=self._course, record=self._record, watch=self._watch, between=self.between,
-            non_finite=self.non_finite,
+            non_finite=self.non_finite, inside=InsideLoss(model, optimizer, self.strategy, setting),
         )  # fmt: skip
         return parts.strategy.front(model), optimizer
 
@@ -315,6 +332,7 @@ class Run:
             limit: Only the first so many samples.
         """
         check_whole(batch_size=batch_size, limit=limit)
+        refuse_inside("run.evaluate()")
         check_places(metrics, self.world, everywhere=True)
         check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
@@ -349,6 +367,7 @@ class Run:
         if (steps := self._current_steps()) is not None:
             steps.close()
         self._watch.close()
+        self._end_watching()
         if self._stepper is not None:
             self._stepper.parts.strategy.close()
         self.transport.close()

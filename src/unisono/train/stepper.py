@@ -15,6 +15,8 @@ from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.drift import Sentinel
 from unisono.train.between import Between
 from unisono.train.course import Course
+from unisono.train.hooked_torch import watch_late
+from unisono.train.inside_loss import InsideLoss, refuse_inside
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
@@ -34,6 +36,7 @@ class Stepper:
         watch: Tells the launcher, and knows where the time goes.
         between: Sets the generators for code that runs between steps.
         non_finite: Judges losses and gradients.
+        inside: Judges what the loss function does.
     """
 
     def __init__(
@@ -46,11 +49,12 @@ class Stepper:
         watch: Watch,
         between: Between,
         non_finite: NonFinite,
+        inside: InsideLoss,
     ) -> None:
         self.parts = parts
         self._setting, self._rank, self._replicas = setting, setting.transport.rank, setting.replicas
         self._course, self._record, self._watch = course, record, watch
-        self._between, self._non_finite = between, non_finite
+        self._between, self._non_finite, self._inside = between, non_finite, inside
 
     def batches(self, loader: Loader, first: int, last: int) -> Generator[Batch]:
         """Yield the batches of the steps ``first..last``; after each, save what is due; see `Run.steps`.
@@ -72,6 +76,7 @@ class Stepper:
             except GeneratorExit:  # the loop was left: keep what it has done
                 course.leave(parts)
                 raise
+            parts.check_groups()
             if course.stopped_by is not None:
                 break
             if course.done != step:
@@ -84,13 +89,17 @@ class Stepper:
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step; see `Run.step`."""
+        refuse_inside("run.step()")
         course, parts, watch = self._course, self.parts, self._watch
         strategy, step = parts.strategy, batch.step
         if step != course.done + 1:
             raise StepError(f"expected the batch of step {course.done + 1}, got that of step {step}.")
+        parts.check_groups()
         parts.is_changing = True
         course.usage.begin()
-        timed = watch.timed(loss_function)
+        self._inside.begin(step, len(batch.indices))
+        watch_late()
+        timed = watch.timed(loss_function, self._inside)
         gradients = strategy.compute_gradients(step, batch.micros, len(batch.indices), timed)
         is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(step, batch.indices, gradients.losses, parts.model))
