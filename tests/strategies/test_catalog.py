@@ -46,6 +46,19 @@ def test_wrong_names_and_values_are_refused(name, given, message):
         find(name, given)
 
 
+def test_torch_s_own_names():
+    """broadcast_buffers is understood; what a run says elsewhere is told where."""
+    assert unisono.strategy("ddp", broadcast_buffers=False) == unisono.strategy("ddp", forward_sync_buffers=False)
+    assert unisono.strategy("ddp", broadcast_buffers=True) == unisono.strategy("ddp")
+    assert unisono.strategy("ddp", broadcast_buffers=False) != unisono.strategy("ddp")
+    with pytest.raises(ConfigError, match="broadcast_buffers is another name of forward_sync_buffers"):
+        unisono.strategy("ddp", forward_sync_buffers=True, broadcast_buffers=False)
+    with pytest.raises(ConfigError, match=r"no option 'device_ids'. Hint: the run places the model: Run\(device="):
+        unisono.strategy("ddp", device_ids=[0])
+    with pytest.raises(ConfigError, match="strategy exact has no option 'broadcast_buffers'"):
+        unisono.strategy("exact", broadcast_buffers=False)
+
+
 def test_a_run_takes_names_and_options_and_nothing_else():
     """A class of torch is not a strategy."""
     assert resolve("exact") == ExactOptions() == resolve(ExactOptions())

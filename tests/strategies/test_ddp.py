@@ -48,6 +48,45 @@ def test_unused_parameters_name_the_option():
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"gradient_as_bucket_view": True}])
+def test_unused_parameters_are_named_in_the_first_step(options):
+    """Before any rank compares gradients, with the parameters that got none; the options that help, help."""
+
+    def play(**more):
+        with unisono.Run(strategy=unisono.strategy("ddp", **options, **more)) as run:
+            model = Choosy()
+            front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            calls = []
+
+            def loss_function(micro):
+                calls.append(1)
+                if more or len(calls) % 2 == 0 or options.get("accumulate", 1) == 1:
+                    return loss_of(front)(micro)
+                return loss_of(front)(micro) + model.unused(micro.x).sum()  # used in the first micro-batch only
+
+            for batch in run.steps(run.loader(toy_data(), batch_size=8), epochs=1):
+                run.step(batch, loss_function)
+            return run.result()["finished"]
+
+    names = r"step 1: some .* DDP waited for them: 'unused\.weight', 'unused\.bias' \(2 of 4\)"
+    with pytest.raises(StepError, match=names):
+        play()
+    assert play(find_unused_parameters=True)
+    if "accumulate" not in options:
+        assert play(static_graph=True)
+
+
+def test_a_model_that_is_not_the_prepared_one():
+    """The plain model, one of its parts, another instance: DDP would not know of the gradient."""
+    for pick in (lambda model, front: model, lambda model, front: front.used, lambda model, front: Choosy()):
+        with unisono.Run(strategy=unisono.strategy("ddp", find_unused_parameters=True)) as run:
+            model = Choosy()
+            front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            batch = next(run.steps(run.loader(toy_data(), batch_size=8), epochs=1))
+            with pytest.raises(StepError, match=r"step 1: the loss was computed without a call of the model that run"):
+                run.step(batch, loss_of(pick(model, front)))
+
+
 def test_threads_are_refused():
     """DDP talks through torch.distributed."""
     with pytest.raises(ConfigError, match=r"ddp works through torch.distributed.*got 2 threads"):

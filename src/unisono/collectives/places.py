@@ -1,13 +1,15 @@
 """Where code runs: on all ranks or on one, said by the component itself and checked.
 
 A collective must be called by all ranks. Inside `on_rank` only one rank runs, so a collective there would wait for
-ever: it is refused at once, whether it goes through this package or straight to torch.distributed.
+ever: it is refused at once, whether it goes through this package or straight to torch.distributed. Inside a loss
+function, which ranks call as often as they have replicas, whoever has put himself into `HERE` judges it.
 """
 
 import contextlib
 import functools
 import inspect
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, final
 
@@ -26,17 +28,45 @@ T = TypeVar("T")
 
 Place = Literal["all", "leader", "alone"]
 
-_here = threading.local()  # per thread, because loopback ranks are threads
+
+class Insider(ABC):
+    """Knows what may happen inside a loss function."""
+
+    @abstractmethod
+    def refuse_collective(self, operation: str) -> None:
+        """Refuse a collective that cannot be right inside this loss function.
+
+        Raises:
+            PlaceError: Names the collective.
+        """
+
+
+@final
+class Here(threading.local):
+    """Where a thread is; per thread, because loopback ranks are threads.
+
+    Attributes:
+        world: Of the run that this thread has made.
+        only: What runs on this rank only, in words.
+        loss: Set while a loss function runs.
+    """
+
+    world: World | None = None
+    only: str | None = None
+    loss: Insider | None = None
+
+
+HERE = Here()
 
 
 def enter_world(world: World | None) -> None:
     """Make `world` the one this thread is in; None goes back to what the launcher's variables say."""
-    _here.world = world
+    HERE.world = world
 
 
 def current_world() -> World:
     """Return the world of the run this thread has made, else that of the launcher's variables."""
-    return getattr(_here, "world", None) or World.current()
+    return HERE.world or World.current()
 
 
 def world_of(transport: Transport) -> World:
@@ -168,25 +198,26 @@ def only_here(name: str, world: World) -> Iterator[None]:
     if world.world_size == 1:
         yield
         return
-    before = getattr(_here, "only", None)
-    _here.only = f"{name} runs on rank {world.rank} of {world.world_size} only"
+    before = HERE.only
+    HERE.only = f"{name} runs on rank {world.rank} of {world.world_size} only"
     try:
         with _NoCollectives() if dist.is_initialized() else contextlib.nullcontext():
             yield
     finally:
-        _here.only = before
+        HERE.only = before
 
 
 def refuse_alone(operation: str) -> None:
-    """Refuse a collective where only one rank runs.
+    """Refuse a collective where only one rank runs, and inside a loss function.
 
     Raises:
         PlaceError: Names the collective, and the code that other ranks do not run.
     """
-    only = getattr(_here, "only", None)
-    if only is not None:
+    if HERE.loss is not None:
+        HERE.loss.refuse_collective(operation)
+    if HERE.only is not None:
         raise PlaceError(
-            f"{operation} was called where {only}: the other ranks would never answer. "
+            f"{operation} was called where {HERE.only}: the other ranks would never answer. "
             "Hint: call it on all ranks first and hand over the result, or run the whole on all ranks."
         )
 
@@ -205,7 +236,7 @@ class _NoCollectives(TorchDispatchMode):
 
 @final
 class GuardedTransport(Transport):
-    """A transport whose collectives are refused inside `on_rank`.
+    """A transport whose collectives are refused inside `on_rank` and inside a loss function.
 
     Args:
         below: What really carries; closed with this one.

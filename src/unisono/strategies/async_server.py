@@ -28,14 +28,14 @@ from unisono.determinism import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting
+from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, check_reached
 from unisono.strategies.channels import ServerLines, StarTransport, WorkerLine, decode, encode, from_bytes, to_bytes
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.server_options import AsyncPSOptions
 
 PUSH, PULL, GO, STOP = range(4)
-_IS_FINITE, _IS_STOP_ASKED = 1, 2  # bits of what a push says of itself
+_IS_FINITE, _IS_STOP_ASKED, _IS_REACHED = 1, 2, 4  # bits of what a push says of itself
 
 
 @dataclass(slots=True)
@@ -164,10 +164,12 @@ class AsyncParameterServer(Replicated):
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
         body = torch.cat([present, to_bytes([grad for grad in grads if grad is not None])])
         before = self._line.bytes_sent
-        flags = _IS_FINITE * is_finite | _IS_STOP_ASKED * self.is_stop_asked()
-        kind, self._last_step, _, _, weights = decode(self._line.ask(encode(PUSH, step, flags, loss, body)))
+        is_reached = len(body) > len(present)
+        flags = _IS_FINITE * is_finite | _IS_STOP_ASKED * self.is_stop_asked() | _IS_REACHED * is_reached
+        kind, self._last_step, told, _, weights = decode(self._line.ask(encode(PUSH, step, flags, loss, body)))
         self.transport.bytes_sent += self._line.bytes_sent - before
         if kind == STOP:
+            check_reached(step, is_reached=bool(told & _IS_REACHED))
             raise PeerLost(
                 f"[rank {self._rank}] the parameter server has stopped the run in step {step}: a loss or "
                 "gradient is NaN or infinite; its own message names the samples."
@@ -188,6 +190,9 @@ class AsyncParameterServer(Replicated):
                     continue
                 if kind != PUSH or clock != self._done[rank] + 1:
                     raise RankDivergence(f"rank {rank} is at step {clock}, expected step {self._done[rank] + 1} of it.")
+                if not flags & _IS_REACHED:
+                    self._answer_stop({*self._waiting, rank}, 0)
+                    check_reached(clock, is_reached=False)
                 self._take_push(rank, clock, bool(flags & _IS_FINITE), loss, body)
                 is_stop_asked = is_stop_asked or bool(flags & _IS_STOP_ASKED)
             for rank in self._server.dropped:
@@ -261,10 +266,13 @@ class AsyncParameterServer(Replicated):
             self._staleness[self._waiting.pop(rank) - slowest] += 1
             self._server.answer(rank, answer)
 
-    def _stop(self, step: int) -> Gradients:
+    def _answer_stop(self, ranks: set[int], told: int) -> None:
         assert self._server is not None
+        for rank in sorted(ranks):
+            self._server.answer(rank, encode(STOP, 0, told, 0.0))
+
+    def _stop(self, step: int) -> Gradients:
         bad = [rank for pushed in self._pushed.values() if pushed.bad for rank in pushed.losses]
-        for rank in sorted(self._waiting):
-            self._server.answer(rank, encode(STOP, 0, 0, 0.0))
+        self._answer_stop(set(self._waiting), _IS_REACHED)
         replicas = tuple(sorted({replica for rank in bad for replica in self.placement[rank]}))
         return Gradients(loss=math.nan, checksum=0, weights=0, bad_replicas=replicas)

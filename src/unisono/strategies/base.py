@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, StepError
 from unisono.strategies import plain_step
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
@@ -92,6 +92,24 @@ def check_trainable(model: nn.Module) -> None:
         raise ConfigError(
             f"expected a model with trainable parameters, got {type(model).__name__} with "
             f"{len(parameters)} parameters, none with requires_grad."
+        )
+
+
+def check_reached(step: int, *, is_reached: bool) -> None:
+    """Refuse a step in which nothing would be trained; called by all ranks, with what they have agreed on.
+
+    Args:
+        step: 1-based.
+        is_reached: Whether a trainable parameter has a gradient on some rank.
+
+    Raises:
+        StepError: None has.
+    """
+    if not is_reached:
+        raise StepError(
+            f"step {step}: no trainable parameter of the prepared model got a gradient: nothing would be trained. "
+            "Hint: compute the loss with the model that run.prepare() has returned, not with a copy or another "
+            "instance, and detach nothing between its outputs and the loss."
         )
 
 
@@ -248,6 +266,7 @@ __all__ = [
     "State",
     "Strategy",
     "StrategyOptions",
+    "check_reached",
     "check_trainable",
     "mean_loss",
     "scale_gradients",

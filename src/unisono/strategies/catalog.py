@@ -48,12 +48,27 @@ def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
         raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{nearest(name, CATALOG)}")
     kind = CATALOG[name]
     known = {item.name: item for item in fields(kind)}
-    for key in given or {}:
+    given = _spelled(kind, given or {})
+    for key in given:
         if key not in known:
+            if key in kind.elsewhere:
+                raise ConfigError(f"strategy {name} has no option {key!r}. Hint: {kind.elsewhere[key]}")
             owners = [other.name for other in CATALOG.values() if key in {item.name for item in fields(other)}]
             hint = f" It is an option of {', '.join(owners)}." if owners else ""
             raise ConfigError(f"strategy {name} has no option {key!r}; it has {', '.join(known) or 'none'}.{hint}")
-    return kind(**{key: _read(name, known[key], value) for key, value in (given or {}).items()})
+    return kind(**{key: _read(name, known[key], value) for key, value in given.items()})
+
+
+def _spelled(kind: type[StrategyOptions], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options under the names that they have here."""
+    found = {}
+    for key, value in given.items():
+        name = kind.spellings.get(key, key)
+        if name in found:
+            other = next(old for old in given if kind.spellings.get(old) == name)
+            raise ConfigError(f"strategy {kind.name}: {other} is another name of {name}. Hint: leave one of them out.")
+        found[name] = value
+    return found
 
 
 def resolve(strategy: "str | StrategyOptions") -> StrategyOptions:

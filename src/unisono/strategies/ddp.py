@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any, Self, final
 
@@ -54,8 +55,13 @@ class DDP(Precise):
         self.options = options
         self._group = join_alone(self.transport)
         self._wrapped: list[nn.Parameter] = []
+        self._is_called = False
         self._ddp: DistributedDataParallel
-        self._wrap()
+        try:
+            self._wrap()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
@@ -64,6 +70,7 @@ class DDP(Precise):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`."""
+        self._is_called = True
         return self._ddp(*args, **kwargs)
 
     def begin(self, step: int, samples: list[int]) -> None:
@@ -73,29 +80,51 @@ class DDP(Precise):
             a is not b for a, b in zip(trainable, self._wrapped, strict=True)
         ):
             self._wrap()  # parameters have been frozen or unfrozen
-        self._is_short = min(samples) == 0
+        self._step, self._is_short = step, min(samples) == 0
 
     @contextlib.contextmanager
     def passing(self, *, is_last: bool) -> Iterator[None]:
         """See `Replicated.passing`; only the last micro-batch's backward pass reduces."""
+        if self._is_short:
+            self.plain_front.call = self.model
+            try:
+                yield
+            finally:
+                self.plain_front.call = self.forward
+            return
+        self._is_called = False
+        with contextlib.nullcontext() if is_last else self._ddp.no_sync():
+            yield
+        if not self._is_called:
+            raise StepError(
+                f"step {self._step}: the loss was computed without a call of the model that run.prepare() returned: "
+                "DDP could not reduce its gradient. Hint: model, optimizer = run.prepare(model, optimizer), and in "
+                "the loss function model(...), not one of its parts, a copy or another instance."
+            )
+        if is_last:
+            self._check_reduced()
+
+    def _check_reduced(self) -> None:
+        """Refuse gradients that DDP has not reduced, before anybody uses them.
+
+        Raises:
+            StepError: Names the parameters that it still waits for.
+        """
         try:
-            if self._is_short:
-                self.plain_front.call = self.model
-                try:
-                    yield
-                finally:
-                    self.plain_front.call = self.forward
-            else:
-                with contextlib.nullcontext() if is_last else self._ddp.no_sync():
-                    yield
+            self._ddp._check_reducer_finalized()
         except RuntimeError as error:
-            if "finished reduction in the prior iteration" in str(error):
-                raise StepError(
-                    "some parameters got no gradient, and DDP waited for them: "
-                    f"{str(error).splitlines()[0]} Hint: --find-unused-parameters "
-                    "(strategy('ddp', find_unused_parameters=True))."
-                ) from error
-            raise
+            named = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+            missing = [name for name, parameter in named.items() if parameter.grad is None]
+            if not missing and (found := re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))):
+                names = list(named)  # an earlier micro-batch had used them
+                missing = [names[int(index)] for index in found[1].split()]
+            shown = ", ".join(map(repr, missing[:8])) + (", ..." if missing[8:] else "")
+            raise StepError(
+                f"step {self._step}: some parameters got no gradient, and DDP waited for them: {shown} "
+                f"({len(missing)} of {len(named)}). Hint: --find-unused-parameters "
+                "(unisono.strategy('ddp', find_unused_parameters=True)); requires_grad_(False) for what is never used; "
+                "or the strategy exact, which needs neither."
+            ) from error
 
     def weight(self, num_samples: int, total: int) -> float:
         """See `Replicated.weight`; DDP divides by the world size, so equal shares weigh exactly 1."""

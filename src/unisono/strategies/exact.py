@@ -23,7 +23,15 @@ from unisono.determinism import Checksum
 from unisono.errors import StepError
 from unisono.placement import parts_of
 from unisono.strategies.backward import run_backward
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy, check_trainable
+from unisono.strategies.base import (
+    Gradients,
+    LossFunction,
+    Micro,
+    Setting,
+    Strategy,
+    check_reached,
+    check_trainable,
+)
 from unisono.strategies.drift import Head, compare
 from unisono.strategies.flat import FlatBuffer, Layout, take_gradients
 from unisono.strategies.replica_buffers import ReplicaBuffers
@@ -100,6 +108,10 @@ class Exact(Strategy):
             if any(head != heads[0] for head in heads):
                 self._buffers.start_replica()  # compare what the step began with, not what a replica has left
                 compare(heads, {**self._names, **self._buffers.saved_floats()}, self.transport)
+        present = report.present.tolist()
+        if True not in present:
+            self._buffers.start_replica()
+            check_reached(step, is_reached=False)
         finite = report.finite[:leaves].tolist()
         bad_replicas = () if all(finite) else tuple(replica for replica in range(leaves) if not finite[replica])
         if bad_replicas:  # no update will follow: the buffers stay as they were
@@ -110,7 +122,6 @@ class Exact(Strategy):
             for view, is_saved in zip(merged, self._buffers.is_saved(), strict=False):
                 if not is_saved:  # a resumed run has other values there: no part of the record
                     view.zero_()
-        present = report.present.tolist()
         for parameter, view, is_present in zip(self._trainable.values(), total.gradients, present, strict=True):
             parameter.grad = view if is_present else None
         self._last = total

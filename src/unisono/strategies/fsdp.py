@@ -36,6 +36,7 @@ from unisono.strategies.base import (
     Micro,
     Setting,
     Strategy,
+    check_reached,
     check_trainable,
     mean_loss,
     scale_gradients,
@@ -99,13 +100,15 @@ class FSDP(Strategy):
         floats, changed = self._play(step, micros, num_samples, sizes, loss_function, report)
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
-        head = [step, weights, self._checksum(grads), is_finite, self.is_stop_asked(), *changed]
+        head = [step, weights, self._checksum(grads), is_finite, self.is_stop_asked(), self._is_reached, *changed]
         heads = report.merge(self.transport, self.placement, range(self.transport.world_size), [*map(int, head)])
+        self._buffers.start_replica()
+        check_reached(step, is_reached=any(told[5] for told in heads))
         bad = [replica for replica in range(leaves) if not report.finite[replica]]
         if not bad and not all(told[3] for told in heads):
             bad = list(range(leaves))
         merged = self._merge_buffers(
-            floats, np.array([told[5:] for told in heads]).any(axis=0), leaves, is_kept=not bad
+            floats, np.array([told[6:] for told in heads]).any(axis=0), leaves, is_kept=not bad
         )
         # As `exact` counts: the buffers that a checkpoint holds, and what lies unused in its flat buffers.
         saved = [value for value, is_saved in zip(merged, self._buffers.is_saved(), strict=False) if is_saved]
@@ -217,6 +220,7 @@ class FSDP(Strategy):
         for parameter in self._parameters:
             parameter.grad = None
         self._buffers.start_step()
+        self._is_reached = False
         rounds, replicas = self._rounds, self.setting.replicas
         changed = np.zeros(self._buffers.num_buffers, dtype=bool)
         floats: Stack = []
@@ -235,6 +239,7 @@ class FSDP(Strategy):
             self._buffers.start_replica()
             weight = sizes[micro.replica] / num_samples if replica is not None else 0.0
             loss = run_backward(loss_function, micro, weight, seed=self.setting.seed, step=step, replicas=replicas)
+            self._is_reached |= any(parameter.grad is not None for parameter in self._parameters)
             if replica is None:
                 continue
             views = [torch.empty_like(buffer) for buffer in self._buffers.floats()]
@@ -300,7 +305,6 @@ class FSDP(Strategy):
                 )
 
     def _merge_buffers(self, floats: Stack, changed: Any, leaves: int, *, is_kept: bool) -> list[Tensor]:
-        self._buffers.start_replica()
         if not self._buffers.num_buffers or not is_kept:
             return []
         merged: list[Tensor] = []

@@ -5,6 +5,7 @@ assigned to ranks, what of it belongs to the score, and which class does the wor
 """
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,6 +42,9 @@ class StrategyOptions:
         most_ranks: The largest useful world, None for no limit.
         is_one_replica_enough: Whether several ranks can work on one replica.
         is_sharded: Whether a rank holds a part of the weights only.
+        meets_in_loss: Whether ranks may meet inside the loss function, as programs written for DDP do.
+        spellings: Other names of options, and ours.
+        elsewhere: What others have as an option, and how it is said here.
     """
 
     name: ClassVar[str] = ""
@@ -51,6 +55,9 @@ class StrategyOptions:
     most_ranks: ClassVar[int | None] = None
     is_one_replica_enough: ClassVar[bool] = False
     is_sharded: ClassVar[bool] = False
+    meets_in_loss: ClassVar[bool] = False
+    spellings: ClassVar[Mapping[str, str]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -193,6 +200,19 @@ class DDPOptions(PreciseOptions):
     summary: ClassVar[str] = "torch DistributedDataParallel: reduced in buckets during backward"
     engine: ClassVar[str] = "ddp:DDP"
     needs_processes: ClassVar[bool] = True
+    meets_in_loss: ClassVar[bool] = True
+
+    spellings: ClassVar[Mapping[str, str]] = {"broadcast_buffers": "forward_sync_buffers"}  # torch's, before 2.13
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "device_ids": "the run places the model: Run(device=...).",
+        "output_device": "the run places the model: Run(device=...).",
+        "process_group": "all ranks of the run form the group: Run(transport=...).",
+        "device_mesh": "all ranks of the run form the group: Run(transport=...).",
+        "mixed_precision": "amp='bf16' or amp='fp16'.",
+        "init_sync": "nothing is copied: all ranks build the same model after Run(seed=...), which is checked.",
+        "check_reduction": "leave it out: it has no effect in torch.",
+        "dim": "leave it out: DDP has one device a process, and scatters nothing.",
+    }
 
     find_unused_parameters: bool = option(False, "Allow parameters that get no gradient.")
     forward_sync_buffers: bool = option(True, "Bring rank 0's buffers to all before every forward pass.")
@@ -210,6 +230,7 @@ class AllReduceOptions(PreciseOptions):
     name: ClassVar[str] = "allreduce"
     summary: ClassVar[str] = "averaging by hand, one all-reduce a parameter; ring, tree; local SGD"
     engine: ClassVar[str] = "allreduce:AllReduce"
+    meets_in_loss: ClassVar[bool] = True
 
     algorithm: str = option(
         "ring", "How the sums are made; naive_ring is kept to show what is wrong with it.",
@@ -302,6 +323,7 @@ class ModelParallelOptions(StrategyOptions):
     name: ClassVar[str] = "model_parallel"
     summary: ClassVar[str] = "layers on several devices of each process, by a map or by cost"
     engine: ClassVar[str] = "model_parallel:ModelParallel"
+    meets_in_loss: ClassVar[bool] = True
 
     devices: int = option(2, "Devices of each process (on the CPU logical ones).", of=Count(2, 4096, "devices"))
     map: tuple[float, ...] | None = option(

@@ -31,6 +31,7 @@ from unisono.strategies.base import (
     Micro,
     Setting,
     Strategy,
+    check_reached,
     check_trainable,
     mean_loss,
     scale_gradients,
@@ -127,6 +128,7 @@ class Pipeline(Strategy):
         head = [step, weights, gradient, int(work.busy_s * 1e9), int(span_s * 1e9), int(self.is_stop_asked())]
         heads = report.merge(self.transport, self._mesh, self._rows, head)
         self._compare([Head(*told[:2]) for told in heads])
+        check_reached(step, is_reached=report.is_reached)
         bad = tuple(replica for replica in range(leaves) if not report.finite[replica])
         for stage in self._stages.values():
             report.tell(stage)

@@ -33,6 +33,11 @@ class PipelineReport:
         self._present = np.zeros(self._parameters[-1], dtype=bool)
         self._changed = np.zeros(self._buffers[-1], dtype=bool)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether some parameter has a gradient."""
+        return bool(self._present.any())
+
     def note(self, stage: Stage, losses: Mapping[int, float]) -> None:
         """Take over what a stage of this rank has found, and the losses that are known here."""
         self._of(self._present, self._parameters, stage)[:] = stage.present

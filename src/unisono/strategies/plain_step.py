@@ -49,11 +49,14 @@ def _is_unseen(optimizer: Optimizer, wrapper: Any) -> bool:
         before is not None
         and after is not None
         and ("step" not in own or _is_a_schedules(own["step"], wrapper, optimizer))
-        and not after
-        and not any(_EVERYBODYS)
+        and all(map(_are_spared, (*_EVERYBODYS, before, after)))
         and not torch._C._autograd._profiler_enabled()
-        and all(hasattr(hook, _SPARED) for hook in before.values())
     )
+
+
+def _are_spared(hooks: Any) -> bool:
+    """Whether no hook would miss anything; a torch that keeps them otherwise is not known to us."""
+    return not hooks or (isinstance(hooks, dict) and all(hasattr(hook, _SPARED) for hook in hooks.values()))
 
 
 def _is_a_schedules(step: Any, wrapper: Any, optimizer: Optimizer) -> bool:

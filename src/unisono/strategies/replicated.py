@@ -17,7 +17,16 @@ from unisono.determinism import checksum
 from unisono.errors import RankDivergence, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, Strategy, check_trainable, mean_loss
+from unisono.strategies.base import (
+    Gradients,
+    LossFunction,
+    Micro,
+    Setting,
+    Strategy,
+    check_reached,
+    check_trainable,
+    mean_loss,
+)
 from unisono.strategies.drift import Head, compare
 from unisono.strategies.front import Front
 from unisono.strategies.rank_buffers import RankBuffers
@@ -77,8 +86,9 @@ class Replicated(Strategy):
             raise StepError(f"step {step}: this rank computes replicas {hosted}, but got {done} micro-batches.")
         self.reduce(step)
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        head = [step, weights, checksum(grads), int(self.are_finite(grads)), int(self.is_stop_asked())]
+        head = [step, weights, checksum(grads), int(self.are_finite(grads)), int(self.is_stop_asked()), len(grads)]
         heads = report.merge(self.transport, self.placement, self.speakers(), head)
+        check_reached(step, is_reached=any(told[5] for told in heads))
         self.compare(heads)
         bad = [replica for replica in range(replicas) if sizes[replica] and not report.finite[replica]]
         if not bad and self.refuses_non_finite() and not all(told[3] for told in heads):

@@ -48,13 +48,19 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
         raise ConfigError(f"expected a scheduler with step() and state_dict(), got {type(scheduler).__name__}.{hint}")
 
 
-def check_kinds(model: Any, optimizer: Any) -> None:
-    """Refuse what is no model, or no optimizer.
+def check_kinds(model: Any, optimizer: Any, *, is_again: bool = False) -> None:
+    """Refuse what is no model, or no optimizer, and a second pair of them.
 
     Raises:
-        ConfigError: Names it.
+        ConfigError: Names it, and says what to do with two models.
     """
     many = (list, tuple, dict)
+    if is_again:
+        raise ConfigError(
+            "run.prepare() was called a second time: a run trains one model with one optimizer, and the first would "
+            "stay as it is. Hint: put both models into one nn.Module and their parameters into one optimizer, a group "
+            "for each; or train them in two runs."
+        )
     if not isinstance(model, nn.Module):
         hint = " Hint: one module that holds them all, as nn.ModuleDict({...}) does." if isinstance(model, many) else ""
         raise ConfigError(f"expected the model as a torch.nn.Module, got {type(model).__name__}.{hint}")
@@ -197,6 +203,23 @@ def check_clipping(clipping: Clipping, model: nn.Module) -> None:
                     f"clip_value sets a largest value for each element, which the complex {name!r} does not have. "
                     "Hint: clip_norm scales the whole gradient."
                 )
+
+
+def check_layers(model: nn.Module, strategy: StrategyOptions) -> None:
+    """Refuse layers that meet those of other ranks in the forward pass, where the strategy has no place for it.
+
+    Raises:
+        ConfigError: Names the first.
+    """
+    if strategy.meets_in_loss:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name or 'the model'!r} is a SyncBatchNorm, whose statistics are taken over the ranks: with strategy "
+                f"{strategy.name} no result may depend on their number. Hint: BatchNorm, whose running statistics are "
+                "merged over all micro-batches here; or strategy='ddp'."
+            )
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> None:

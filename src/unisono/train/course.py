@@ -152,6 +152,13 @@ class Course:
         self._cost = self.usage.summary(parts.strategy.transport, self._watch.phases.totals)
         self._write_end(parts, is_finished=is_finished)
 
+    def tell_complete(self, last: int) -> None:
+        """Say that a launch finds nothing to do."""
+        self._record.tell(
+            f"is complete: step {self.done} of {last} is done, there is nothing left to train. "
+            "Hint: more epochs go on from here; another out= (--out) starts anew."
+        )
+
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Add metrics, measured with the present weights, to the result and to a checkpoint of this step.
 

@@ -103,7 +103,7 @@ class Claim:
             self.is_used = True
             _used.setdefault(self.directory.resolve(), self.out)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Note that the run is closed."""
         self.steps, self.record = (lambda: None), None
 

@@ -38,6 +38,7 @@ class Parts:
         check_parts(model, optimizer, scheduler)
         pin(optimizer)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
+        self._num_groups = len(optimizer.param_groups)
         self.model, self.optimizer, self.scheduler, self.registered = model, optimizer, scheduler, registered
         self.strategy: Strategy
         self.is_changing = False
@@ -47,8 +48,23 @@ class Parts:
             "optimizer": scores.describe_optimizer(optimizer, scheduler),
         }
 
+    def check_groups(self) -> None:
+        """Refuse an optimizer that a resumed run would not have when it loads this one's state.
+
+        Raises:
+            StepError: It has got groups since it was prepared.
+        """
+        if len(self.optimizer.param_groups) != self._num_groups:
+            raise StepError(self._regrouped())
+
     def pack(self) -> State:
-        """Return the state of all parts; the tensors are the live ones."""
+        """Return the state of all parts; the tensors are the live ones.
+
+        Raises:
+            CheckpointError: The optimizer has got groups since it was prepared.
+        """
+        if len(self.optimizer.param_groups) != self._num_groups:
+            raise CheckpointError(self._regrouped())
         self.before_pack(self)
         return self.strategy.pack(self.model, self.optimizer, self.scheduler, {}, self.registered)
 
@@ -86,6 +102,15 @@ class Parts:
                 f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
             )
         self.strategy.unpack(state, self.model, self.optimizer, self.scheduler, self.registered)
+
+    def _regrouped(self) -> str:
+        return (
+            f"optimizer.add_param_group() was called after run.prepare(): {len(self.optimizer.param_groups)} groups "
+            f"instead of {self._num_groups}, and a resumed run has to have them before it loads a checkpoint. "
+            "Hint: give the optimizer all parameters before run.prepare(), those that are to learn later in a group of "
+            "their own and with requires_grad_(False); requires_grad_(True) in the loop, by the step's number, lets "
+            "them begin, and the group's 'lr' may be set there too."
+        )
 
     @spared
     def _refuse_foreign_step(self, *_: Any) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -33,6 +33,8 @@ from unisono.train.course import Course
 from unisono.train.evaluate import BATCH_SIZE, Predict
 from unisono.train.every import Every, check_every
 from unisono.train.first_look import FirstLook
+from unisono.train.hooked_torch import watch_while
+from unisono.train.inside_loss import InsideLoss, refuse_inside
 from unisono.train.keywords import answers_keywords
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
@@ -130,7 +132,8 @@ class Run:
         joined = transport
         if isinstance(joined, str):
             joined = connect(world, device=str(self.device), share_memory=transport == "auto", mpi=joined == "mpi")
-        self.transport = joined if world.world_size == 1 else GuardedTransport(joined)
+        self.transport = GuardedTransport(joined)
+        self._end_watching = watch_while(self)
         enter_world(world)
         self._claim = claim(self.transport, world.run_dir, out)
         self.directory = self._claim.directory
@@ -144,7 +147,6 @@ class Run:
         self.placement = chosen.place(self.replicas, world.world_size)
         self.non_finite = NonFinite(non_finite, strategy=chosen.name, is_exact=chosen.is_exact)
         self._stepper: Stepper | None = None
-        self._current_steps: Callable[[], Generator[Batch] | None] = lambda: None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         facts = {"world_size": world.world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
         self._course = Course(self._record, self._watch, facts, checkpoint_every=checkpoint_every)
@@ -167,23 +169,25 @@ class Run:
             RankDivergence: The ranks have built different models or run on different software.
         """
         self._claim.check()
-        checks.check_kinds(model, optimizer)
+        checks.check_kinds(model, optimizer, is_again=self._stepper is not None)
         model.to(self.device)
         parts = Parts(model, optimizer, scheduler, self._registered)
         checks.check_clipping(self.clipping, model)
+        checks.check_layers(model, self.strategy)
         environment = describe_environment(threads=self.threads, device=self.device)
         if not self.strategy.is_exact:
             environment["world_size"] = self.world.world_size
         check_alike(self.transport, parts.description, environment)
         self.first_look.at_parts(model, self.seed)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
-        names = ("transport", "placement", "seed", "device", "clipping")
-        setting = Setting(**{name: getattr(self, name) for name in names})
+        own = ("transport", "placement", "seed", "device", "clipping")
+        setting = Setting(**{name: getattr(self, name) for name in own})
         parts.strategy = self.strategy.build(model, optimizer, setting)
         parts.strategy.is_stop_asked, parts.before_pack = self._watch.is_stop_asked, self.first_look.at_parts_saved
         self._stepper = Stepper(
             parts, setting, course=self._course, record=self._record, watch=self._watch, between=self.between,
             non_finite=self.non_finite, first_look=self.first_look,
+            inside=InsideLoss(model, optimizer, self.strategy, setting),
         )  # fmt: skip
         return parts.strategy.front(model), optimizer
 
@@ -252,8 +256,7 @@ class Run:
         self.first_look.at_sizes(batch_size, self.replicas)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         sampler = sampler_of(dataset, batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
-        hosted = self.placement[self.world.rank]
-        return Loader(sampler, fetcher, hosted, num_workers=num_workers, prefetch=prefetch)
+        return Loader(sampler, fetcher, self.placement[self.world.rank], num_workers=num_workers, prefetch=prefetch)
 
     def steps(self, loader: Loader, *, epochs: int, max_steps: int | None = None) -> Generator[Batch]:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
@@ -281,7 +284,7 @@ class Run:
         steps = self._watch.over(
             self._steps(self._playing(), loader, epochs, max_steps), can_save=self._record.path is not None
         )
-        self._current_steps = self._claim.steps = weakref.ref(steps)
+        self._claim.steps = weakref.ref(steps)
         return steps
 
     def _steps(self, stepper: Stepper, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
@@ -291,10 +294,7 @@ class Run:
         course.open(scores.describe_run(self, parts.description, self.strategy.score(), loader), parts, per_epoch)
         first = course.done + 1
         if first > last:
-            self._record.tell(
-                f"is complete: step {course.done} of {last} is done, there is nothing left to train. "
-                "Hint: more epochs go on from here; another out= (--out) starts anew."
-            )
+            course.tell_complete(last)
         yield from stepper.batches(loader, first, last)
         self.first_look.at_end(is_trained=first <= last)
 
@@ -346,6 +346,7 @@ class Run:
             ConfigError: A setting is out of range, or `predict` has returned something else than two values.
         """
         batch_size, limit = BATCH.take("batch_size", batch_size), SAMPLES.maybe("limit", limit)
+        refuse_inside("run.evaluate()")
         check_places(metrics, self.world, everywhere=True)
         checks.check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
@@ -373,16 +374,15 @@ class Run:
 
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
-        if (steps := self._current_steps()) is not None:
+        if (steps := self._claim.steps()) is not None:
             steps.close()
         self._watch.close()
+        self._end_watching()
         if self._stepper is not None:
             self._stepper.parts.strategy.close()
-        self.transport.close()
-        self._record.close()
-        self._claim.end()
+        for used in (self.transport, self._record, self._claim, self._course):
+            used.close()
         enter_world(None)
-        self._course.close()
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,8 @@ from unisono.train.between import Between
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.first_look import FirstLook
+from unisono.train.hooked_torch import watch_late
+from unisono.train.inside_loss import InsideLoss, refuse_inside
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
@@ -39,6 +41,7 @@ class Stepper:
         between: Sets the generators for code that runs between steps.
         non_finite: Judges losses and gradients.
         first_look: Warns of what is hardly meant.
+        inside: Judges what the loss function does.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class Stepper:
         between: Between,
         non_finite: NonFinite,
         first_look: FirstLook,
+        inside: InsideLoss,
     ) -> None:
         self.parts = parts
         self._setting, self._rank, self._replicas = setting, setting.transport.rank, setting.replicas
         self._course, self._record, self._watch = course, record, watch
-        self._between, self._non_finite, self._first_look = between, non_finite, first_look
+        self._between, self._non_finite = between, non_finite
+        self._first_look, self._inside = first_look, inside
 
     def batches(self, loader: Loader, first: int, last: int) -> Generator[Batch]:
         """Yield the batches of the steps ``first..last``; after each, save what is due; see `Run.steps`.
@@ -78,6 +83,7 @@ class Stepper:
             except GeneratorExit:  # the loop was left: keep what it has done
                 course.leave(parts)
                 raise
+            parts.check_groups()
             if course.stopped_by is not None:
                 break
             if course.done != step:
@@ -90,15 +96,19 @@ class Stepper:
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step; see `Run.step`."""
+        refuse_inside("run.step()")
         course, parts, watch = self._course, self.parts, self._watch
         strategy, step = parts.strategy, batch.step
         if step != course.done + 1:
             raise StepError(f"expected the batch of step {course.done + 1}, got that of step {step}.")
         if not parts.model.training:
             self._first_look.at_evaluation_mode(parts.model)
+        parts.check_groups()
         parts.is_changing = True
         course.usage.begin()
-        timed = watch.timed(loss_function)
+        self._inside.begin(step, len(batch.indices))
+        watch_late()
+        timed = watch.timed(loss_function, self._inside)
         gradients = strategy.compute_gradients(step, batch.micros, len(batch.indices), timed)
         is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(step, batch.indices, gradients.losses, parts.model))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 
 from torch import Tensor
 
+from unisono.collectives.places import HERE, Insider
 from unisono.data.sampler import Indices
 from unisono.launchers.beacon import JOINED, STEPPING, STOPPED, Beacon, Pulse
 from unisono.observe.phases import BACKWARD, DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
@@ -82,11 +83,15 @@ class Watch:
         enter(REDUCE)
         beacon.note(b"reduce")
 
-    def timed(self, loss_function: LossFunction) -> LossFunction:
-        """Return `loss_function`, after which the backward pass begins."""
+    def timed(self, loss_function: LossFunction, insider: Insider) -> LossFunction:
+        """Return `loss_function`, during which `insider` is asked, and after which the backward pass begins."""
 
         def timed(micro: Any) -> Tensor:
-            loss = loss_function(micro)
+            HERE.loss = insider
+            try:
+                loss = loss_function(micro)
+            finally:
+                HERE.loss = None
             self.phases.enter(BACKWARD)
             return loss
 

@@ -1,0 +1,258 @@
+"""What a loss function may not do, and the words in which a habit is refused at the line where it happens.
+
+`run.step` calls the loss function once for every micro-batch, on whichever rank hosts it, and does backward, reduction
+and update itself. What lasts longer than one call (gradients, weights, optimizers), and what needs other ranks, would
+make the result depend on who computes it. How a habit is seen: `hooked_torch`.
+"""
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unisono.collectives.places import HERE, Insider
+from unisono.errors import PlaceError, StepError
+from unisono.placement import parts_of
+from unisono.strategies.base import Setting
+from unisono.strategies.options import StrategyOptions
+
+_TORCH = f"{Path(torch.__file__).parent}/"
+_OURS, _RECIPES = f"{Path(__file__).parents[1]}/", f"{Path(__file__).parents[1]}/recipes/"
+_SHARDING = tuple(f"{_TORCH}distributed/{name}/" for name in ("fsdp", "tensor"))
+
+_reached: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+"""By id: tensors that are not the prepared model's and into which a loss function has called backward."""
+
+
+@final
+class InsideLoss(Insider):
+    """Judges what one run's loss function does.
+
+    Args:
+        model: The prepared one, plain.
+        optimizer: Of its parameters.
+        options: Of the strategy.
+        setting: Where this rank works.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, options: StrategyOptions, setting: Setting) -> None:
+        self._model, self._optimizer, self._options, self._setting = model, optimizer, options, setting
+        self._step, self._num_samples = 0, 0
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begin(self, step: int, num_samples: int) -> None:
+        """Note which step comes; what the loss functions of the step before have made is theirs no longer."""
+        self._step, self._num_samples = step, num_samples
+        if self._made:
+            self._made.clear()
+
+    def making(self, optimizer: Optimizer) -> None:
+        """Note an optimizer that the loss function makes: for an inner loop, over tensors of its own."""
+        self._made.add(optimizer)
+
+    def refuse_backward(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
+        """Refuse to add gradients to the prepared model.
+
+        Args:
+            outputs: Tensors, or edges of graphs, that backward begins with.
+            inputs: Those that it was given; none: it adds to every leaf that it reaches.
+
+        Raises:
+            StepError: The model's parameters are among the leaves.
+        """
+        ours = self._own()
+        leaves = [_leaf_of(item) for item in inputs] or list(_leaves(outputs))
+        for leaf in leaves:
+            # Sharded weights are gathered into parameters that the program never sees.
+            if id(leaf) in ours or (self._options.is_sharded and isinstance(leaf, nn.Parameter)):
+                raise StepError(
+                    f"step {self._step}: backward() was called inside the loss function{called_at()} and would add a "
+                    "second gradient to the model: run.step() does backward, reduction and update itself. "
+                    "Hint: return the loss and leave that line out; for gradients inside a loss take "
+                    "torch.autograd.grad(outputs, inputs), or backward(inputs=[...]) without the model's parameters."
+                )
+        _reached.update({id(leaf): leaf for leaf in leaves if leaf is not None})
+
+    def refuse_step(self, optimizer: Optimizer) -> None:
+        """Refuse to update what outlives the loss function.
+
+        Raises:
+            StepError: The optimizer was not made inside the loss function.
+        """
+        if optimizer is self._optimizer:
+            raise StepError(
+                f"step {self._step}: optimizer.step() was called inside the loss function{called_at()}, once for every "
+                "micro-batch: run.step() updates the weights itself, once for the whole batch. "
+                "Hint: return the loss and leave that line out."
+            )
+        if optimizer not in self._made:
+            raise StepError(
+                f"step {self._step}: {type(optimizer).__name__}.step() was called inside the loss function{called_at()}"
+                f"{_ALONE} Hint: train both models as one: an nn.Module that has both, one optimizer with a group of "
+                "parameters for each, and a loss in which what should not learn is detached."
+            )
+
+    def refuse_zeroing(self, parameters: Iterable[Tensor], name: str) -> None:
+        """Refuse to clear gradients of the prepared model.
+
+        Raises:
+            StepError: They are among those.
+        """
+        ours = self._own()
+        if any(id(parameter) in ours for parameter in parameters):
+            raise StepError(
+                f"step {self._step}: {name}.zero_grad() was called inside the loss function{called_at()}, where "
+                "gradients of other micro-batches may wait to be added: run.step() clears them itself. "
+                "Hint: leave that line out."
+            )
+
+    def refuse_scaling(self) -> None:
+        """Refuse a loss that is scaled: nobody would divide the gradient again.
+
+        Raises:
+            StepError: Always.
+        """
+        raise StepError(
+            f"step {self._step}: GradScaler.scale() was called inside the loss function{called_at()}: the gradient "
+            "would be multiplied too, and nothing divides it again. Hint: return the loss as it is; with "
+            "Run(strategy=unisono.strategy('ddp', amp='fp16')) the strategy scales and unscales."
+        )
+
+    def refuse_schedule(self, scheduler: Any) -> None:
+        """Refuse to move a schedule once for every micro-batch.
+
+        Raises:
+            StepError: Its optimizer was not made inside the loss function.
+        """
+        if getattr(scheduler, "optimizer", None) not in self._made:
+            raise StepError(
+                f"step {self._step}: {type(scheduler).__name__}.step() was called inside the loss function"
+                f"{called_at()}, once for every micro-batch. Hint: run.prepare(model, optimizer, scheduler) steps it "
+                "after every update; or step it in the loop, and run.register() it."
+            )
+
+    def refuse_collective(self, operation: str) -> None:
+        """See `Insider.refuse_collective`; strategies whose ranks compute their own means anyway may meet.
+
+        Raises:
+            PlaceError: The ranks call the loss function differently often, or the result would depend on them.
+        """
+        options = self._options
+        if options.is_sharded and _is_by_sharding():
+            return
+        calls = self._calls()
+        if options.meets_in_loss and len(set(calls)) == 1:
+            return
+        why = (
+            f"in this step the ranks call it {', '.join(map(str, calls))} times, so some would wait for ever"
+            if len(set(calls)) > 1
+            else f"with strategy {options.name} its result must not depend on the number of ranks"
+        )
+        raise PlaceError(
+            f"step {self._step}: {operation} was called inside the loss function{called_at()}, which is called once "
+            f"for every micro-batch, wherever that is computed: {why}. Hint: compute the loss from the micro-batch "
+            "alone; let ranks meet in the loop, before or after run.step()."
+        )
+
+    def _own(self) -> set[int]:
+        return {id(parameter) for parameter in self._model.parameters()}
+
+    def _calls(self) -> list[int]:
+        """Return how often each rank calls the loss function in this step."""
+        placement = self._setting.placement
+        filled = [len(part) > 0 for part in parts_of(self._num_samples, self._setting.replicas)]
+        return [sum(filled[replica] for replica in hosted) for hosted in placement]
+
+
+def refuse_leaked(optimizer: Optimizer) -> None:
+    """Refuse to update another model by gradients that a loss function has left in it.
+
+    Raises:
+        StepError: They are those of this rank's micro-batches only.
+    """
+    if _reached and any(id(parameter) in _reached for parameter in _parameters_of(optimizer)):
+        raise StepError(
+            f"{type(optimizer).__name__}.step(){called_at()} would apply gradients that a loss function has added by "
+            f"backward(){_ALONE} Hint: train both models as one, in one optimizer with a group of parameters for each."
+        )
+
+
+def forget_cleared(parameters: Iterable[Tensor]) -> None:
+    """Note that gradients have been cleared outside of a loss function."""
+    if _reached:
+        for parameter in parameters:
+            _reached.pop(id(parameter), None)
+
+
+def refuse_inside(what: str) -> None:
+    """Refuse what calls the loss function or waits for other ranks, where a loss function runs.
+
+    Raises:
+        PlaceError: It does.
+    """
+    if HERE.loss is not None:
+        raise PlaceError(
+            f"{what} was called inside the loss function{called_at()}, which ranks call as often as they have "
+            "micro-batches. Hint: call it in the loop, before or after run.step()."
+        )
+
+
+def called_at() -> str:
+    """Return the line of the program that has led here, in brackets; nothing where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_TORCH) and (not name.startswith(_OURS) or name.startswith(_RECIPES)):
+            return f" ({name}:{frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+_ALONE = (
+    ": gradients of one rank's micro-batches only, so the weights would depend on the number of workers and differ "
+    "between them."
+)
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_by_sharding() -> bool:
+    """Whether torch's own sharding is what moves bytes here, not the program."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        if frame.f_code.co_filename.startswith(_SHARDING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leaf_of(item: Any) -> Any:
+    """Return the tensor that backward would add to; None where an edge has none."""
+    return item if isinstance(item, Tensor) else getattr(item.node, "variable", None)
+
+
+def _leaves(outputs: Iterable[Any]) -> Iterator[Any]:
+    """Yield the leaves that a graph leads to."""
+    nodes: list[Any] = []
+    for output in outputs:
+        if isinstance(output, Tensor) and output.grad_fn is None:
+            yield output
+        else:
+            nodes.append(output.grad_fn if isinstance(output, Tensor) else output.node)
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                nodes.append(after)
