@@ -50,15 +50,17 @@ print(json.dumps([lost, removed]))
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A place for temporary files of its own, and a directory that is nobody's to remove."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scratch._collect_once.cache_clear()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "file").touch()
-    yield tmp_path
-    assert (tmp_path / "elsewhere" / "file").exists()
-    scratch._collect_once.cache_clear()
+def home(monkeypatch):
+    """A place for temporary files of its own, and a directory that is nobody's to remove; sockets need a short path."""
+    with tempfile.TemporaryDirectory(prefix="s-") as folder:
+        place = Path(folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        scratch._collect_once.cache_clear()
+        (place / "elsewhere").mkdir()
+        (place / "elsewhere" / "file").touch()
+        yield place
+        assert (place / "elsewhere" / "file").exists()
+        scratch._collect_once.cache_clear()
 
 
 def names_in(home):

@@ -58,7 +58,10 @@ def test_redirected_output_is_not_shown(place):
 def test_a_program_that_is_not_python(place):
     """--no-python starts anything, its failure is told, and it ends by a broken pipe as it would alone."""
     script = place.folder / "job.sh"
-    script.write_text('#!/bin/sh\necho "$1 $RANK"\nyes | head -n1 >/dev/null\n[ "$RANK" = 0 ] || exit 5\nsleep 50\n')
+    script.write_text(
+        '#!/bin/sh\necho "$1 $RANK"\nyes | head -n1 >/dev/null\n[ "$RANK" = 1 ] || { touch said; sleep 50; }\n'
+        "while [ ! -e said ]; do sleep 0.05; done\nexit 5\n"
+    )
     script.chmod(0o700)
     process = place.popen(sys.executable, "-m", "unisono", "run", "-n2", "--no_python", "./job.sh", "hello")
     done = place.finish(process)

@@ -54,5 +54,5 @@ def test_wrong_placements_are_refused(options, message):
     """Before the first step, with the layers' names."""
     with pytest.raises(ConfigError, match=message):
         place_layers(dict(layers().named_children()), ModelParallelOptions(**options))
-    with pytest.raises(ConfigError, match="devices as a whole number of devices from 2 to .*, got 1"):
+    with pytest.raises(ConfigError, match=r"devices as a whole number of devices from 2 to .*, got 1"):
         ModelParallelOptions(devices=1)
