@@ -50,8 +50,9 @@ print(json.dumps([lost, removed]))
 
 
 @pytest.fixture
-def home(monkeypatch):
+def home(monkeypatch, tmp_path_factory):
     """A place for temporary files of its own, and a directory that is nobody's to remove; sockets need a short path."""
+    tmp_path_factory.getbasetemp()  # chosen for all tests that follow, so not while temporary files go elsewhere
     with tempfile.TemporaryDirectory(prefix="s-") as folder:
         place = Path(folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)
