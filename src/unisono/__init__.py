@@ -105,7 +105,7 @@ _HOMES = {
     "strategy": "strategies.catalog",
 }
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [  # noqa: PLE0604 - the names of _HOMES, spelled once
     *_HOMES,
 ]
