@@ -151,7 +151,7 @@ def test_rows_4_35_two_lives_of_one_run(theatre, reference):
         kill(pid, signal.SIGCONT)
     ended = finish(first)
     assert ended.returncode != 0
-    assert "has been taken over" in ended.stderr, ended.stderr
+    assert "has lost its run.lock" in ended.stderr, ended.stderr
     commits = [path for _, path in list_steps(theatre.out / "checkpoints")]
     assert commits
     assert {path.name for path in commits}.isdisjoint(old)

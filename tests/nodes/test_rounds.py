@@ -31,10 +31,10 @@ def test_those_of_the_last_round_come_first():
     before = Told(4, ((0, 1), (3, 1)))
     gathering = Gathering(1, 2, 0, before)
     assert gathering.look(0.0, [(0, 2), (1, 1)]) is None
-    assert gathering.look(1.0, [(0, 2), (1, 1), (3, 2)]) == Told(5, ((0, 2), (3, 2)))
+    assert gathering.look(1.0, [(0, 2), (1, 1), (3, 2)]) == Told(5, ((0, 2), (3, 2)), answered=((0, 1), (3, 1)))
     other = Gathering(1, 2, 0, before)
     assert other.look(0.0, [(0, 2), (1, 1)]) is None
-    assert other.look(LAST_CALL_S, [(0, 2), (1, 1)]) == Told(5, ((0, 2), (1, 1)))
+    assert other.look(LAST_CALL_S, [(0, 2), (1, 1)]) == Told(5, ((0, 2), (1, 1)), answered=((0, 1), (3, 1)))
 
 
 def test_the_keeper_is_in_every_round():
@@ -51,6 +51,18 @@ def test_what_is_told():
     assert Told.unpacked(None) == Told()
     assert (told.place_of(5, 1), told.place_of(5, 2), told.place_of(1, 1)) == (1, None, None)
     assert told.waiting([(0, 3), (5, 2), (6, 0), (7, 1)]) == [(5, 2), (7, 1)]
+
+
+def test_who_was_lost_is_no_newcomer():
+    """A host that sat in a round and is silent since has no open request, however many rounds have followed."""
+    first = Gathering(2, 3, 0, Told()).look(0.0, requests(0, 1, 2))
+    alone = Gathering(1, 3, 0, first)
+    assert alone.look(0.0, [(0, 2)]) is None
+    second = alone.look(LAST_CALL_S, [(0, 2)])
+    third = Gathering(1, 1, 0, second).look(0.0, [(0, 3)])
+    for told in (second, third, Told.unpacked(third.packed())):
+        assert told.waiting([(0, 3 if told is second else 4), (1, 1), (2, 1), (3, 1)])[1:] == [(3, 1)]
+    assert second.waiting([(1, 2)]) == [(1, 2)]  # it has come back
 
 
 def test_signs_of_life():

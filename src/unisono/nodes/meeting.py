@@ -10,7 +10,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import final
 
@@ -143,7 +143,7 @@ class Meeting:
             if self.is_keeper:
                 if gathering is None:
                     gathering = Gathering(self._plan.min_nodes, self._plan.max_nodes, mine[0], told)
-                    told = Told(told.index, told.members, is_gathering=True)
+                    told = replace(told, is_gathering=True)
                     self.board.put("round", told.packed())
                 self._gather(gathering, told, pulse)
             self.check()

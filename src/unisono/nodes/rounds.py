@@ -52,30 +52,42 @@ class Told:
         index: Of the round; -1 before the first.
         members: Number of each host and the number of its request, in the order of their places.
         is_gathering: Whether hosts are wanted.
+        answered: The last request of each host that a round before this one has answered.
     """
 
     index: int = -1
     members: tuple[tuple[int, int], ...] = ()
     is_gathering: bool = False
+    answered: tuple[tuple[int, int], ...] = ()
 
     def packed(self) -> list[Any]:
         """Return it in JSON's types."""
-        return [self.index, [list(member) for member in self.members], self.is_gathering]
+        return [self.index, list(map(list, self.members)), self.is_gathering, list(map(list, self.answered))]
 
     @classmethod
     def unpacked(cls, value: Sequence[Any] | None) -> "Told":
         """Return what `packed` has packed; None stands for nothing told yet."""
         if value is None:
             return cls()
-        return cls(int(value[0]), tuple((int(number), int(request)) for number, request in value[1]), bool(value[2]))
+        members, answered = (tuple((int(number), int(request)) for number, request in part) for part in value[1::2])
+        return cls(int(value[0]), members, bool(value[2]), answered)
 
     def place_of(self, number: int, request: int) -> int | None:
         """Return a host's place in the round, None if its request is not answered by it."""
         return self.members.index((number, request)) if (number, request) in self.members else None
 
     def waiting(self, requests: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the requests that this round has not answered; a request of 0 has been taken back."""
-        return [(number, request) for number, request in requests if request and (number, request) not in self.members]
+        """Return the requests that no round has answered; a request of 0 has been taken back."""
+        last = self.all_answered
+        return [(number, request) for number, request in requests if request > last.get(number, 0)]
+
+    @property
+    def all_answered(self) -> dict[int, int]:
+        """The last request of each host that has been answered, by this round too.
+
+        A host that is lost stays in it: its request would be taken for that of a newcomer.
+        """
+        return {**dict(self.answered), **dict(self.members)}
 
 
 @final
@@ -112,4 +124,4 @@ class Gathering:
         if not is_whole and now_s - self._enough_since_s < LAST_CALL_S:
             return None
         chosen = sorted(requests, key=lambda one: (one[0] != self._keeper, one[0] not in sat, one[0]))[: self._max]
-        return Told(self._before.index + 1, tuple(chosen), is_gathering=False)
+        return Told(self._before.index + 1, tuple(chosen), answered=tuple(self._before.all_answered.items()))
