@@ -60,7 +60,7 @@ def damage(chance: random.Random, *, cheat: bool = False) -> str:
         done = []
         for _ in range(chance.choice([1, 1, 1, 2])):
             act = chance.choice(ACTS)
-            with contextlib.suppress(FileNotFoundError):  # the second damage may come too late
+            with contextlib.suppress(OSError):  # the second damage may come too late
                 done.append(act(chance, out, other, sentinel))
         if chance.random() < 0.15:  # the next launch says another seed
             description["seed"] += 1

@@ -36,7 +36,8 @@ class Cast(nn.Module):
 
 def leg(
     transport: Transport | None, strategy: str, steps: int, *, out: str | None = None, clip: float | None = None,
-    clip_value: float | None = None, samples: int = 93, dtype: torch.dtype | None = None, **options: Any,
+    clip_value: float | None = None, samples: int = 93, dtype: torch.dtype | None = None, kind: str = "AdamW",
+    **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train to a step, four replicas, and say what is there."""
     chosen = unisono.strategy(strategy, **options)
@@ -45,7 +46,7 @@ def leg(
         transport=transport or "auto", checkpoint_every=4,
     ) as run:  # fmt: skip
         model = nn.Sequential(Cast(dtype), model_of().to(dtype)) if dtype else model_of()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=3e-3)
         front, optimizer = run.prepare(model, optimizer)
         losses = [
             run.step(batch, loss_of(front)).hex()
@@ -76,6 +77,7 @@ def compare(transport: Transport | None, out: str) -> dict[str, Any]:
             "value": {"clip_value": 1e-3},
             "double": {"dtype": torch.float64},
             "bf16": {"dtype": torch.bfloat16},
+            "adagrad": {"kind": "Adagrad"},  # its state is there before the first step
         }.items()
     }
     found["wrap"] = [found["plain"][0], leg(transport, "fsdp", 8, wrap=("Linear",))]

@@ -27,7 +27,7 @@ def compared(tmp_path_factory):
 @pytest.mark.parametrize(
     "world_size", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", ["plain", "clip", "value", "wrap", "double", "bf16"])
+@pytest.mark.parametrize("name", ["plain", "clip", "value", "wrap", "double", "bf16", "adagrad"])
 def test_the_bits_are_those_of_exact(compared, name, world_size):
     """Weights, statistics and losses, with dropout, clipping, uneven slices, and however modules are grouped."""
     reports, _ = compared(world_size)

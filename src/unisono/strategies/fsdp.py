@@ -74,9 +74,12 @@ class FSDP(Strategy):
             self.close()
             raise
         after = dict(model.named_parameters())
+        sharded = {parameter: after[name] for name, parameter in before.items()}
         for group in optimizer.param_groups:
-            names = {id(parameter): name for name, parameter in before.items()}
-            group["params"] = [after[names[id(parameter)]] for parameter in group["params"]]
+            group["params"] = [sharded[parameter] for parameter in group["params"]]
+        for parameter in [*optimizer.state]:  # some optimizers make it when they are built
+            own, entry = sharded[parameter], optimizer.state.pop(parameter)
+            optimizer.state[own] = {name: sliced_like(value, own, self.transport) for name, value in entry.items()}
         self._buffers = ReplicaBuffers(model)
         self._parameters = list(after.values())
 
