@@ -124,6 +124,7 @@ if "plain" not in sys.argv:
 def listen(pipe):
     with Listener(family="AF_UNIX") as here:
         pipe.send(here.address)
+kept = Listener(family="AF_UNIX")  # its socket is removed when the process ends, before the directory is
 ours, theirs = multiprocessing.Pipe()
 child = multiprocessing.Process(target=listen, args=(theirs,))
 child.start()
@@ -149,6 +150,7 @@ def test_where_processes_meet_outside_a_launch(home, words):
         [sys.executable, "-c", MEET, str(home), *words], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == (-signal.SIGKILL if "die" in words else 0), done.stderr
+    assert done.stderr == ""
     place = Path(done.stdout.strip())
     assert place.name.startswith("pymp-" if "plain" in words else "unisono-")
     left = names_in(home)

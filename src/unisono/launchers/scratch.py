@@ -6,7 +6,6 @@ whatever process numbers mean in containers that share it. Cleaners such as syst
 import torch.
 """
 
-import atexit
 import contextlib
 import errno
 import fcntl
@@ -73,9 +72,13 @@ def meet() -> None:
         ConfigError: There is no place for temporary files.
     """
     if _settings().get("tempdir") is None:
+        from multiprocessing.util import Finalize
+
         stack = contextlib.ExitStack()
         meet_in(stack.enter_context(scratch_directory()))
-        atexit.register(stack.close)
+        Finalize(
+            None, stack.close, exitpriority=-100
+        )  # as Python's own: after the listeners, which remove their sockets
 
 
 def _settings() -> dict[str, Any]:

@@ -74,7 +74,7 @@ class FSDP(Strategy):
             self.close()
             raise
         after = dict(model.named_parameters())
-        sharded = {parameter: after[name] for name, parameter in before.items()}
+        sharded: dict[Tensor, nn.Parameter] = {parameter: after[name] for name, parameter in before.items()}
         for group in optimizer.param_groups:
             group["params"] = [sharded[parameter] for parameter in group["params"]]
         for parameter in [*optimizer.state]:  # some optimizers make it when they are built
