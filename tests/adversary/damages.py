@@ -95,6 +95,14 @@ def _some_file(chance: random.Random, out: Path) -> Path:
     return chance.choice(files)
 
 
+def _remove(path: Path) -> None:
+    """Remove what an earlier damage may have put there; `shutil.rmtree` would wait for a pipe."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _flip(chance: random.Random, out: Path, other: Path, sentinel: Path) -> str:
     path = _some_file(chance, out)
     data = bytearray(path.read_bytes())
@@ -139,7 +147,7 @@ def _garbage(chance: random.Random, out: Path, other: Path, sentinel: Path) -> s
 def _lose(chance: random.Random, out: Path, other: Path, sentinel: Path) -> str:
     paths = sorted(path for path in out.rglob("*"))
     path = chance.choice(paths)
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _remove(path)
     return f"lost {path.relative_to(out)}"
 
 
@@ -156,7 +164,7 @@ def _foreign(chance: random.Random, out: Path, other: Path, sentinel: Path) -> s
         newest = max(path for path in (other / "checkpoints").iterdir() if path.name.startswith("step-"))
         shutil.copytree(newest, out / "checkpoints" / newest.name, dirs_exist_ok=True)
     elif name == "checkpoints":
-        shutil.rmtree(out / name)
+        _remove(out / name)
         shutil.copytree(other / name, out / name)
     else:
         shutil.copy(other / name, out / name)
@@ -188,10 +196,7 @@ def _replace(chance: random.Random, out: Path, other: Path, sentinel: Path) -> s
         "phases",
     ]
     path = out / chance.choice(names)
-    if path.is_dir():
-        shutil.rmtree(path)
-    elif path.exists():
-        path.unlink()
+    _remove(path)
     kind = chance.choice(["directory", "fifo", "link", "dangling link", "link to itself"])
     if kind == "directory":
         path.mkdir()
@@ -211,8 +216,7 @@ def _plant(chance: random.Random, out: Path, other: Path, sentinel: Path) -> str
         ["ledger.tmp", "ledger.jsonl.tmp", "result.json.tmp", "score.json.tmp", "checkpoints/tmp", "checkpoints/LATEST"]
     )
     path = out / name
-    if path.exists():
-        path.unlink()
+    _remove(path)
     path.symlink_to(sentinel)
     return f"a link planted at {name}"
 
