@@ -116,7 +116,7 @@ def _flip(chance: random.Random, out: Path, other: Path, sentinel: Path) -> str:
 
 def _digit(chance: random.Random, out: Path, other: Path, sentinel: Path) -> str:
     path = out / chance.choice(["ledger.jsonl", "score.json", "run.json", "environment.json"])
-    text = path.read_text()
+    text = path.read_text() if path.is_file() else ""
     places = [place for place, letter in enumerate(text) if letter.isdigit()]
     if not places:
         return f"{path.name} has no digit"
@@ -167,6 +167,7 @@ def _foreign(chance: random.Random, out: Path, other: Path, sentinel: Path) -> s
         _remove(out / name)
         shutil.copytree(other / name, out / name)
     else:
+        _remove(out / name)
         shutil.copy(other / name, out / name)
     return f"{name} of another run"
 
