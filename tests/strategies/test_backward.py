@@ -6,7 +6,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from reference import bits
-from unisono.strategies.backward import differentiate
+from unisono.strategies.backward import differentiate, explain
+from unisono.strategies.base import Micro
 
 
 def usual(loss, weight):
@@ -98,3 +99,11 @@ def test_errors_are_those_of_torch():
         differentiate(loss, 1.0)
     with pytest.raises(RuntimeError, match="real scalar"):
         differentiate(torch.ones(2, dtype=torch.complex64, requires_grad=True).sum(), 1.0)
+
+
+def test_what_fsdp_cannot_is_explained():
+    """A loss that differentiates twice meets weights that torch's FSDP has freed: the way out is said."""
+    for text, is_meant in (("setStorage: sizes [4] are out of bounds for storage of size 0", True), ("other", False)):
+        error = RuntimeError(text)
+        explain(error, 1, Micro(replica=0, num_samples=1, data=None), 1)
+        assert any("needs another strategy, exact" in note for note in error.__notes__) == is_meant

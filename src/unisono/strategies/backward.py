@@ -105,6 +105,11 @@ def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
             "Hint: batch statistics need two samples in every micro-batch. Choose fewer replicas, a larger "
             "batch_size, or one that leaves no small last batch (samples modulo batch_size)."
         )
+    if "setStorage" in str(error):
+        error.add_note(
+            "Hint: torch's FSDP frees a module's weights after its backward, so a loss that differentiates twice "
+            "(a gradient penalty) needs another strategy, exact for instance."
+        )
     if "nference tensor" in str(error):
         error.add_note(
             "Hint: the model keeps a tensor that it computed while evaluating. "
