@@ -96,7 +96,8 @@ class AsyncParameterServer(Replicated):
         loss_value = math.fsum(losses)
         grads = [parameter.grad for parameter in self.trainable()]
         is_finite = math.isfinite(loss_value) and self.are_finite(grad for grad in grads if grad is not None)
-        self._push(step, grads, loss_value * own / num_samples, is_finite=is_finite)
+        is_reached = not losses or any(grad is not None for grad in grads)  # a rank may have no sample
+        self._push(step, grads, loss_value * own / num_samples, is_finite=is_finite, is_reached=is_reached)
         for parameter in self._parameters.values():
             parameter.grad = None
         is_last = step == self._last_step
@@ -159,12 +160,11 @@ class AsyncParameterServer(Replicated):
             self.transport.replace(StarTransport(lines, live, self._rank))
         self._live = live
 
-    def _push(self, step: int, grads: list[Tensor | None], loss: float, *, is_finite: bool) -> None:
+    def _push(self, step: int, grads: list[Tensor | None], loss: float, *, is_finite: bool, is_reached: bool) -> None:
         assert self._line is not None
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
         body = torch.cat([present, to_bytes([grad for grad in grads if grad is not None])])
         before = self._line.bytes_sent
-        is_reached = len(body) > len(present)
         flags = _IS_FINITE * is_finite | _IS_STOP_ASKED * self.is_stop_asked() | _IS_REACHED * is_reached
         kind, self._last_step, told, _, weights = decode(self._line.ask(encode(PUSH, step, flags, loss, body)))
         self.transport.bytes_sent += self._line.bytes_sent - before
