@@ -1,6 +1,7 @@
 """Who meets at a store, on the stores that ranks really meet at; threads are the ranks."""
 
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -76,3 +77,38 @@ def test_who_did_not_come(kind, tmp_path):
         assert str(error) == (
             f"[rank {rank}/4] the ranks did not meet at {kind}://here within 0.3 s: ranks 0, 2 did not come."
         )
+
+
+class Late:
+    """A store whose rank reads the verdict only when it is let."""
+
+    def __init__(self, store, let):
+        self._store, self._let = store, let
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def get(self, key):
+        """Read, late."""
+        assert self._let.wait(20)
+        return self._store.get(key)
+
+
+def test_nobody_leaves_before_all_are_told():
+    """The rank that serves the store may be the first to know; the others must still be able to read the verdict."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    let = threading.Event()
+
+    def one(rank_is_late):
+        store = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+        world = World(rank=0, world_size=2, rendezvous="tcp://here", launcher="torchrun")
+        with pytest.raises(WorldError, match="two processes are rank 0 of 2"):
+            call_roll(Late(store, let) if rank_is_late else store, world, f"process {rank_is_late}", 20.0)
+
+    with ThreadPoolExecutor(2) as pool:
+        late, early = pool.submit(one, True), pool.submit(one, False)
+        with pytest.raises(TimeoutError):
+            early.result(0.5)  # it knows already, and waits
+        let.set()
+        late.result(20)
+        early.result(20)

@@ -4,12 +4,18 @@ A rank says who it is under its number; the first to come says how large the wor
 tells all, so that nobody waits for the timeout. `nodes/roll.py` asks the same of hosts, before their ranks are started.
 """
 
+import contextlib
+from datetime import timedelta
+
 from torch._C._distributed_c10d import Store
 
 from unisono.errors import PeerLost, WorldError
 from unisono.world import World
 
 _FINE = "fine"
+
+_FAREWELL = timedelta(seconds=5)
+"""How long a rank that has failed waits for the others to learn it."""
 
 
 def call_roll(store: Store, world: World, name: str, timeout_s: float) -> None:
@@ -26,7 +32,15 @@ def call_roll(store: Store, world: World, name: str, timeout_s: float) -> None:
         PeerLost: Not all came in time; says which.
         RuntimeError: The store is lost.
     """
-    me = f"{name}, {world.launcher!r}"
+    store.add("came", 1)
+    try:
+        _agree(store, world, f"{name}, {world.launcher!r}", timeout_s)
+    except (WorldError, PeerLost):
+        _take_leave(store)
+        raise
+
+
+def _agree(store: Store, world: World, me: str, timeout_s: float) -> None:
     problem = ""
     first_size, first = _claim(store, "first", f"{world.world_size} {me}").split(" ", 1)
     if int(first_size) != world.world_size:
@@ -60,3 +74,11 @@ def _claim(store: Store, key: str, value: str) -> str:
     """Return what the first to claim `key` has put there."""
     found: bytes = store.compare_set(key, "", value)
     return found.decode()
+
+
+def _take_leave(store: Store) -> None:
+    """Stay until all that came know: the store may be served by this process, and ends with it."""
+    if store.add("told", 1) == store.add("came", 0):
+        store.set("all told", "")
+    with contextlib.suppress(RuntimeError):  # one that died does not tell; what is raised matters more
+        store.wait(["all told"], _FAREWELL)
