@@ -21,10 +21,10 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parent / "baselines"))
 import jobs
 from unisono.determinism import set_determinism
-from unisono.memory import keep_freed_memory
 from unisono.recipes.kernels import drop, patch_conv
 from unisono.recipes.mnist import SimpleCNN
 from unisono.recipes.speed import channels_last
+from unisono.system.memory import keep_freed_memory
 
 ROUNDS, SAMPLES = 60, 64
 

@@ -37,9 +37,9 @@ import kills_job
 import kills_stage
 
 from unisono.chaos.player import beacon_files
-from unisono.launchers.beacon import QUIET, STOPPED, Beacon, Reading
 from unisono.observe.compare import first_difference
 from unisono.seeding import mix
+from unisono.system.heartbeat import QUIET, STOPPED, Beacon, Reading
 
 JOB = Path(kills_job.__file__).resolve()
 VARIANTS = 3

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from unisono.launchers.beacon import Beacon, Reading
 from unisono.observe.compare import first_difference
+from unisono.system.heartbeat import Beacon, Reading
 
 JOB = Path(__file__).parent / "faults" / "job.py"
 # SIGINT may be ignored in us (a test run in the background); a launcher would inherit that.

@@ -14,8 +14,8 @@ from unisono.checkpoint.files import (
     safetensors_chunks,
     write_synced,
 )
-from unisono.directory import Directory
 from unisono.errors import CheckpointError
+from unisono.system.directory import Directory
 
 TENSORS = {
     "b.weight": torch.arange(6.0).view(2, 3),

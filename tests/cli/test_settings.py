@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli.settings import PATH, number, to_json
-from unisono.quantities import Amount, Count
+from unisono.options.quantities import Amount, Count
 
 
 @click.command()

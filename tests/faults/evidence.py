@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from unisono.chaos.player import beacon_files
-from unisono.launchers.beacon import Beacon, Reading
 from unisono.observe.compare import first_difference
+from unisono.system.heartbeat import Beacon, Reading
 
 JOB = Path(__file__).with_name("job.py")
 SEED = 3  # of all runs here: `job.train` gives it to its run

@@ -4,8 +4,8 @@ import faulthandler
 import sysconfig
 import threading
 
-from unisono.launchers.beacon import JOINED, Reading
 from unisono.launchers.stacks import _PACKAGE, Frame, describe_hang, main_thread, waits_for_others
+from unisono.system.heartbeat import JOINED, Reading
 
 WAITING = [
     Frame(f"{_PACKAGE}/collectives/shared_memory.py", "200", "_wait"),

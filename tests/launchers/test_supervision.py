@@ -250,7 +250,7 @@ def test_heavy_modules_stay_out(place):
 def test_an_interrupted_run_says_what_is_kept(place, note, said, told):
     """Ctrl-C where the run cannot stop between two steps: how far it came, what is kept, and the very command."""
     body = note + (
-        "from unisono.launchers.beacon import Beacon\n"
+        "from unisono.system.heartbeat import Beacon\n"
         "beacon = Beacon(os.environ['UNISONO_BEACON'])\n"
         f"beacon.join(os.getpid()); {said}\n"
         "note(f'pid-{RANK}')\nwhile True: time.sleep(0.05)\n"

@@ -1,7 +1,7 @@
 """Silence and standstill, judged on made-up clocks."""
 
-from unisono.launchers.beacon import JOINED, Reading
 from unisono.launchers.vigil import Back, Silent, Still, Vigil
+from unisono.system.heartbeat import JOINED, Reading
 
 
 def watch(vigil, seconds, beat=lambda rank, now: now, tick=lambda now: now, ranks=(0, 1), state=JOINED):

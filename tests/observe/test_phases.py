@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from unisono.descriptors import File
-from unisono.directory import Directory
 from unisono.observe import phases
 from unisono.observe.phases import BACKWARD, DATA, EVALUATE, FORWARD, OTHER, PHASES, UPDATE, PhaseClock, read_phases
+from unisono.system.descriptors import File
+from unisono.system.directory import Directory
 
 FACTS = {"launch": 1, "rank": 0, "world_size": 1}
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
+from unisono.system.directory import Directory
 from unisono.train import run_lock
 from unisono.train.run_lock import LOCK_FILE, Holder, RunLock
 
 HOLD = """
 import ctypes, os, shutil, sys, tempfile, time
 from pathlib import Path
-from unisono.directory import Directory
+from unisono.system.directory import Directory
 from unisono.train.run_lock import RunLock
 lock = RunLock(Directory.open(Path(sys.argv[1])))
 if "fork" in sys.argv and os.fork() == 0:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 import unisono
 from unisono.collectives.loopback import run_ranks
 from unisono.errors import RunStopped
-from unisono.launchers.beacon import JOINED, QUIET, STOPPED, Beacon
 from unisono.observe import phases
 from unisono.report.run_diff import compare_runs
+from unisono.system.heartbeat import JOINED, QUIET, STOPPED, Beacon
 from unisono.train.watch import Watch
 from unisono.world import World
 

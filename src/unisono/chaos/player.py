@@ -18,7 +18,7 @@ from typing import final
 
 from unisono.chaos.schedule import Fault
 from unisono.errors import LaunchError, RunStopped
-from unisono.launchers.beacon import QUIET, STOPPED, Beacon, Reading
+from unisono.system.heartbeat import QUIET, STOPPED, Beacon, Reading
 
 _LOOK_S = 0.001
 _DEATH_S = 15.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.checkpoint.files import FileSum, write_synced
-from unisono.directory import Directory
-from unisono.disk import room
 from unisono.errors import CheckpointError
+from unisono.system.directory import Directory
+from unisono.system.disk import room
 
 
 @dataclass(frozen=True, slots=True)

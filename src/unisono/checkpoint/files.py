@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from unisono.checkpoint.values import printable
-from unisono.descriptors import pieces
-from unisono.directory import Directory
 from unisono.errors import CheckpointError
+from unisono.system.descriptors import pieces
+from unisono.system.directory import Directory
 
 _PIECE = 4 << 20  # bytes hashed and written at a time
 _DTYPES = {

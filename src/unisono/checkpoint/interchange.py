@@ -18,8 +18,8 @@ from unisono.checkpoint.files import read_whole, replace_synced
 from unisono.checkpoint.format import State, tied_names
 from unisono.checkpoint.store import list_steps, newest_valid, read
 from unisono.checkpoint.values import few, from_json, printable
-from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
+from unisono.system.directory import Directory
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel and DDP; torch.compile; common wrappers

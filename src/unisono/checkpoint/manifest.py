@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from unisono.checkpoint.files import FileSum, read_whole
 from unisono.checkpoint.values import printable
-from unisono.directory import Directory, entered
 from unisono.errors import CheckpointError
+from unisono.system.directory import Directory, entered
 
 FORMAT_VERSION = 3
 _READABLE = (2, 3)  # 2: version 0.1.0, which knows neither ``ledger_head`` nor ``spent``

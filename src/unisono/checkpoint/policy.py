@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.errors import ConfigError
-from unisono.quantities import BYTES, KEPT, settle
+from unisono.options.quantities import BYTES, KEPT, settle
 
 MODES = ("max", "min")
 WHEN_BUSY = ("wait", "skip")

@@ -33,8 +33,8 @@ from unisono.checkpoint.manifest import (
 )
 from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, stem_of
 from unisono.checkpoint.values import printable
-from unisono.directory import Directory, entered
 from unisono.errors import CheckpointError
+from unisono.system.directory import Directory, entered
 
 LATEST = "LATEST"
 Guard = Callable[[], None]

@@ -16,7 +16,7 @@ from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.trials import check_picture
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import RUNS, Count
+from unisono.options.quantities import RUNS, Count
 
 if TYPE_CHECKING:
     from unisono.collectives.schedules import Schedule
@@ -144,7 +144,7 @@ def parse_names(text: str | None) -> list[str]:
         ConfigError: A name that is not known.
     """
     from unisono.errors import ConfigError
-    from unisono.hints import nearest
+    from unisono.system.hints import nearest
 
     found = dict.fromkeys(part.strip() for part in text.split(",")) if text is not None else {}
     for name in found:

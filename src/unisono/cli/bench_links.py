@@ -14,7 +14,7 @@ from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.settings import number, to_json
 from unisono.cli.trials import recipe_options
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import RUNS, STEPS, WORKERS
+from unisono.options.quantities import RUNS, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
@@ -105,8 +105,8 @@ def parse_ways(text: str | None) -> list[str]:
         ConfigError: A name that is not known.
     """
     from unisono.errors import ConfigError
-    from unisono.hints import nearest
     from unisono.scaling.slow_links import WAYS
+    from unisono.system.hints import nearest
 
     names = list(WAYS) if text is None else [part.strip() for part in text.split(",")]
     for name in names:

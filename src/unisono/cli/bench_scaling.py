@@ -26,7 +26,7 @@ from unisono.cli.trials import (
     script_starter,
 )
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import LOADERS, REPLICAS, RUNS, STEPS, THREADS
+from unisono.options.quantities import LOADERS, REPLICAS, RUNS, STEPS, THREADS
 from unisono.strategies.catalog import CATALOG
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class Setting:
 
 def _scaling(setting: Setting, out: str | None, as_json: bool) -> int:
     from unisono.errors import ConfigError
-    from unisono.scaling.kept import check_place
     from unisono.scaling.study import KIND, save, summarise
+    from unisono.system.files import check_place
 
     counts = sorted(set(parse_workers(setting.workers)))
     if setting.steps - setting.warmup < 2:
@@ -253,8 +253,8 @@ def _check_batches(setting: Setting, trials: "list[Trial]") -> None:
 def table(study: "Study") -> list[str]:
     """Return a study as lines of at most 100 columns."""
     from unisono.report.scaling_section import describe_machine, doubts, why_it_flattens
-    from unisono.report.words import spell_seconds
     from unisono.scaling.study import STEP_PHASES, summarise
+    from unisono.system.words import spell_seconds
 
     rows = summarise(study)
     names = "".join(f" {name:>8}" for name in STEP_PHASES)

@@ -12,7 +12,7 @@ from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.strategy import take_strategy
 from unisono.cli.trials import check_picture, recipe_options
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import WORKERS
+from unisono.options.quantities import WORKERS
 from unisono.strategies.catalog import CATALOG
 
 DEFAULT = ",".join(CATALOG)

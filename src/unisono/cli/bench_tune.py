@@ -15,7 +15,7 @@ from unisono.cli.settings import number, to_json
 from unisono.cli.strategy import strategy_options
 from unisono.cli.trials import recipe_options
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import LOADERS, REPLICAS, RUNS, STEPS
+from unisono.options.quantities import LOADERS, REPLICAS, RUNS, STEPS
 
 if TYPE_CHECKING:
     from unisono.scaling.choice import Candidate

@@ -24,7 +24,7 @@ from unisono.cli.trials import (
     script_environment,
 )
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import REPLICAS, RUNS, SEED, STEPS, WORKERS
+from unisono.options.quantities import REPLICAS, RUNS, SEED, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from unisono.chaos.player import Blow

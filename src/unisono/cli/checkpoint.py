@@ -11,7 +11,7 @@ import click
 from unisono.cli.outcome import FAILED, nothing_kept, perform
 from unisono.cli.settings import PATH, number, to_json
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import KEPT, STEPS
+from unisono.options.quantities import KEPT, STEPS
 
 _DIRECTORY = click.argument("directory", type=PATH, metavar="DIR")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -219,7 +219,7 @@ def _export(directory: str, file: str, step: int | None) -> None:
 def _prune(directory: str, as_json: bool, given: dict[str, Any]) -> None:
     from unisono.checkpoint.policy import CheckpointPolicy
     from unisono.checkpoint.store import choose_removed, remove, verify
-    from unisono.directory import Directory
+    from unisono.system.directory import Directory
 
     policy = CheckpointPolicy(keep=given["keep"], best=given["best"], best_mode=given["best_mode"])
     newest = _choose(_find(directory), None)
@@ -237,9 +237,9 @@ def _prune(directory: str, as_json: bool, given: dict[str, Any]) -> None:
 
 
 def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[str, Any]) -> int:
-    from unisono.directory import Directory
     from unisono.errors import ConfigError
     from unisono.observe.ledger import read_lines
+    from unisono.system.directory import Directory
 
     found = _find(directory)
     home = found.parent

@@ -12,7 +12,7 @@ from unisono.cli.completion import complete_recipe
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.trials import check_picture
-from unisono.quantities import (
+from unisono.options.quantities import (
     BATCH,
     ELEMENT_BYTES,
     FACTOR,
@@ -113,7 +113,7 @@ def forecast(
         is_here = recipe is not None and given["node_size"] is None
         counts = parse_counts(("1..8" if is_here else "1..1024") if ranks is None else ranks)
         if out is not None:
-            from unisono.scaling.kept import check_place
+            from unisono.system.files import check_place
 
             check_place(Path(out), (KIND,))
         job, machine, notes = settle(recipe, given)
@@ -255,7 +255,7 @@ def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: boo
 
         draw_forecast(told, png)
     if out is not None:
-        from unisono.scaling.kept import write_whole
+        from unisono.system.files import write_whole
 
         write_whole(Path(out), (text + "\n").encode())
     if as_json:
@@ -267,14 +267,14 @@ def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: boo
 
 def run_text(run_s: float | str) -> str:
     """Return a run's time in words; it may never end."""
-    from unisono.report.words import spell_seconds
+    from unisono.system.words import spell_seconds
 
     return run_s if isinstance(run_s, str) else spell_seconds(run_s)
 
 
 def table(told: dict[str, Any]) -> list[str]:
     """Return a forecast as lines of at most 100 columns."""
-    from unisono.report.words import spell_bytes, spell_seconds
+    from unisono.system.words import spell_bytes, spell_seconds
 
     lines = [f"{note}" for note in told["notes"]]
     head = f"{'ranks':>6}  {'best':<17} {'step':>8} {'speed-up':>9} {'effic.':>6}  {'limit':<13}"

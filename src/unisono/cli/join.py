@@ -8,7 +8,7 @@ import click
 from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
 from unisono.cli.outcome import perform
 from unisono.cli.settings import number
-from unisono.quantities import THREADS
+from unisono.options.quantities import THREADS
 
 
 @click.command(

@@ -20,7 +20,7 @@ from unisono.cli.launch_options import (
 )
 from unisono.cli.outcome import INTERRUPTED, perform
 from unisono.cli.settings import number
-from unisono.quantities import GRACE, RESTARTS
+from unisono.options.quantities import GRACE, RESTARTS
 
 if TYPE_CHECKING:
     from unisono.launchers.kubernetes import KubernetesJob

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from unisono.cli.settings import number
-from unisono.quantities import DEVICES, INTERVAL, NODES, PORT, RANKS, THREADS, WORKERS
+from unisono.options.quantities import DEVICES, INTERVAL, NODES, PORT, RANKS, THREADS, WORKERS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

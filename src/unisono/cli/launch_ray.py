@@ -16,7 +16,7 @@ from unisono.cli.launch_options import (
 )
 from unisono.cli.outcome import perform
 from unisono.cli.settings import number
-from unisono.quantities import CPUS, DEVICES, RESTARTS, SECONDS
+from unisono.options.quantities import CPUS, DEVICES, RESTARTS, SECONDS
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 

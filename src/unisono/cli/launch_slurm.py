@@ -20,7 +20,7 @@ from unisono.cli.launch_options import (
 )
 from unisono.cli.outcome import INTERRUPTED, perform
 from unisono.cli.settings import PATH, number
-from unisono.quantities import RESTARTS, WARNING
+from unisono.options.quantities import RESTARTS, WARNING
 
 if TYPE_CHECKING:
     from unisono.launchers.slurm import SlurmJob

@@ -70,6 +70,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _nearest(self, word: str) -> str:
-        from unisono.hints import nearest  # loads what a right word does not need
+        from unisono.system.hints import nearest  # loads what a right word does not need
 
         return nearest(word, self._entries)

@@ -53,8 +53,8 @@ Tab completes verbs, options and recipes: unisono completion --help.
 
 def _meant(word: str) -> str:
     """Return a hint for a word that is no verb: a script, a recipe, a verb spelled otherwise."""
-    from unisono.hints import nearest
     from unisono.recipes.catalog import RECIPES
+    from unisono.system.hints import nearest
 
     if word.endswith(".py") or os.path.isfile(word):  # noqa: PTH113 - pathlib raises where a name is too long
         return f" Hint: unisono run {word}."
@@ -84,7 +84,7 @@ def unisono(context: click.Context) -> None:
 
 def _with_what_was_meant(error: click.NoSuchOption) -> click.UsageError:
     """Return the error with the nearest options, or with ours for another program's word; click knows letters only."""
-    from unisono.hints import nearest_options
+    from unisono.system.hints import nearest_options
 
     context = error.ctx
     parameters = context.command.get_params(context) if context else []

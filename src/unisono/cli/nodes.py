@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.settings import number
-from unisono.quantities import NODE_RANK, PORT, WAIT
+from unisono.options.quantities import NODE_RANK, PORT, WAIT
 
 if TYPE_CHECKING:
     from unisono.launchers.spec import LaunchSpec

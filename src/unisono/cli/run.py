@@ -14,7 +14,7 @@ from unisono.cli.nodes import nodes_options, plan_nodes, start
 from unisono.cli.outcome import command_line, perform
 from unisono.cli.settings import number
 from unisono.cli.torchrun import read_environment_too, torchrun_options, understand
-from unisono.quantities import RESTARTS, SECONDS, THREADS
+from unisono.options.quantities import RESTARTS, SECONDS, THREADS
 
 
 @click.command(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.errors import ConfigError
-from unisono.hints import nearest
-from unisono.quantities import shown
+from unisono.options.quantities import shown
+from unisono.system.hints import nearest
 
 if TYPE_CHECKING:
     from unisono.recipes.catalog import Options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import click
 
 from unisono.errors import ConfigError
-from unisono.quantities import Count, Quantity, shown
+from unisono.options.quantities import Count, Quantity, shown
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

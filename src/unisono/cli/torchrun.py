@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from unisono.cli.settings import number
-from unisono.quantities import SECONDS
+from unisono.options.quantities import SECONDS
 
 _LIKE_OURS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "max_restarts")
 """Parameters that both have; with the taken ones, those that are read from the environment too."""

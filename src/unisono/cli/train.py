@@ -17,9 +17,9 @@ from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
 from unisono.launchers.scratch import scratch_directory
-from unisono.owners import adopt
-from unisono.quantities import CLIP, RESTARTS, SECONDS
+from unisono.options.quantities import CLIP, RESTARTS, SECONDS
 from unisono.recipes.catalog import NUMBERS
+from unisono.system.owners import adopt
 
 if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
@@ -309,8 +309,8 @@ def plan(
 
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
-    from unisono.directory import read_file
     from unisono.errors import ConfigError
+    from unisono.system.directory import read_file
 
     if out is None:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from unisono.cli.settings import PATH, number
-from unisono.quantities import BATCH, EPOCHS, SAMPLES, SEED, WORKERS, shown
+from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, SEED, WORKERS, shown
 
 _COMPARED = replace(WORKERS, high=1024)
 Start = Callable[[int, Path], None]
@@ -62,10 +62,10 @@ def check_target(target: str) -> None:
         ConfigError: Names what there is.
     """
     from unisono.errors import ConfigError
-    from unisono.hints import nearest
     from unisono.launchers.spec import ScriptTarget
     from unisono.launchers.spec import check_target as check_script
     from unisono.recipes.catalog import RECIPES
+    from unisono.system.hints import nearest
 
     if is_script(target):
         check_script(ScriptTarget(path=target))

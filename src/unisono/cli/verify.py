@@ -24,7 +24,7 @@ from unisono.cli.trials import (
     script_starter,
 )
 from unisono.launchers.scratch import scratch_directory
-from unisono.quantities import REPLICAS, THREADS
+from unisono.options.quantities import REPLICAS, THREADS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,8 @@ from unisono.collectives.shm import over_shared_memory
 from unisono.collectives.stores import meet
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost, WorldError
-from unisono.launchers.devices import SHARE_VARIABLE, find_shared, own_index
-from unisono.launchers.leaving import leave_groups_at_exit
+from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
+from unisono.system.leaving import leave_groups_at_exit
 from unisono.world import World, default_cache
 
 NO_MPI = (

@@ -16,8 +16,8 @@ from typing import Literal, TypeVar, final
 
 from unisono.collectives.tree import combine
 from unisono.errors import ConfigError
-from unisono.hints import nearest
 from unisono.placement import cut
+from unisono.system.hints import nearest
 
 T = TypeVar("T")
 

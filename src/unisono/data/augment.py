@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from unisono.errors import ConfigError
-from unisono.quantities import Amount, Count, Quantity, settle
+from unisono.options.quantities import Amount, Count, Quantity, settle
 from unisono.seeding import mix
 
 Floats = npt.NDArray[np.float32]

@@ -24,7 +24,7 @@ import pooch
 
 from unisono.data.resume import fetch_resuming
 from unisono.errors import ConfigError, DataError
-from unisono.quantities import BYTES, settle
+from unisono.options.quantities import BYTES, settle
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from unisono.data.npz import read_npz
 from unisono.data.own_texts import content_checksum, hold_out, number_labels
 from unisono.data.tables import Broken
 from unisono.errors import ConfigError, DataError
-from unisono.quantities import COUNT, Count, shown
+from unisono.options.quantities import COUNT, Count, shown
 from unisono.world import default_cache
 
 FORMAT_VERSION = 1

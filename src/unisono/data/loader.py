@@ -24,8 +24,8 @@ from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism import set_generators
 from unisono.errors import ConfigError, DataError
 from unisono.launchers.scratch import meet
+from unisono.options.quantities import LOADERS, PREFETCH
 from unisono.placement import parts_of
-from unisono.quantities import LOADERS, PREFETCH
 from unisono.seeding import mix
 
 Collate = Callable[[list[Any]], Any]

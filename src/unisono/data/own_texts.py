@@ -22,7 +22,7 @@ from unisono.data.parallel import tokenise_all
 from unisono.data.tables import Broken, Columns, Row, read_rows
 from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
 from unisono.errors import DataError
-from unisono.quantities import COUNT
+from unisono.options.quantities import COUNT
 from unisono.world import default_cache
 
 MAX_CLASSES = 1000

@@ -18,7 +18,7 @@ from typing import NamedTuple, final
 
 from unisono.data.idx import GZIP_MAGIC
 from unisono.errors import ConfigError, DataError
-from unisono.quantities import shown
+from unisono.options.quantities import shown
 
 MAX_FIELD = 1 << 24
 """Characters: a longer field is taken for a quote that was never closed."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from unisono.data.cache import check_manifest
 from unisono.data.fetch import atomic_write
 from unisono.errors import ConfigError, DataError
-from unisono.quantities import COUNT, TOKENS
+from unisono.options.quantities import COUNT, TOKENS
 
 PAD, UNK = 0, 1
 SPECIALS = ("<pad>", "<unk>")

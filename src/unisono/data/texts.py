@@ -15,7 +15,7 @@ from unisono.data.lengths import evaluation_order
 from unisono.data.sampler import Indices
 from unisono.data.text import PAD as PAD
 from unisono.data.text import TokenStore
-from unisono.quantities import BATCHES, TOKENS
+from unisono.options.quantities import BATCHES, TOKENS
 
 
 class PackedTexts(NamedTuple):

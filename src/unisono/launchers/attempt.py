@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
-from unisono.launchers.beacon import STEPPING
 from unisono.launchers.crew import Called, Crew, Events, OutputBroken, Signalled, next_event
 from unisono.launchers.failure import Failure, WorkerExit, describe, describe_kill
 from unisono.launchers.memory_kills import count_kills
@@ -21,6 +20,7 @@ from unisono.launchers.restarts import Ending
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.watchman import Watchman
+from unisono.system.heartbeat import STEPPING
 
 # How long to wait for a better culprit after the first failure that blames a peer.
 _ROOT_WAIT_S = 3.0

@@ -28,13 +28,13 @@ from typing import Any, NoReturn, final
 
 from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.alone import has_trained_alone
-from unisono.launchers.beacon import BEACON_VARIABLE, Beacon
 from unisono.launchers.failure import FailureReport
-from unisono.launchers.leaving import leave_groups_at_exit
 from unisono.launchers.local_rank import with_local_rank
 from unisono.launchers.scratch import meet_in
 from unisono.launchers.spec import BACKEND_VARIABLE
 from unisono.launchers.stacks import STACK_SIGNAL, stack_file
+from unisono.system.heartbeat import BEACON_VARIABLE, Beacon
+from unisono.system.leaving import leave_groups_at_exit
 
 FUNCTION_FILE = "call.pickle"
 # Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run

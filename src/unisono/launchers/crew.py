@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import final
 
 from unisono.errors import LaunchError, RunStopped
-from unisono.launchers.beacon import STOPPED, Beacon, Reading
 from unisono.launchers.child import FUNCTION_FILE
 from unisono.launchers.environment import worker_environment
 from unisono.launchers.error_file import with_recorded
@@ -34,6 +33,7 @@ from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, Sc
 from unisono.launchers.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
 from unisono.launchers.streams import STDERR, STDOUT
 from unisono.launchers.warden import Warden
+from unisono.system.heartbeat import STOPPED, Beacon, Reading
 
 # How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
 _KILL_WAIT_S = 5.0

@@ -6,11 +6,11 @@ In: a `LaunchSpec`. Out: pure functions of it and of the launcher's own environm
 from collections.abc import Mapping
 from pathlib import Path
 
-from unisono.launchers.beacon import BEACON_VARIABLE
-from unisono.launchers.devices import SHARE_VARIABLE, device_variables
 from unisono.launchers.error_file import ERROR_VARIABLE, error_file
 from unisono.launchers.spec import BACKEND_VARIABLE, LaunchSpec, Seat
 from unisono.store.secret import FILE_VARIABLE, VARIABLE
+from unisono.system.devices import SHARE_VARIABLE, device_variables
+from unisono.system.heartbeat import BEACON_VARIABLE
 
 # From 2 MiB on, the C library copies around the caches, which it would only empty: a checkpoint takes two thirds of
 # the time. glibc's own threshold grows with a cache that virtual machines report for more than they have.

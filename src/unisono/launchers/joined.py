@@ -15,8 +15,8 @@ from pathlib import Path
 from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.child import die_with, run_module, run_script
 from unisono.launchers.joining import PARENT_VARIABLE
-from unisono.launchers.leaving import leave_groups_at_exit
 from unisono.launchers.slurm import MARK_VARIABLE
+from unisono.system.leaving import leave_groups_at_exit
 
 _USAGE_ERROR = 2
 

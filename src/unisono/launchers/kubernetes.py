@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.quantities import DEVICES, GRACE, NODES, PORT, RESTARTS, THREADS, WORKERS, settle
+from unisono.options.quantities import DEVICES, GRACE, NODES, PORT, RESTARTS, THREADS, WORKERS, settle
 from unisono.store.secret import VARIABLE
 
 KINDS = ("job", "jobset", "trainjob")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
-from unisono.quantities import PORT, RANKS, settle
+from unisono.options.quantities import PORT, RANKS, settle
 from unisono.store.secret import VARIABLE
 
 _HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::([0-9]{1,5}))?")

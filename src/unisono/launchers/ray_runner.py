@@ -16,7 +16,7 @@ from typing import Any
 from unisono.errors import ConfigError, LaunchError, RunStopped
 from unisono.launchers.output import tell
 from unisono.launchers.ray_places import Place, assign
-from unisono.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS, THREADS, settle
+from unisono.options.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS, THREADS, settle
 from unisono.store.secret import given_secret, new_secret
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

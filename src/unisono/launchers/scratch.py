@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unisono.directory import Directory
 from unisono.errors import ConfigError
+from unisono.system.directory import Directory
 
 _LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
 _OURS = re.compile(r"unisono-(?:[a-z]+-)?([0-9a-f]{8})-[a-z0-9_]{8}")

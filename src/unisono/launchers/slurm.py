@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
-from unisono.quantities import DEVICES, NODES, RESTARTS, THREADS, WARNING, WORKERS, settle
+from unisono.options.quantities import DEVICES, NODES, RESTARTS, THREADS, WARNING, WORKERS, settle
 from unisono.store.secret import FILE_VARIABLE
 
 WARN_S = 60

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.errors import ConfigError
-from unisono.launchers.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
 from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
-from unisono.quantities import REPLICAS, RESTARTS, SECONDS, THREADS, WORKERS, settle
+from unisono.options.quantities import REPLICAS, RESTARTS, SECONDS, THREADS, WORKERS, settle
+from unisono.system.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)

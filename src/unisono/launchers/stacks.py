@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.launchers.beacon import Reading
+from unisono.system.heartbeat import Reading
 
 # A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2 for themselves.
 STACK_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 4) + 4

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from unisono.launchers.beacon import Reading
+from unisono.system.heartbeat import Reading
 
 # Looks further apart than this: we ourselves were stopped or the machine slept, and nobody is to blame.
 _OWN_GAP_S = 2.5

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from unisono.errors import ConfigError
-from unisono.quantities import WAIT
+from unisono.options.quantities import WAIT
 
 DEFAULT_PORT = 29400
 """Torch's own for elastic rendezvous."""

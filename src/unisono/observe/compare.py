@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from unisono.directory import read_file
 from unisono.errors import ConfigError
 from unisono.observe.ledger import changed_line, read_lines
+from unisono.system.directory import read_file
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from unisono.directory import Directory, entered
-from unisono.disk import explained
 from unisono.errors import CheckpointError
 from unisono.observe import chain
+from unisono.system.directory import Directory, entered
+from unisono.system.disk import explained
 
 
 class Entry(NamedTuple):

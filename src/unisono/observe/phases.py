@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from unisono.descriptors import File
-from unisono.directory import Directory
 from unisono.errors import ConfigError
+from unisono.system.descriptors import File
+from unisono.system.directory import Directory
 
 PHASES = ("data", "forward", "backward", "reduce", "update", "checkpoint", "evaluate", "other")
 DATA, FORWARD, BACKWARD, REDUCE, UPDATE, CHECKPOINT, EVALUATE, OTHER = range(len(PHASES))

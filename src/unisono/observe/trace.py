@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from unisono.directory import Directory
+from unisono.system.directory import Directory
 
 Event = dict[str, Any]
 

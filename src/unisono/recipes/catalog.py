@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.hints import nearest
-from unisono.quantities import (
+from unisono.options.quantities import (
     BATCH,
     BATCHES,
     COUNT,
@@ -24,6 +23,7 @@ from unisono.quantities import (
 )
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import ExactOptions, StrategyOptions
+from unisono.system.hints import nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.errors import ConfigError
 from unisono.report.canvas import COLOURS, FAINT, FONT, INK, RULE, blank, save
-from unisono.report.words import spell_count
+from unisono.system.words import spell_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

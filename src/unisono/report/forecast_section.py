@@ -6,7 +6,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.report.page import Chart, Finding, Section, Table, values_of
 from unisono.report.svg import Series, line_chart, stacked_bars
-from unisono.report.words import spell_bytes, spell_count, spell_seconds
+from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
 KIND, VERSION = "unisono forecast", 1
 PARTS = {

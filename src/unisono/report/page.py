@@ -14,7 +14,7 @@ from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.report.svg import Series, thin
-from unisono.scaling.kept import check_place, write_whole
+from unisono.system.files import check_place, write_whole
 
 MOST_SOURCES = 8
 MOST_BYTES = 1_000_000

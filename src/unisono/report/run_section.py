@@ -9,8 +9,8 @@ from unisono.report.page import Chart, Finding, Section, Table, thinned, values_
 from unisono.report.run_diff import compare_runs
 from unisono.report.run_view import RunView, by_rank, own_seconds
 from unisono.report.svg import Series, Span, line_chart, span_chart, stacked_bars
-from unisono.report.words import spell_bytes, spell_count, spell_seconds
 from unisono.scaling.study import BETWEEN
+from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
 _MOST_RANKS = 32
 _MOST_METRICS = 6

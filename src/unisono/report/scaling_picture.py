@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.errors import ConfigError
 from unisono.report.canvas import ALARM, COLOURS, FAINT, FONT, INK, RULE, blank, printable, save
-from unisono.report.words import spell_seconds
 from unisono.scaling.study import STEP_PHASES, Row
+from unisono.system.words import spell_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unisono.report.page import Chart, Finding, Section, Table, values_of
 from unisono.report.svg import Series, line_chart, stacked_bars
-from unisono.report.words import spell_count, spell_seconds
 from unisono.scaling.study import STEP_PHASES, Study, beyond_ideal, summarise
+from unisono.system.words import spell_count, spell_seconds
 
 _MEANING = {
     "data": "waiting for data",

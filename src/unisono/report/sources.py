@@ -11,9 +11,9 @@ from unisono.report.page import MOST_SOURCES, Section
 from unisono.report.run_section import compare_section, run_section
 from unisono.report.run_view import RunView, describe_place, read_run
 from unisono.report.scaling_section import scaling_sections
-from unisono.scaling.kept import read_json
 from unisono.scaling.study import KIND as STUDY
 from unisono.scaling.study import Study, study_from
+from unisono.system.files import read_json
 
 
 def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:

@@ -15,7 +15,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.observe.phases import StepPhases
 from unisono.report.run_view import check_run, read_run
-from unisono.scaling.kept import check_place, write_whole
+from unisono.system.files import check_place, write_whole
 
 ORDER = ("data", "forward", "backward", "reduce", "update", "other", "checkpoint", "evaluate")
 _MARK = '"unisono timeline"'

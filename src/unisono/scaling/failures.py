@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from unisono.quantities import settle
+from unisono.options.quantities import settle
 from unisono.scaling.machine import TIME
 
 

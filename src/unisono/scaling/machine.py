@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from unisono.errors import ConfigError
-from unisono.quantities import COUNT, FACTOR, Amount, settle, shown
+from unisono.options.quantities import COUNT, FACTOR, Amount, settle, shown
 
 COST = Amount(0, 1e15)
 """Seconds, or seconds a byte, of a model: products of some of them stay finite."""

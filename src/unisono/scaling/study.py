@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from unisono.errors import ConfigError
-from unisono.scaling.kept import read_json, write_whole
+from unisono.system.files import read_json, write_whole
 
 KIND, VERSION = "unisono scaling", 1
 STEP_PHASES = ("data", "forward", "backward", "reduce", "update", "other")

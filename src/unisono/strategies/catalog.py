@@ -5,8 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.hints import nearest
-from unisono.quantities import shown
+from unisono.options.quantities import shown
 from unisono.strategies.options import (
     AllReduceOptions,
     BalancedDPOptions,
@@ -19,6 +18,7 @@ from unisono.strategies.options import (
 )
 from unisono.strategies.pipeline_options import PipelineOptions
 from unisono.strategies.server_options import AsyncPSOptions, PSOptions
+from unisono.system.hints import nearest
 
 CATALOG: Mapping[str, type[StrategyOptions]] = {
     kind.name: kind

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.quantities import CLIP
+from unisono.options.quantities import CLIP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unisono.collectives.transport import Transport
 from unisono.determinism import checksum, checksums
 from unisono.errors import RankDivergence
-from unisono.quantities import STEPS
+from unisono.options.quantities import STEPS
 
 
 class Head(NamedTuple):

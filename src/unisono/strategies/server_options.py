@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from unisono.errors import ConfigError
+from unisono.options.quantities import SECONDS, STEPS, WORKERS
 from unisono.placement import place_evenly
-from unisono.quantities import SECONDS, STEPS, WORKERS
 from unisono.strategies.options import StrategyOptions, option
 
 

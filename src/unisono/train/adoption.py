@@ -7,9 +7,9 @@ from typing import Any
 
 from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Facts
-from unisono.directory import Directory
 from unisono.errors import CheckpointError, ScoreMismatch
 from unisono.observe.compare import diff
+from unisono.system.directory import Directory
 from unisono.train.run_files import RunFiles
 
 

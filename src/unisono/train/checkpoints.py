@@ -15,8 +15,8 @@ from unisono.checkpoint.manifest import FILE_NAME, STATE_FILE, Facts
 from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
 from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
 from unisono.collectives.transport import Transport
-from unisono.directory import Directory
 from unisono.errors import CheckpointError
+from unisono.system.directory import Directory
 from unisono.train.leader import leader_says, ranks_say
 
 _SHARE_TIMEOUT_S = 1800.0  # for the slowest rank's share

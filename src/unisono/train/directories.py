@@ -14,7 +14,7 @@ from typing import final
 
 from unisono.collectives.across_hosts import name_of_this_host
 from unisono.collectives.transport import Transport
-from unisono.directory import Directory
+from unisono.system.directory import Directory
 from unisono.train.leader import ranks_say
 
 TOKEN = ".seen-"

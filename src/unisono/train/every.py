@@ -3,7 +3,7 @@
 import re
 
 from unisono.errors import ConfigError
-from unisono.quantities import STEPS, shown
+from unisono.options.quantities import STEPS, shown
 
 Every = int | str | None
 """Steps as a whole number or ``"500 steps"``; epochs as ``"2 epochs"``; None: every epoch."""

@@ -19,13 +19,13 @@ from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
 from unisono.determinism import describe_environment, set_determinism
 from unisono.errors import ConfigError
-from unisono.memory import keep_freed_memory
 from unisono.metrics.exact import Metric
-from unisono.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
+from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.catalog import resolve
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
+from unisono.system.memory import keep_freed_memory
 from unisono.train import checks
 from unisono.train import score as scores
 from unisono.train.between import Between

@@ -14,10 +14,10 @@ from typing import Any, final
 from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Manifest, read_manifest
 from unisono.checkpoint.values import printable
-from unisono.directory import Directory
-from unisono.disk import explained
 from unisono.errors import CheckpointError, ConfigError
-from unisono.owners import PROBE, adopt
+from unisono.system.directory import Directory
+from unisono.system.disk import explained
+from unisono.system.owners import PROBE, adopt
 from unisono.train.directories import TOKEN
 from unisono.train.run_lock import RunLock
 

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
-from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
+from unisono.system.directory import Directory
 
 LOCK_FILE = "run.lock"
 _BYTES = 512

@@ -19,11 +19,11 @@ from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.determinism import drift
-from unisono.disk import explained
 from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
 from unisono.observe.phases import PhaseClock
+from unisono.system.disk import explained
 from unisono.train.adoption import adopt_run, check_score
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.directories import find_directories

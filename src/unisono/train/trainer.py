@@ -11,7 +11,7 @@ from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform, check_dataset
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Accuracy, Mean, Metric
-from unisono.quantities import BATCH, EPOCHS, SAMPLES, STEPS
+from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.callbacks.monitored import check_best, check_monitors

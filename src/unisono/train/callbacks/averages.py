@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import ConfigError
-from unisono.quantities import DECAY, EPOCHS
+from unisono.options.quantities import DECAY, EPOCHS
 from unisono.train.callbacks.base import Callback, Loop
 
 

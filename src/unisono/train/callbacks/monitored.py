@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from unisono.errors import ConfigError
-from unisono.hints import nearest
+from unisono.system.hints import nearest
 from unisono.train.callbacks.base import Callback, name_of
 
 _NO_TEST_SET = "nothing is evaluated: fit() has no test_set. Hint: fit(..., test_set=...)"

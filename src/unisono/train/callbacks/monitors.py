@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unisono.data.loader import Fetcher, Task, move
 from unisono.errors import ConfigError
-from unisono.quantities import DECAY, STEPS
+from unisono.options.quantities import DECAY, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 
 

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from unisono.errors import ConfigError
 from unisono.observe.trace import Event, join_traces
-from unisono.quantities import STEPS
+from unisono.options.quantities import STEPS
 from unisono.train.callbacks.base import Callback, Loop
 
 

@@ -5,7 +5,7 @@ import time
 from typing import Any, final
 
 from unisono.errors import ConfigError
-from unisono.quantities import COUNT, Amount
+from unisono.options.quantities import COUNT, Amount
 from unisono.train.callbacks.base import Callback, Loop
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.checkpoint.files import replace_synced
-from unisono.directory import read_file
 from unisono.errors import ConfigError
+from unisono.system.directory import read_file
 from unisono.train.callbacks.base import Callback, Loop
 
 

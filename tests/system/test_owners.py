@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
-from unisono.owners import Owners, adopt
+from unisono.system.directory import Directory
+from unisono.system.owners import Owners, adopt
 
 STRANGER = 65534
 

@@ -1,6 +1,6 @@
 """What was probably meant."""
 
-from unisono.hints import nearest, nearest_options
+from unisono.system.hints import nearest, nearest_options
 
 
 def test_the_nearest_name_is_a_hint():

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from unisono.directory import Directory, entered
 from unisono.errors import CheckpointError
+from unisono.system.directory import Directory, entered
 
 WORDS = {"link": "a symbolic link", "dangling": "a symbolic link", "pipe": "a pipe", "device": "a device",
          "directory": "a directory", "socket": "a socket"}  # fmt: skip

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unisono.report.words import spell_bytes, spell_count, spell_seconds
+from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono import quantities
 from unisono.errors import ConfigError
-from unisono.quantities import Amount, Count, Quantity, settle, shown
+from unisono.options import quantities
+from unisono.options.quantities import Amount, Count, Quantity, settle, shown
 
 STEPS = Count(1, 1000, "steps")
 RATE = Amount(0, 10, above=True)

@@ -7,8 +7,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.directory import Directory
 from unisono.errors import CheckpointError, ConfigError
+from unisono.system.directory import Directory
 
 PROBE = ".probe-"
 """How the names of files begin that tell who we are on a file system; needed for a moment only."""

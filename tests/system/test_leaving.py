@@ -5,7 +5,7 @@ import pytest
 BODY = """
     import atexit, os, sys
     import torch, torch.distributed as dist
-    from unisono.launchers import leaving
+    from unisono.system import leaving
 
     if os.environ["RANK"] in {stays!r}:
         atexit.unregister(leaving._leave_groups)

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
-from unisono.descriptors import File, pieces
 from unisono.errors import CheckpointError
+from unisono.system.descriptors import File, pieces
 
 if TYPE_CHECKING:
-    from unisono.owners import Owners
+    from unisono.system.owners import Owners
 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would block for ever
 _KINDS = {

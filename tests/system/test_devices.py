@@ -4,7 +4,7 @@ import pytest
 
 from gpus import pretend_gpus, told
 from unisono.errors import ConfigError
-from unisono.launchers.devices import (
+from unisono.system.devices import (
     check_devices,
     choose_devices,
     device_variables,

@@ -6,7 +6,7 @@ import sys
 CODE = """
 import resource, sys
 import numpy as np
-from unisono.memory import keep_freed_memory
+from unisono.system.memory import keep_freed_memory
 print(keep_freed_memory() if "keep" in sys.argv else "")
 def step():
     return [np.ones(1 << 20) for _ in range(3)]  # 8 MiB each

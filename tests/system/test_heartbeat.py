@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from unisono.launchers.beacon import JOINED, QUIET, STOPPED, Beacon, Pulse, Reading
+from unisono.system.heartbeat import JOINED, QUIET, STOPPED, Beacon, Pulse, Reading
 
 
 def test_what_is_told_is_read(tmp_path):

@@ -1,0 +1,1 @@
+"""Options: what kind of number or word one takes, with its unit, bounds and message."""
