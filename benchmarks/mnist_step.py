@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent / "baselines"))
 import jobs
-from unisono.determinism import set_determinism
+from unisono.determinism.switches import set_determinism
 from unisono.recipes.kernels import drop, patch_conv
 from unisono.recipes.mnist import SimpleCNN
 from unisono.recipes.speed import channels_last

@@ -37,8 +37,8 @@ import kills_job
 import kills_stage
 
 from unisono.chaos.player import beacon_files
+from unisono.determinism.seeding import mix
 from unisono.observe.compare import first_difference
-from unisono.seeding import mix
 from unisono.system.heartbeat import QUIET, STOPPED, Beacon, Reading
 
 JOB = Path(kills_job.__file__).resolve()

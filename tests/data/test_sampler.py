@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.sampler import ExactSampler, permute
+from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.placement import cut
-from unisono.seeding import mix
 
 keys = st.integers(0, 2**63 - 1)
 

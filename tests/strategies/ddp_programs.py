@@ -14,7 +14,7 @@ from strategies.ddp_knobs import KNOBS
 from strategies.strategy_runs import toy_data
 from unisono.collectives.transport import Transport
 from unisono.data.sampler import ExactSampler
-from unisono.determinism import set_determinism
+from unisono.determinism.switches import set_determinism
 from unisono.strategies.ddp import join_alone
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ranks import join
 from reference import bits, pairwise_sum
 from unisono.collectives.transport import Transport
-from unisono.determinism import set_determinism
+from unisono.determinism.switches import set_determinism
 from unisono.errors import StepError, UnisonoError
 from unisono.placement import cut, place_evenly
 from unisono.strategies.base import Gradients, Micro

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reference import bits
-from unisono.determinism import checksum
+from unisono.determinism.switches import checksum
 from unisono.strategies.flat import Layout, padding_checksum, slice_checksum
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.determinism import set_generators
+from unisono.determinism.switches import set_generators
 from unisono.strategies.streams import capture, restore
 
 CPU = torch.device("cpu")

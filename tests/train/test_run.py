@@ -14,7 +14,7 @@ from reference import bits
 from train.conftest import build_batch_norm, build_mlp
 from unisono.collectives.loopback import run_ranks
 from unisono.data.sampler import ExactSampler
-from unisono.determinism import set_determinism
+from unisono.determinism.switches import set_determinism
 
 
 class ConvNet(nn.Module):

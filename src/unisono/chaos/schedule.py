@@ -5,8 +5,8 @@ In: a seed and the size of the run. Out: `Fault`s in the order of their steps. T
 
 from dataclasses import dataclass
 
+from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
-from unisono.seeding import mix
 
 KINDS = {
     "kill-worker": "SIGKILL one worker",

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.options.quantities import Amount, Count, Quantity, settle
-from unisono.seeding import mix
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]

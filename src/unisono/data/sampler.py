@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.data.lengths import Lengths, arrange_pool, deal
+from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.options.quantities import BATCH, BATCHES, REPLICAS, SAMPLES
 from unisono.placement import parts_of
-from unisono.seeding import mix
 
 Indices = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from unisono.determinism import checksums
+from unisono.determinism.switches import checksums
 from unisono.observe.ledger import Detail
 
 

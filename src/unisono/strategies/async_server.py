@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from unisono.collectives.places import GuardedTransport
 from unisono.collectives.reductions import combine_values
-from unisono.determinism import checksum
+from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward

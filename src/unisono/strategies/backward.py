@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd import graph
 from torch.overrides import has_torch_function_unary
 
-from unisono.determinism import set_generators
+from unisono.determinism.seeding import mix
+from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
-from unisono.seeding import mix
 from unisono.strategies.base import LossFunction, Micro
 
 

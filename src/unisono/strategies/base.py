@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
+from unisono.determinism.switches import optimizer_step
 from unisono.errors import ConfigError, StepError
-from unisono.strategies import plain_step
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
 
@@ -187,7 +187,7 @@ class Strategy(ABC):
         """Clip, step the optimizer, step the scheduler; returns the learning rate that was used (first group)."""
         lr = float(optimizer.param_groups[0]["lr"])
         self.clip_gradients(model, clipping)
-        plain_step.step(optimizer)
+        optimizer_step.step(optimizer)
         if scheduler is not None:
             scheduler.step()
         return lr

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
-from unisono.determinism import checksum, checksums
+from unisono.determinism.switches import checksum, checksums
 from unisono.errors import RankDivergence
 from unisono.options.quantities import STEPS
 

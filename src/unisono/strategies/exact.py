@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
-from unisono.determinism import Checksum
+from unisono.determinism.switches import Checksum
 from unisono.errors import StepError
 from unisono.placement import parts_of
 from unisono.strategies.backward import run_backward

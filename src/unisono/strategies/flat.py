@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.reduce import ALIGNMENT, padded_length
-from unisono.determinism import add_checksums, adder, checksum
+from unisono.determinism.switches import add_checksums, adder, checksum
 from unisono.errors import StepError
 
 _STRIDED = torch.strided

@@ -26,7 +26,7 @@ from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.tree import combine, push
-from unisono.determinism import add_checksums, checksum
+from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import ConfigError, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.collectives.reductions import combine_values
-from unisono.determinism import add_checksums
+from unisono.determinism.switches import add_checksums
 from unisono.strategies.base import Setting, scale_gradients
 from unisono.strategies.clipping import Clipping
 from unisono.strategies.optimizer_state import share_optimizer_state

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
-from unisono.determinism import add_checksums, checksum
+from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import StepError
 from unisono.placement import cut
 from unisono.strategies.base import (

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.messages import Messages
-from unisono.determinism import set_generators
+from unisono.determinism.seeding import mix
+from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
-from unisono.seeding import mix
 from unisono.strategies.backward import checked_loss, explained
 from unisono.strategies.base import LossFunction, Micro, Setting
 from unisono.strategies.front import Front

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.determinism import checksum
+from unisono.determinism.switches import checksum
 from unisono.errors import RankDivergence, StepError
 from unisono.placement import cut
 from unisono.strategies.backward import run_backward

@@ -2,8 +2,8 @@
 
 from typing import final
 
-from unisono.determinism import set_generators
-from unisono.seeding import mix
+from unisono.determinism.seeding import mix
+from unisono.determinism.switches import set_generators
 
 
 @final

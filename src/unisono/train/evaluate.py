@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Fetcher, Task, fetch_all, move
-from unisono.determinism import set_generators
+from unisono.determinism.seeding import mix
+from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.metrics.exchange import merge_over_ranks
 from unisono.placement import cut
-from unisono.seeding import mix
 
 BATCH_SIZE = 256
 """Samples per forward pass where nobody has said how many."""

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from unisono.collectives.transport import Transport
 from unisono.data.loader import move
 from unisono.data.sampler import Indices
-from unisono.determinism import drift
+from unisono.determinism.switches import drift
 from unisono.errors import RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples

@@ -7,9 +7,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.format import State, check_storable
+from unisono.determinism.optimizer_step import spared
 from unisono.errors import CheckpointError, ConfigError, StepError
 from unisono.strategies.base import Strategy
-from unisono.strategies.plain_step import spared
 from unisono.train import score as scores
 from unisono.train.checks import check_parts
 from unisono.train.loop import pin

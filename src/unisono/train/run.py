@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import compiler
 from unisono.checkpoint.interchange import Loaded
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
 from unisono.collectives.process_group import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
-from unisono.determinism import describe_environment, set_determinism
+from unisono.determinism.loss_hooks import watch_while
+from unisono.determinism.switches import compiler, describe_environment, set_determinism
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
@@ -33,7 +33,6 @@ from unisono.train.course import Course
 from unisono.train.evaluate import BATCH_SIZE, Predict
 from unisono.train.every import Every, check_every
 from unisono.train.first_look import FirstLook
-from unisono.train.hooked_torch import watch_while
 from unisono.train.inside_loss import InsideLoss, refuse_inside
 from unisono.train.keywords import answers_keywords
 from unisono.train.loop import Batch, check_alike

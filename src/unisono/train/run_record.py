@@ -18,7 +18,7 @@ from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
-from unisono.determinism import drift
+from unisono.determinism.switches import drift
 from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger

@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping
 from typing import final
 
 from unisono.data.loader import Fetcher, Loader
+from unisono.determinism.loss_hooks import watch_late
 from unisono.errors import StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
@@ -19,7 +20,6 @@ from unisono.train.between import Between
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.first_look import FirstLook
-from unisono.train.hooked_torch import watch_late
 from unisono.train.inside_loss import InsideLoss, refuse_inside
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.seeding import mix
+from unisono.determinism.seeding import mix
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 

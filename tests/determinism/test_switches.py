@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.determinism import (
+from unisono.determinism.switches import (
     NUMERIC,
     Checksum,
     checksum,

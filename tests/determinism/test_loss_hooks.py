@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from torch.optim import optimizer as optimizers
 
 import unisono
-from unisono.train import hooked_torch
+from unisono.determinism.switches import loss_hooks
 
 
 def names():
-    return [(place, name) for place, name, _ in hooked_torch._looks()] + [(functional, "_resolve_group")]
+    return [(place, name) for place, name, _ in loss_hooks._looks()] + [(functional, "_resolve_group")]
 
 
 def state():

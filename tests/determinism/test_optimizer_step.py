@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from reference import bits
-from unisono.strategies import plain_step
+from unisono.determinism.switches import optimizer_step
 
 
 def make(kind=torch.optim.SGD, **settings):
@@ -42,7 +42,7 @@ def test_the_same_bits_without_the_wrapper(wrapped, kind, settings):
     """Weights are those of plain steps, and the wrapper is not called."""
     usual = play(*make(kind, **settings), lambda optimizer: optimizer.step())
     assert len(wrapped) == 3  # the control
-    assert play(*make(kind, **settings), plain_step.step) == usual
+    assert play(*make(kind, **settings), optimizer_step.step) == usual
     assert len(wrapped) == 3
 
 
@@ -57,9 +57,9 @@ def test_hooks_are_called(wrapped, register):
     model, optimizer = make()
     seen = []
     handle = register(optimizer, lambda *_: seen.append(1))
-    play(model, optimizer, plain_step.step)
+    play(model, optimizer, optimizer_step.step)
     handle.remove()
-    play(model, optimizer, plain_step.step)
+    play(model, optimizer, optimizer_step.step)
     assert len(seen) == len(wrapped) == 3
 
 
@@ -67,12 +67,12 @@ def test_spared_hooks_are_not(wrapped):
     """One that says so may be left out."""
     model, optimizer = make()
 
-    @plain_step.spared
+    @optimizer_step.spared
     def fail(*_):
         raise AssertionError
 
     optimizer.register_step_pre_hook(fail)
-    play(model, optimizer, plain_step.step)
+    play(model, optimizer, optimizer_step.step)
     with pytest.raises(AssertionError):
         play(model, optimizer, lambda each: each.step())
 
@@ -81,7 +81,7 @@ def test_a_profiler_sees_its_range():
     """The range is there as soon as somebody looks."""
     model, optimizer = make()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        play(model, optimizer, plain_step.step)
+        play(model, optimizer, optimizer_step.step)
     assert [event.count for event in profiler.key_averages() if event.key == "Optimizer.step#SGD.step"] == [3]
 
 
@@ -101,9 +101,9 @@ def test_what_others_put_around_a_step_stays(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.SGD, "step", around(torch.optim.SGD.step))
         assert torch.optim.SGD.step.hooked  # wraps has copied torch's mark
-        play(model, optimizer, plain_step.step)
+        play(model, optimizer, optimizer_step.step)
     optimizer.step = around(optimizer.step)
-    play(model, optimizer, plain_step.step)
+    play(model, optimizer, optimizer_step.step)
     assert len(seen) == 6
 
 
@@ -111,7 +111,7 @@ def test_a_schedule_hears_of_its_optimizer(wrapped):
     """No warning of a schedule that was stepped before its optimizer, and yet no wrapper."""
     model, optimizer = make()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    play(model, optimizer, plain_step.step)
+    play(model, optimizer, optimizer_step.step)
     schedule.step()
     assert not wrapped
 
@@ -127,7 +127,7 @@ def test_a_schedule_around_somebody_elses_step(wrapped):
 
     optimizer.step = step.__get__(optimizer)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    play(model, optimizer, plain_step.step)
+    play(model, optimizer, optimizer_step.step)
     assert len(seen) == len(wrapped) == 3
 
 
@@ -138,12 +138,12 @@ def test_a_step_that_another_optimizer_has_lent():
     borrower.step = optimizer.step
     before = [bits(parameter) for parameter in other.parameters()]
     model(torch.ones(4, 3)).square().sum().backward()
-    assert play(other, borrower, plain_step.step, 1) == before
+    assert play(other, borrower, optimizer_step.step, 1) == before
     assert [bits(parameter) for parameter in model.parameters()] != before
 
 
 def test_another_torch(wrapped, monkeypatch):
     """Where torch keeps its hooks elsewhere, its wrapper stays."""
-    monkeypatch.setattr(plain_step, "_EVERYBODYS", ["unknown"])
-    play(*make(), plain_step.step)
+    monkeypatch.setattr(optimizer_step, "_EVERYBODYS", ["unknown"])
+    play(*make(), optimizer_step.step)
     assert len(wrapped) == 3

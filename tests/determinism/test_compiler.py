@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as torchs
 
-from unisono import compiler
+from unisono.determinism.switches import compiler
 
 
 def alone(program, **variables):
@@ -50,7 +50,7 @@ MODULES = '"torch._dynamo" in sys.modules, "sympy" in sys.modules'
 def test_a_run_does_without():
     """Optimizer, schedule, gradients, steps, determinism: no compiler, no SymPy, and the bits of torch's own ways."""
     spared = alone(f"""{SPARED}
-from unisono.determinism import set_determinism
+from unisono.determinism.switches import set_determinism
 set_determinism(1)
 print(*train(plain_step.step, backward.differentiate), {MODULES})
 """)
@@ -65,7 +65,7 @@ print(*train(lambda optimizer: optimizer.step(), lambda loss, at: loss.backward(
 def test_once_it_is_here_torch_goes_on():
     """Methods are left out of graphs by the compiler itself, which is told to be deterministic; bits stay."""
     told = alone(SPARED + """
-from unisono.determinism import set_determinism
+from unisono.determinism.switches import set_determinism
 set_determinism(1)
 first = train(plain_step.step, backward.differentiate)
 import torch._dynamo

@@ -1,0 +1,1 @@
+"""Files as untrusted input: fetched, cached, and read strictly, format by format."""

@@ -1,0 +1,1 @@
+"""Experiments: what the verbs that run a job several times do, callable from Python."""

@@ -1,0 +1,1 @@
+"""What runs inside a worker before and around the program, and the variables it finds."""

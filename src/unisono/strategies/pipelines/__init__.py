@@ -1,0 +1,1 @@
+"""Pipeline parallel training: schedules as moves, stages, what passes between them."""

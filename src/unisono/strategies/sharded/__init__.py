@@ -1,0 +1,1 @@
+"""Fully sharded training (torch's FSDP2) with the bits of `exact`."""
