@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.placement import cut
+from unisono.collectives.placement import cut
 from unisono.strategies.base import Micro, Setting
 from unisono.strategies.pipeline import Pipeline
 from unisono.strategies.pipeline_options import PipelineOptions

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 
-from unisono.collectives.process_group import connect
+from unisono.collectives.placement import place_evenly
+from unisono.collectives.process_groups.transport import connect
 from unisono.collectives.reduce import tree_all_reduce
-from unisono.collectives.shared_memory import SharedBoard
-from unisono.collectives.shm import share_board
-from unisono.placement import place_evenly
+from unisono.collectives.shm.board import SharedBoard
+from unisono.collectives.shm.transport import share_board
 from unisono.world import World
 
 REPEAT = 25

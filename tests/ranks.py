@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.collectives.loopback import run_ranks
-from unisono.collectives.process_group import connect
+from unisono.collectives.process_groups.transport import connect
 from unisono.collectives.transport import Transport
 from unisono.launchers.api import describe_function
 from unisono.launchers.local import run_local

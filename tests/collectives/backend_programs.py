@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import unisono.collectives.backend  # noqa: F401 - makes "shm" known
+import unisono.collectives.shm.backend  # noqa: F401 - makes "shm" known
 from reference import bits
 from unisono.world import World
 

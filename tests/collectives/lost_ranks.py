@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch.distributed import FileStore
 
-from unisono.collectives.operations import Collectives
-from unisono.collectives.rendezvous import share_memory
+from unisono.collectives.shm.join import share_memory
+from unisono.collectives.shm.operations import Collectives
 from unisono.errors import PeerLost
 
 WORLD_SIZE = 4

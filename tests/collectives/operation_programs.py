@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reference import bits, pairwise_sum, random_leaves
-from unisono.collectives.operations import Collectives
 from unisono.collectives.reductions import REDUCTIONS, is_defined
-from unisono.collectives.rendezvous import share_memory
+from unisono.collectives.shm.join import share_memory
+from unisono.collectives.shm.operations import Collectives
 from unisono.errors import UnisonoError
 from unisono.world import World
 

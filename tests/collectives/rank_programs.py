@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ranks import join
 from reference import bits, pairwise_sum, random_leaves
-from unisono.collectives.process_group import connect, device_of
+from unisono.collectives.placement import place_evenly
+from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
 from unisono.errors import PeerLost, UnisonoError
-from unisono.placement import place_evenly
 from unisono.world import World
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

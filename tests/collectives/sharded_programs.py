@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import unisono.collectives.backend  # noqa: F401 - makes "shm" known
+import unisono.collectives.shm.backend  # noqa: F401 - makes "shm" known
 
 SIZE = 2
 

@@ -10,14 +10,14 @@ import torch
 
 from collectives.rank_programs import error_of, reduce_everything
 from reference import bits
-from unisono.collectives.autotune import settle_plan
-from unisono.collectives.process_group import connect
+from unisono.collectives.placement import place_evenly
+from unisono.collectives.process_groups.transport import connect
 from unisono.collectives.reduce import padded_length, tree_all_reduce
-from unisono.collectives.shm import over_shared_memory
+from unisono.collectives.shm.autotune import settle_plan
+from unisono.collectives.shm.transport import over_shared_memory
+from unisono.collectives.shm.tuning import Plan
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
-from unisono.collectives.tuning import Plan
-from unisono.placement import place_evenly
 from unisono.world import World
 
 TINY_SLOT = 8192

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference import bits, pairwise_sum, random_leaves
+from unisono.collectives.placement import place_evenly
 from unisono.collectives.tree import accumulate, are_siblings, combine, nodes, split
-from unisono.placement import place_evenly
 
 
 def spell(left, right):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.collectives.placement import cut
 from unisono.data.lengths import deal, evaluation_order
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ConfigError
-from unisono.placement import cut
 
 sizes = st.integers(1, 400)
 

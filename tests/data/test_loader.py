@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from unisono.collectives.placement import place_evenly
 from unisono.data.loader import XY, ArrayDataset, Fetcher, Loader, Task, fetch_all, move
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ConfigError, DataError
-from unisono.placement import place_evenly
 
 NUM_SAMPLES = 29
 

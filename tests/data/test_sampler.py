@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.collectives.placement import cut
 from unisono.data.sampler import ExactSampler, permute
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
-from unisono.placement import cut
 
 keys = st.integers(0, 2**63 - 1)
 

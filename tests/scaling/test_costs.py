@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from unisono.collectives.loopback import run_ranks
+from unisono.collectives.placement import place_evenly
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import bytes_sent, plan
 from unisono.collectives.tree import combine, owned_nodes
 from unisono.errors import ConfigError
-from unisono.placement import place_evenly
 from unisono.scaling.costs import ALGORITHMS, asynchronous_cycle_s, hierarchical, owner_computes, parameter_server
 from unisono.scaling.forecast import sums_of
 from unisono.scaling.machine import Link, Machine

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import unisono
 from jobs import digits, digits_for_test
 from ranks import join
+from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
-from unisono.placement import cut
 from unisono.strategies.catalog import find
 from unisono.strategies.options import StrategyOptions
 

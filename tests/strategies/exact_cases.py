@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from ranks import join
 from reference import bits, pairwise_sum
+from unisono.collectives.placement import cut, place_evenly
 from unisono.collectives.transport import Transport
 from unisono.determinism.switches import set_determinism
 from unisono.errors import StepError, UnisonoError
-from unisono.placement import cut, place_evenly
 from unisono.strategies.base import Gradients, Micro
 from unisono.strategies.exact import Exact
 

@@ -7,10 +7,10 @@ import unisono
 from ranks import run_threads
 from strategies.conformance import loss_of, mlp
 from strategies.strategy_runs import train
-from unisono.collectives.play import play
+from unisono.collectives.execute import play
+from unisono.collectives.placement import cut
 from unisono.collectives.schedules import SCHEDULES, plan, simulate, start
 from unisono.errors import ConfigError, RankDivergence
-from unisono.placement import cut
 
 SUMS = ("ring", "naive-ring", "tree", "owner-computes", "halving-doubling", "all-reduce")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from unisono.collectives.placement import cut
 from unisono.errors import ConfigError
-from unisono.placement import cut
 from unisono.strategies.catalog import find
 from unisono.strategies.pipeline_options import PipelineOptions
 

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.collectives.placement import place_evenly
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import combine
-from unisono.placement import place_evenly
 
 MOST_CALLS = 50
 WORK, AFTER_WORK = "work", "work, then tree_all_reduce"

@@ -15,9 +15,9 @@ from typing import final
 
 import torch.distributed as dist
 
-from unisono.collectives import backend
 from unisono.collectives.contestants import Contestant, rounds
-from unisono.collectives.process_group import ProcessGroupTransport, connect
+from unisono.collectives.process_groups.transport import ProcessGroupTransport, connect
+from unisono.collectives.shm.transport import backend
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, RankDivergence
 from unisono.world import World

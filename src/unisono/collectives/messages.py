@@ -12,7 +12,7 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.collectives.group import lost_peers_named
+from unisono.collectives.process_groups.default_group import lost_peers_named
 from unisono.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.collectives.messages import Messages
-from unisono.collectives.shared_memory import SharedBoard
+from unisono.collectives.shm.board import SharedBoard
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PlaceError
 from unisono.world import World

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unisono.collectives.board_reduce import reduce_on_board
+from unisono.collectives.shm.board_reduce import reduce_on_board
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node, combine, owned_nodes
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, final
 
+from unisono.collectives.placement import cut
 from unisono.collectives.tree import combine
 from unisono.errors import ConfigError
-from unisono.placement import cut
 from unisono.system.hints import nearest
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.messages import GroupMessages, Messages
-from unisono.collectives.shared_memory import SharedBoard
+from unisono.collectives.shm.board import SharedBoard
 from unisono.errors import RankDivergence
 
 _TEXT_BYTES = 240

@@ -8,7 +8,7 @@ from its number alone: only its pool is ever looked at. Imports NumPy only.
 import numpy as np
 import numpy.typing as npt
 
-from unisono.placement import cut
+from unisono.collectives.placement import cut
 
 Indices = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int64]

@@ -20,13 +20,13 @@ import torch.multiprocessing
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from unisono.collectives.placement import parts_of
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, DataError
 from unisono.launchers.scratch import meet
 from unisono.options.quantities import LOADERS, PREFETCH
-from unisono.placement import parts_of
 
 Collate = Callable[[list[Any]], Any]
 Transform = Callable[[Any], Any]

@@ -10,11 +10,11 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+from unisono.collectives.placement import parts_of
 from unisono.data.lengths import Lengths, arrange_pool, deal
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.options.quantities import BATCH, BATCHES, REPLICAS, SAMPLES
-from unisono.placement import parts_of
 
 Indices = npt.NDArray[np.int64]
 

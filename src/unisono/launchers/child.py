@@ -239,7 +239,7 @@ def _with_shm(make_group: Any) -> Any:
     @functools.wraps(make_group)
     def make(*args: Any, **kwargs: Any) -> Any:
         # By name: the launchers know nothing of torch, and nothing above them.
-        instead: Any = importlib.import_module("unisono.collectives.in_place_of_gloo")
+        instead: Any = importlib.import_module("unisono.collectives.shm.in_place_of_gloo")
         return instead.make_group(make_group, signature.bind(*args, **kwargs))
 
     return make

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unisono.collectives.placement import cut
 from unisono.data.sampler import ExactSampler
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger, diff, read_object
 from unisono.observe.ledger import damaged_from, hash_samples, read_lines
-from unisono.placement import cut
 from unisono.report.run_view import check_run
 
 ORDER = ("epoch", "weights", "num_samples", "samples", "generator seed", "loss", "gradient", "lr")

@@ -127,7 +127,7 @@ def hierarchical(ranks: int, num_bytes: float, machine: Machine) -> Cost:
     """Return owner-computes inside nodes of L ranks, and only sums of whole nodes between H of them.
 
     Inside: ``2(alpha + (L-1) o + (L-1)/L beta S)``; between: ``2(alpha + (H-1)(o + beta S/n))``, the cards shared;
-    ``gamma ((L-1)/L + (H-1)/n) S``. `unisono.collectives.hosts` says who carries what.
+    ``gamma ((L-1)/L + (H-1)/n) S``. `unisono.collectives.process_groups.speakers` says who carries what.
     """
     local = min(ranks, machine.node_size)
     nodes = machine.num_nodes(ranks)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import final
 
+from unisono.collectives.placement import place_evenly
 from unisono.collectives.tree import owned_nodes
 from unisono.errors import ConfigError
 from unisono.options.quantities import BATCH, FRACTION, JITTER, RANKS, RATE, REPLICAS, STEPS, Amount, settle
-from unisono.placement import place_evenly
 from unisono.scaling.costs import ALGORITHMS, Cost, asynchronous_cycle_s, owner_computes, parameter_server
 from unisono.scaling.failures import Losses, Reliability, expected_losses
 from unisono.scaling.machine import COST, TIME, Machine

@@ -1,6 +1,6 @@
 """Schedules of what spans nodes or has servers, as moves for the simulator and for proofs (pure)."""
 
-from unisono.collectives.hosts import Hosts, carrier
+from unisono.collectives.process_groups.speakers import Hosts, carrier
 from unisono.collectives.schedules import Move, Schedule
 from unisono.errors import ConfigError
 

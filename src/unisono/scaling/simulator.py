@@ -3,7 +3,7 @@
 It checks the closed formulas of `costs`, and shows what they leave out: ranks that start late or are slow, and messages
 that want the same port or network card at the same time. A rank enters a round when its own sends of the round before
 have left and what it was to receive has arrived and been added: no other rank is waited for, as in
-`unisono.collectives.play`. All chunks from one rank to another in one round are one message. A rank sends to its right
+`unisono.collectives.execute`. All chunks from one rank to another in one round are one message. A rank sends to its right
 neighbour first and to its left last, so that the messages of an all-to-all do not meet at one target.
 
 Ports are taken in the order in which messages ask for them (first come, first served). Source of the method: Fujimoto,
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from unisono.collectives.placement import cut
 from unisono.collectives.schedules import Schedule
 from unisono.errors import ConfigError
-from unisono.placement import cut
 from unisono.scaling.machine import Machine
 
 

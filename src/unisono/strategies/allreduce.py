@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.collectives.play import play
+from unisono.collectives.execute import play
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import plan
 from unisono.errors import ConfigError

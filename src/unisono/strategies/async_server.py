@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.collectives.placement import cut
 from unisono.collectives.places import GuardedTransport
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
-from unisono.placement import cut
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, check_reached
 from unisono.strategies.channels import ServerLines, StarTransport, WorkerLine, decode, encode, from_bytes, to_bytes

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import gather, replicate
 from torch.optim import Optimizer
 
+from unisono.collectives.placement import cut
 from unisono.data.loader import move
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, StepError
-from unisono.placement import cut
 from unisono.strategies.base import Setting
 from unisono.strategies.options import BalancedDPOptions, DPOptions
 from unisono.strategies.precision import Precise

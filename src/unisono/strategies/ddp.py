@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from unisono.collectives.group import GroupOwner
+from unisono.collectives.process_groups.default_group import GroupOwner
 from unisono.collectives.transport import Transport
 from unisono.errors import StepError
 from unisono.strategies.base import Setting

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.collectives.placement import parts_of
 from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
 from unisono.determinism.switches import Checksum
 from unisono.errors import StepError
-from unisono.placement import parts_of
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import (
     Gradients,

@@ -24,11 +24,11 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
+from unisono.collectives.placement import cut
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.tree import combine, push
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import ConfigError, StepError
-from unisono.placement import cut
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import (
     Gradients,

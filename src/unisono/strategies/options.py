@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unisono.collectives.placement import place_by_shares, place_evenly
 from unisono.errors import ConfigError
 from unisono.options.quantities import DEVICES, SHARE, STEPS, Amount, Count, Quantity, settle, shown
-from unisono.placement import place_by_shares, place_evenly
 
 if TYPE_CHECKING:
     from torch import nn

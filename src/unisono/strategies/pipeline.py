@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
+from unisono.collectives.placement import cut
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import StepError
-from unisono.placement import cut
 from unisono.strategies.base import (
     Gradients,
     LossFunction,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from unisono.collectives.placement import place_evenly
 from unisono.errors import ConfigError
 from unisono.options.quantities import Count
-from unisono.placement import place_evenly
 from unisono.strategies.options import MICRO_BATCHES, StrategyOptions, option
 from unisono.strategies.pipeline_schedule import SCHEDULES
 

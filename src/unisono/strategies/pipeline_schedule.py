@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+from unisono.collectives.placement import cut
 from unisono.errors import ConfigError
-from unisono.placement import cut
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.collectives.placement import cut
 from unisono.determinism.switches import checksum
 from unisono.errors import RankDivergence, StepError
-from unisono.placement import cut
 from unisono.strategies.backward import run_backward
 from unisono.strategies.base import (
     Gradients,

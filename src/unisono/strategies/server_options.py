@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from unisono.collectives.placement import place_evenly
 from unisono.errors import ConfigError
 from unisono.options.quantities import SECONDS, STEPS, WORKERS
-from unisono.placement import place_evenly
 from unisono.strategies.options import StrategyOptions, option
 
 

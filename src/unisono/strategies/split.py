@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from unisono.collectives.placement import cut
 from unisono.errors import ConfigError
-from unisono.placement import cut
 
 
 def share_out(sizes: Sequence[int], parts: int) -> list[int]:

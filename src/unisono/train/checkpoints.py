@@ -14,10 +14,10 @@ from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import FILE_NAME, STATE_FILE, Facts
 from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
 from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
+from unisono.collectives.leader import leader_says, ranks_say
 from unisono.collectives.transport import Transport
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory
-from unisono.train.leader import leader_says, ranks_say
 
 _SHARE_TIMEOUT_S = 1800.0  # for the slowest rank's share
 _VISIBLE_S = 60.0  # a network file system may show a directory to another machine only after a while

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Fetcher, Task, fetch_all, move
 from unisono.determinism.seeding import mix
@@ -14,7 +15,6 @@ from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.metrics.exchange import merge_over_ranks
-from unisono.placement import cut
 
 BATCH_SIZE = 256
 """Samples per forward pass where nobody has said how many."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from unisono.checkpoint.files import safetensors_chunks
 from unisono.checkpoint.format import State
+from unisono.collectives.leader import ranks_say
 from unisono.collectives.transport import Transport
-from unisono.train.leader import ranks_say
 
 _PIECE_BYTES = 16 << 20
 

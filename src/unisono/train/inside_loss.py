@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.collectives.placement import parts_of
 from unisono.collectives.places import HERE, Insider
 from unisono.errors import PlaceError, StepError
-from unisono.placement import parts_of
 from unisono.strategies.base import Setting
 from unisono.strategies.options import StrategyOptions
 

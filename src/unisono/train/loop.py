@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
+from unisono.collectives.placement import parts_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import move
 from unisono.data.sampler import Indices
@@ -13,7 +14,6 @@ from unisono.determinism.switches import drift
 from unisono.errors import RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
-from unisono.placement import parts_of
 from unisono.strategies.base import Gradients, Micro
 
 

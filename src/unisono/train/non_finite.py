@@ -2,9 +2,9 @@
 
 from typing import Any, final
 
+from unisono.collectives.placement import cut
 from unisono.data.sampler import Indices
 from unisono.errors import ConfigError, NonFiniteError
-from unisono.placement import cut
 
 _NUM_SHOWN = 16
 MOST_IN_A_ROW = 10

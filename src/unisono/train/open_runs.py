@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from unisono.collectives.leader import leader_says
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError
-from unisono.train.leader import leader_says
 
 _lock = threading.Lock()  # ranks may be threads
 _PLAYING = (inspect.GEN_RUNNING, inspect.GEN_SUSPENDED)

@@ -6,9 +6,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, RankDivergence
-from unisono.placement import cut
 
 Output = Callable[[Any], Any]
 """From a micro-batch to a tensor with a row for each sample, or a tuple, list or dictionary of such tensors."""

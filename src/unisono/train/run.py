@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint.interchange import Loaded
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
-from unisono.collectives.process_group import connect, device_of
+from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
 from unisono.determinism.loss_hooks import watch_while

@@ -17,6 +17,7 @@ from unisono.checkpoint import store
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
+from unisono.collectives.leader import ranks_say
 from unisono.collectives.transport import Transport
 from unisono.determinism.switches import drift
 from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift, RankDivergence
@@ -28,7 +29,6 @@ from unisono.train.adoption import adopt_run, check_score
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.directories import find_directories
 from unisono.train.handover import hand_over, send_bytes
-from unisono.train.leader import ranks_say
 from unisono.train.run_files import RunFiles
 from unisono.train.run_lock import RunLock
 

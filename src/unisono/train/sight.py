@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self, final
 
+from unisono.collectives.placement import cut
 from unisono.observe.ledger import Ledger, Logged
 from unisono.observe.phases import DATA
 from unisono.observe.progress import ProgressLine
-from unisono.placement import cut
 from unisono.train.callbacks.base import Loop
 from unisono.train.evaluate import BATCH_SIZE
 from unisono.train.run import Run

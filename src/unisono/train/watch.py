@@ -15,10 +15,10 @@ from typing import Any, TypeVar, final
 
 from torch import Tensor
 
+from unisono.collectives.placement import parts_of
 from unisono.collectives.places import HERE, Insider
 from unisono.data.sampler import Indices
 from unisono.observe.phases import BACKWARD, DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
-from unisono.placement import parts_of
 from unisono.strategies.base import LossFunction, Micro
 from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, Beacon, Pulse
 from unisono.world import World

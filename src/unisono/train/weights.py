@@ -6,12 +6,12 @@ from torch import nn
 
 from unisono.checkpoint.format import State, fingerprint
 from unisono.checkpoint.interchange import Loaded, fit_weights, load_weights, tensors_in, write_weights
+from unisono.collectives.leader import ranks_say
 from unisono.collectives.transport import Transport
 from unisono.errors import RankDivergence
 from unisono.strategies.options import StrategyOptions
 from unisono.train.checks import check_loadable
 from unisono.train.handover import hand_over
-from unisono.train.leader import ranks_say
 from unisono.train.parts import Parts
 from unisono.train.score import describe_model
 

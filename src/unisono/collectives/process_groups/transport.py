@@ -1,0 +1,237 @@
+"""Ranks in processes of their own, joined by torch.distributed (gloo on CPU, nccl on CUDA).
+
+`connect` makes the process group of a `World`, without any listener outside this host when all ranks are on it; a
+program that has already called ``dist.init_process_group`` is joined as it is.
+"""
+
+import contextlib
+import itertools
+import os
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.collectives.loopback import LoopbackTransport
+from unisono.collectives.process_groups.across_hosts import name_of_this_host, over_hosts
+from unisono.collectives.process_groups.default_group import GroupOwner, lost_peers_named
+from unisono.collectives.process_groups.roll_call import call_roll
+from unisono.collectives.process_groups.stores import meet
+from unisono.collectives.shm.autotune import settle_plan
+from unisono.collectives.shm.transport import over_shared_memory
+from unisono.collectives.transport import Transport
+from unisono.errors import ConfigError, PeerLost, WorldError
+from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
+from unisono.system.leaving import leave_groups_at_exit
+from unisono.world import World, default_cache
+
+NO_MPI = (
+    "expected a torch that was built with MPI, got {} without: its wheels have none. Hint: mpirun starts ranks all the "
+    "same (mpirun -n 4 python SCRIPT), which then talk through shared memory, gloo or NCCL: leave the transport at "
+    "'auto'. For the mpi backend itself, build torch from source on a machine with MPI."
+)
+"""What to say when MPI is asked for and missing."""
+
+_connections = itertools.count()
+
+
+@final
+class ProcessGroupTransport(Transport):
+    """Moves tensors through the default torch.distributed process group."""
+
+    def __init__(self, *, owns_group: bool) -> None:
+        self._owner = GroupOwner(owns_group=owns_group)
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.bytes_sent = 0
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
+        """See `Transport.all_to_all`."""
+        self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
+        with self._translated("all_to_all"):
+            dist.all_to_all_single(recv, send, recv_splits, send_splits)
+
+    def all_gather(self, send: Tensor, recv: Tensor) -> None:
+        """See `Transport.all_gather`."""
+        self.bytes_sent += send.nbytes * (self.world_size - 1)
+        # torch 2.13 renamed all_gather_into_tensor; the old name warns there, the new one is missing before.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with self._translated("all_gather"):
+            gather(recv, send)
+
+    def close(self) -> None:
+        """Destroy the process group if `connect` made it."""
+        self._owner.close()
+
+    def _translated(self, operation: str) -> AbstractContextManager[None]:
+        return lost_peers_named(self.rank, self.world_size, operation)
+
+
+def connect(
+    world: World,
+    *,
+    device: str = "cpu",
+    timeout_s: float = 300.0,
+    share_memory: bool = True,
+    host: str | None = None,
+    mpi: bool = False,
+) -> Transport:
+    """Join the ranks of `world` and return this rank's transport; all ranks call it, and it blocks until they have.
+
+    Args:
+        world: Who this process is.
+        device: ``cpu`` (gloo) or a rank's ``cuda:INDEX`` (nccl for CUDA tensors, gloo for control messages), which
+            becomes current.
+        timeout_s: Longest wait for another rank in one collective.
+        share_memory: Go through shared memory between CPU processes of one host: alone where all ranks are on it, else
+            inside each host (`HostsTransport`).
+        mpi: Move everything with MPI, in a torch that was built with it.
+        host: Name of this rank's host; None finds it out. Ranks with one name must be able to share memory.
+
+    Raises:
+        ConfigError: Ranks have the same GPU, and were not to share; or this torch has no MPI.
+        WorldError: The process group that the program has already made has another size or rank; the ranks contradict
+            each other about who they are; or something else listens where they are to meet.
+        PeerLost: The other ranks did not come in time.
+    """
+    target = torch.device(device)
+    if target.type == "cuda":
+        torch.cuda.set_device(target if target.index is not None else device_of(world, "cuda"))
+    if mpi and not dist.is_mpi_available():
+        raise ConfigError(NO_MPI.format(torch.__version__))
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
+            raise WorldError(
+                f"the process group has rank {dist.get_rank()} of {dist.get_world_size()}, the environment "
+                f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. "
+                "Hint: initialise it from the environment."
+            )
+        leave_groups_at_exit()
+        return _fastest(world, ProcessGroupTransport(owns_group=False), target.type, timeout_s, share_memory, host)
+    if world.world_size == 1:
+        return LoopbackTransport()
+    if mpi:
+        dist.init_process_group("mpi")
+        return ProcessGroupTransport(owns_group=True)
+    # NCCL joins no two ranks on one GPU.
+    backend = "cpu:gloo,cuda:nccl" if target.type == "cuda" and not world.shares_devices else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        # Keys of its own: a second group of this process must not meet at what the first has left in the store.
+        store = meet(world, f"unisono/{next(_connections)}", timeout)
+        call_roll(store, world, f"process {os.getpid()} on {os.uname().nodename}", timeout_s)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
+    except WorldError:
+        raise
+    except RuntimeError as error:
+        raise PeerLost(
+            f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} "
+            f"within {timeout_s:g} s: {error}"
+        ) from error
+    leave_groups_at_exit()
+    return _fastest(world, ProcessGroupTransport(owns_group=True), target.type, timeout_s, share_memory, host)
+
+
+def _fastest(
+    world: World, group: Transport, device: str, timeout_s: float, share_memory: bool, host: str | None
+) -> Transport:
+    if world.world_size == 1:
+        return group
+    if device == "cuda":
+        check_own_devices(group, world, name_of_device())
+    if not share_memory or (device != "cpu" and not world.shares_devices):
+        return group
+    if host is not None or not world.is_single_host:
+        names = group.all_gather_json(host or name_of_this_host())
+        if len(set(names)) > 1:
+            return over_hosts(group, names, timeout_s=timeout_s)
+    transport = over_shared_memory(group, timeout_s=timeout_s)
+    if transport.board is not None:
+        settle_plan(transport, default_cache())
+    return transport
+
+
+def check_own_devices(group: Transport, world: World, device: str) -> None:
+    """Refuse two ranks on one GPU, unless they are to share it; collective.
+
+    Args:
+        group: Joins the ranks.
+        world: Of this rank.
+        device: Name of its host and GPU, which no other GPU has.
+
+    Raises:
+        ConfigError: Names two of them; raised on all ranks.
+    """
+    names = group.all_gather_json(device)
+    problem = find_shared(names)
+    if problem is not None and not world.shares_devices:
+        raise ConfigError(
+            f"expected a GPU for each rank, but {problem}. Hint: start at most one rank for each GPU of a host, or set "
+            f"{SHARE_VARIABLE}=1 to let ranks share."
+        )
+    if problem is not None and len({name.partition("/")[0] for name in names}) > 1:
+        raise ConfigError(
+            f"expected ranks that share GPUs on one host, but {problem} and other ranks are elsewhere. "
+            "Hint: a GPU for each rank where there are several hosts."
+        )
+
+
+def name_of_device() -> str:
+    """Return a name for the current host and the GPU that this rank computes on."""
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"{name_of_this_host()}/{properties.uuid}"
+
+
+def device_of(world: World, asked: str | None = None) -> torch.device:
+    """Return this rank's device: the asked one, else its own GPU where this host has any, else the CPU.
+
+    Ranks in threads of one process compute on the CPU where there are not enough GPUs.
+
+    Raises:
+        ConfigError: There are fewer GPUs than ranks, and they are not to share; or one is asked for and there is none;
+            or it is neither the CPU nor a GPU of CUDA.
+    """
+    visible = torch.cuda.device_count()
+    if asked is not None:
+        wanted = _device_named(asked)
+        if wanted.type == "cpu":
+            return torch.device("cpu")
+        if wanted.index is not None and wanted.index < visible:
+            return wanted
+        if wanted.index is not None and visible:
+            raise ConfigError(
+                f"expected device='cuda:0' to 'cuda:{visible - 1}', got {str(asked)!r}. "
+                "Hint: device='cuda' gives each local rank its own."
+            )
+        if wanted.index is not None:
+            raise ConfigError(_no_gpu(asked))
+    if asked is None and world.launcher == "none" and visible < world.local_world_size:
+        return torch.device("cpu")
+    index = own_index(world.local_rank, world.local_world_size, visible, share=world.shares_devices)
+    if index is not None:
+        return torch.device("cuda", index)
+    if asked is None:
+        return torch.device("cpu")
+    raise ConfigError(_no_gpu(asked))
+
+
+def _device_named(asked: object) -> torch.device:
+    found: torch.device | None = None
+    with contextlib.suppress(RuntimeError, TypeError):
+        found = torch.device(asked)  # type: ignore[call-overload]
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"expected device 'cpu', 'cuda' or 'cuda:N', got {str(asked)!r}. "
+            "Hint: device='cuda' is each local rank's own GPU; left out, the run takes GPUs where there are any."
+        )
+    return found
+
+
+def _no_gpu(asked: object) -> str:
+    return (
+        f"expected a GPU for device={str(asked)!r}, got none that torch {torch.__version__} can use. "
+        "Hint: device='cpu', or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch."
+    )
