@@ -28,11 +28,11 @@ def first_batch(kind: str, data: Path, cache: Path) -> dict[str, float]:
     import numpy as np
     import torch  # noqa: F401 - its import is part of a start
 
-    from unisono.data.imdb import load_imdb
-    from unisono.data.mnist import MEAN, STD, load_mnist
-    from unisono.data.pictures import Pictures
     from unisono.data.sampler import ExactSampler
-    from unisono.data.texts import Texts
+    from unisono.data.sets.imdb import load_imdb
+    from unisono.data.sets.mnist import MEAN, STD, load_mnist
+    from unisono.data.sets.pictures import Pictures
+    from unisono.data.sets.texts import Texts
 
     imported = time.perf_counter()
     dataset: Texts | Pictures

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono
-from unisono.data.texts import PackedTexts, pack
+from unisono.data.sets.texts import PackedTexts, pack
 from unisono.recipes.gated_cnn import GatedCNN
 from unisono.recipes.mnist import SimpleCNN
 

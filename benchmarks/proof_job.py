@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.data.digits import load_digits
+from unisono.data.sets.digits import load_digits
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ import unisono
 from ranks import join
 from reference import bits
 from unisono.collectives.transport import Transport
-from unisono.data.digits import load_digits
-from unisono.data.texts import pack
+from unisono.data.sets.digits import load_digits
+from unisono.data.sets.texts import pack
 from unisono.recipes.digits import DigitsCNN
 from unisono.recipes.gated_cnn import BagOfWords, GatedCNN
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from unisono.data.imdb import read_reviews
-from unisono.data.mnist import MEAN, STD, load_mnist
-from unisono.data.text import basic_english
+from unisono.data.sets.imdb import read_reviews
+from unisono.data.sets.mnist import MEAN, STD, load_mnist
+from unisono.data.sets.text import basic_english
 from unisono.recipes.play import spread
 
 Vocabulary = dict[str, int]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import unisono
 from unisono.checkpoint.store import list_steps
 from unisono.cli.main import unisono as command
-from unisono.data.digits import load_digits
+from unisono.data.sets.digits import load_digits
 from unisono.recipes.catalog import Options
 from unisono.recipes.digits import train
 

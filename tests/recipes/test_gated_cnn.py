@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from unisono.data import text
-from unisono.data.texts import PAD, PackedTexts, pack, pad
+from unisono.data.sets import text
+from unisono.data.sets.texts import PAD, PackedTexts, pack, pad
 from unisono.recipes.gated_cnn import ALIGN, BEHIND, LEAST, RECEPTIVE_FIELD, BagOfWords, GatedCNN, places_of
 
 VOCABULARY = 50

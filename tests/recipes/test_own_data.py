@@ -15,9 +15,9 @@ from torch import nn
 
 import unisono
 from unisono.collectives.loopback import run_ranks
-from unisono.data.augment import Augment
-from unisono.data.images import load_images
-from unisono.data.pictures import Pictures
+from unisono.data.sets.augment import Augment
+from unisono.data.sets.images import load_images
+from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.images import ImageCNN
 from unisono.recipes.play import play

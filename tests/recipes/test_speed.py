@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from unisono.data.texts import pack
+from unisono.data.sets.texts import pack
 from unisono.recipes.catalog import Options
 from unisono.recipes.gated_cnn import GatedCNN
 from unisono.recipes.mnist import SimpleCNN

@@ -223,7 +223,7 @@ def find(name: str) -> Recipe:
 
 
 def _check_digits(options: Options) -> object:
-    from unisono.data.digits import load_digits
+    from unisono.data.sets.digits import load_digits
 
     if options.data is not None:
         raise ConfigError(f"recipe 'digits' brings its own data, got --data {options.data}. Hint: leave --data out.")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import unisono
-from unisono.data.digits import load_digits
+from unisono.data.sets.digits import load_digits
 from unisono.recipes.catalog import Options
 from unisono.recipes.play import fit, thinned
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import unisono
-from unisono.data.augment import Augment
-from unisono.data.pictures import Pictures
+from unisono.data.sets.augment import Augment
+from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.play import fit, thinned
 from unisono.recipes.sources import own_images

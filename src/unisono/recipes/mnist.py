@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.data.augment import Augment
-from unisono.data.mnist import MEAN, STD
-from unisono.data.pictures import Pictures
+from unisono.data.sets.augment import Augment
+from unisono.data.sets.mnist import MEAN, STD
+from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.kernels import drop, patch_conv
 from unisono.recipes.play import fit, thinned

@@ -6,11 +6,11 @@ Imports no torch.
 import logging
 from typing import TypeVar
 
-from unisono.data.images import ImageData, load_images, parse_size
-from unisono.data.imdb import ImdbData, load_imdb
-from unisono.data.mnist import ImageSplits, load_mnist
-from unisono.data.own_texts import TextData, load_texts
-from unisono.data.tables import Columns
+from unisono.data.files.tables import Columns
+from unisono.data.sets.images import ImageData, load_images, parse_size
+from unisono.data.sets.imdb import ImdbData, load_imdb
+from unisono.data.sets.mnist import ImageSplits, load_mnist
+from unisono.data.sets.own_texts import TextData, load_texts
 from unisono.errors import ConfigError
 from unisono.observe.progress import WorkLine
 from unisono.recipes.catalog import Options

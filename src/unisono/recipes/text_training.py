@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.data.imdb import ImdbData
-from unisono.data.own_texts import TextData
-from unisono.data.texts import Texts
+from unisono.data.sets.imdb import ImdbData
+from unisono.data.sets.own_texts import TextData
+from unisono.data.sets.texts import Texts
 from unisono.recipes.catalog import Options
 from unisono.recipes.gated_cnn import BagOfWords, GatedCNN
 from unisono.recipes.play import fit, spread

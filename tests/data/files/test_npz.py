@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.data.npz import read_npz
+from unisono.data.files.npz import read_npz
 from unisono.errors import DataError
 
 ARRAYS = {"images": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "labels": np.array(["a", "b"])}

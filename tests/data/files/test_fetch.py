@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.data.fetch import (
+from unisono.data.files.fetch import (
     Pin,
     atomic_write,
     check_pin,
@@ -117,7 +117,7 @@ def test_two_processes_download_once(server, tmp_path):
     """Processes that start together share one download."""
     base, seen = server
     code = (
-        "import sys; from pathlib import Path; from unisono.data.fetch import Pin, download;"
+        "import sys; from pathlib import Path; from unisono.data.files.fetch import Pin, download;"
         f"pin = Pin(sha256={PIN.sha256!r}, size_bytes={PIN.size_bytes});"
         f"download('f', pin, urls=[{base + '/good/'!r}], cache=Path({str(tmp_path)!r}))"
     )
@@ -198,7 +198,7 @@ def test_lock_is_exclusive_ends_with_its_holder_and_times_out(tmp_path):
     """Another process waits for the lock, for a limited time; the death of the holder frees it."""
     lock = tmp_path / "deep" / "lock"
     code = (
-        "import sys, time; from pathlib import Path; from unisono.data.fetch import file_lock\n"
+        "import sys, time; from pathlib import Path; from unisono.data.files.fetch import file_lock\n"
         f"with file_lock(Path({str(lock)!r})):\n print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

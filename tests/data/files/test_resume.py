@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from unisono.data.resume import fetch_resuming
+from unisono.data.files.resume import fetch_resuming
 
 CONTENT = bytes(range(256)) * 2000
 

@@ -17,8 +17,8 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.cache import check_manifest
-from unisono.data.fetch import atomic_write
+from unisono.data.files.cache import check_manifest
+from unisono.data.files.fetch import atomic_write
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import COUNT, TOKENS
 

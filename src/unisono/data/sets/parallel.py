@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from unisono.data.fetch import Tell, told, untold
-from unisono.data.text import TokenisedTexts, tokenise
+from unisono.data.files.fetch import Tell, told, untold
+from unisono.data.sets.text import TokenisedTexts, tokenise
 from unisono.errors import DataError
 
 MIN_CHARACTERS = 4_000_000
@@ -94,7 +94,7 @@ def merge(parts: Sequence[TokenisedTexts]) -> TokenisedTexts:
 def _in_helper(texts: Sequence[str], mouth: int) -> TokenisedTexts:
     """Cut one share in a process of its own, which gives signs into the pipe `mouth`."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", f"from unisono.data.parallel import serve; serve(mouth={mouth})"],
+        [sys.executable, "-P", "-c", f"from unisono.data.sets.parallel import serve; serve(mouth={mouth})"],
         input=json.dumps(texts).encode("ascii"),
         capture_output=True,
         check=False,

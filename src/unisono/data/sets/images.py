@@ -18,11 +18,11 @@ import numpy.typing as npt
 import PIL
 from PIL import Image, UnidentifiedImageError
 
-from unisono.data.cache import cache_key, cached_directory, check_manifest
-from unisono.data.fetch import Tell, atomic_write, told, untold
-from unisono.data.npz import read_npz
-from unisono.data.own_texts import content_checksum, hold_out, number_labels
-from unisono.data.tables import Broken
+from unisono.data.files.cache import cache_key, cached_directory, check_manifest
+from unisono.data.files.fetch import Tell, atomic_write, told, untold
+from unisono.data.files.npz import read_npz
+from unisono.data.files.tables import Broken
+from unisono.data.sets.own_texts import content_checksum, hold_out, number_labels
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import COUNT, Count, shown
 from unisono.world import default_cache

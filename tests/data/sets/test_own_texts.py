@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.data import own_texts
-from unisono.data.own_texts import hold_out, load_texts, number_labels
-from unisono.data.tables import Columns
+from unisono.data.files.tables import Columns
+from unisono.data.sets import own_texts
+from unisono.data.sets.own_texts import hold_out, load_texts, number_labels
 from unisono.errors import DataError
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unisono.data import images as module
-from unisono.data.images import load_images, parse_size
+from unisono.data.sets import images as module
+from unisono.data.sets.images import load_images, parse_size
 from unisono.errors import ConfigError, DataError
 
 CHANCE = np.random.default_rng(0)

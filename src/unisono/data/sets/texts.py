@@ -13,8 +13,8 @@ from torch import Tensor
 
 from unisono.data.lengths import evaluation_order
 from unisono.data.sampler import Indices
-from unisono.data.text import PAD as PAD
-from unisono.data.text import TokenStore
+from unisono.data.sets.text import PAD as PAD
+from unisono.data.sets.text import TokenStore
 from unisono.options.quantities import BATCHES, TOKENS
 
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from unisono.data.digits import choose_test, load_digits
+from unisono.data.sets.digits import choose_test, load_digits
 from unisono.errors import DataError
 
 

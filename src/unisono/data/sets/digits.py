@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.mnist import ImageSplits
+from unisono.data.sets.mnist import ImageSplits
 from unisono.errors import DataError
 
 NUM_SAMPLES = 1797

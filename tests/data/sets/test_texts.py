@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.data.cache import cached_directory
+from unisono.data.files.cache import cached_directory
 from unisono.data.loader import BatchedDataset, Fetcher, HasLengths, Task, fetch_all, sampler_of
-from unisono.data.text import PAD, TokenStore
-from unisono.data.texts import Texts, pack, pad
+from unisono.data.sets.text import PAD, TokenStore
+from unisono.data.sets.texts import Texts, pack, pad
 from unisono.errors import ConfigError
 
 
@@ -101,8 +101,8 @@ MEASURE = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from unisono.data.text import TokenStore
-from unisono.data.texts import Texts
+from unisono.data.sets.text import TokenStore
+from unisono.data.sets.texts import Texts
 
 store = TokenStore.open(Path(sys.argv[1]), "train")
 texts = Texts(store)

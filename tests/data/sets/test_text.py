@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.cache import cached_directory
-from unisono.data.text import (
+from unisono.data.files.cache import cached_directory
+from unisono.data.sets.text import (
     PAD,
     UNK,
     TokenStore,

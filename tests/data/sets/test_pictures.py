@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.data.augment import Augment
 from unisono.data.loader import Fetcher, Task, fetch_all
-from unisono.data.mnist import MEAN, STD, normalise
-from unisono.data.pictures import Pictures
+from unisono.data.sets.augment import Augment
+from unisono.data.sets.mnist import MEAN, STD, normalise
+from unisono.data.sets.pictures import Pictures
 from unisono.errors import DataError
 
 CHANCE = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.fetch import Pin, Tell, locate, untold
-from unisono.data.idx import read_idx
+from unisono.data.files.fetch import Pin, Tell, locate, untold
+from unisono.data.files.idx import read_idx
 from unisono.errors import ConfigError, DataError
 from unisono.world import default_cache
 

@@ -19,11 +19,11 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from unisono.data.archive import Limits, stream_members
-from unisono.data.cache import cache_key, cached_directory
-from unisono.data.fetch import Pin, Tell, locate, sha256_file, told, untold
-from unisono.data.parallel import tokenise_all
-from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
+from unisono.data.files.archive import Limits, stream_members
+from unisono.data.files.cache import cache_key, cached_directory
+from unisono.data.files.fetch import Pin, Tell, locate, sha256_file, told, untold
+from unisono.data.sets.parallel import tokenise_all
+from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
 from unisono.errors import DataError
 from unisono.world import default_cache
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unisono.data.augment import Augment, uniforms
+from unisono.data.sets.augment import Augment, uniforms
 from unisono.errors import ConfigError
 
 IMAGES = np.random.default_rng(0).random((40, 3, 9, 8), dtype=np.float32)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.data.archive import Limits, stream_members
+from unisono.data.files.archive import Limits, stream_members
 from unisono.errors import DataError
 
 WANTED = re.compile(r"d/\d+\.txt")

@@ -16,11 +16,11 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from unisono.data.cache import cache_key, cached_directory
-from unisono.data.fetch import Tell, atomic_write, sha256_file, untold
-from unisono.data.parallel import tokenise_all
-from unisono.data.tables import Broken, Columns, Row, read_rows
-from unisono.data.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
+from unisono.data.files.cache import cache_key, cached_directory
+from unisono.data.files.fetch import Tell, atomic_write, sha256_file, untold
+from unisono.data.files.tables import Broken, Columns, Row, read_rows
+from unisono.data.sets.parallel import tokenise_all
+from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
 from unisono.errors import DataError
 from unisono.options.quantities import COUNT
 from unisono.world import default_cache

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unisono.data.augment import Augment
 from unisono.data.loader import content_hash
 from unisono.data.sampler import Indices
+from unisono.data.sets.augment import Augment
 from unisono.errors import DataError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.data.cache import MANIFEST, cache_key, cached_directory, check_manifest, find_damage
+from unisono.data.files.cache import MANIFEST, cache_key, cached_directory, check_manifest, find_damage
 from unisono.errors import DataError
 
 
@@ -88,7 +88,7 @@ def test_what_a_killed_builder_left_is_removed(tmp_path):
     """A builder killed half-way leaves no entry, and the next start cleans up and builds."""
     entry = tmp_path / "entry"
     code = (
-        "import os; from pathlib import Path; from unisono.data.cache import cached_directory\n"
+        "import os; from pathlib import Path; from unisono.data.files.cache import cached_directory\n"
         "def build(directory):\n (directory / 'half').write_bytes(b'x'); os.kill(os.getpid(), 9)\n"
         f"cached_directory(Path({str(entry)!r}), build)"
     )
@@ -104,7 +104,7 @@ def test_concurrent_starters_build_once(tmp_path):
     entry, marks = tmp_path / "entry", tmp_path / "marks"
     marks.mkdir()
     code = (
-        "import os, time; from pathlib import Path; from unisono.data.cache import cached_directory\n"
+        "import os, time; from pathlib import Path; from unisono.data.files.cache import cached_directory\n"
         f"def build(directory):\n (Path({str(marks)!r}) / str(os.getpid())).touch(); time.sleep(0.3);"
         " (directory / 'x').write_bytes(b'x')\n"
         f"assert (cached_directory(Path({str(entry)!r}), build) / 'x').read_bytes() == b'x'"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.data.mnist import MEAN, MIRRORS, NAMES, PINS, STD, load_mnist, normalise
+from unisono.data.sets.mnist import MEAN, MIRRORS, NAMES, PINS, STD, load_mnist, normalise
 from unisono.errors import ConfigError, DataError
 
 

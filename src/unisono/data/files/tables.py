@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, final
 
-from unisono.data.idx import GZIP_MAGIC
+from unisono.data.files.idx import GZIP_MAGIC
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import shown
 

@@ -22,7 +22,7 @@ from typing import BinaryIO, TypeVar, final
 
 import pooch
 
-from unisono.data.resume import fetch_resuming
+from unisono.data.files.resume import fetch_resuming
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import BYTES, settle
 

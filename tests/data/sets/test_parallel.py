@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from unisono.data import parallel
-from unisono.data.parallel import merge, serve, tokenise_all
-from unisono.data.text import tokenise
+from unisono.data.sets import parallel
+from unisono.data.sets.parallel import merge, serve, tokenise_all
+from unisono.data.sets.text import tokenise
 from unisono.errors import DataError
 
 TEXTS = [f"Word{number % 37} and{number % 5}, it's {number}!" for number in range(500)] + ["", "  ", "Σ İ \x1c x"]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from unisono.data.tables import Broken, Columns, read_rows
+from unisono.data.files.tables import Broken, Columns, read_rows
 from unisono.errors import ConfigError, DataError
 
 GOOD = 'text,label\n"good, film",pos\nbad film,neg\n'

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from unisono.data.fetch import atomic_write, file_lock, fsync_directory, sha256_file
+from unisono.data.files.fetch import atomic_write, file_lock, fsync_directory, sha256_file
 from unisono.errors import DataError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from unisono.data.archive import Limits
-from unisono.data.imdb import PINS, find_source, load_imdb, read_reviews
-from unisono.data.text import tokenise
+from unisono.data.files.archive import Limits
+from unisono.data.sets.imdb import PINS, find_source, load_imdb, read_reviews
+from unisono.data.sets.text import tokenise
 from unisono.errors import ConfigError, DataError
 
 FILES = {
