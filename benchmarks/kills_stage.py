@@ -21,9 +21,10 @@ import torch
 
 import unisono.train.run  # noqa: F401 - imported here once, not in every worker
 from unisono.cli.outcome import perform
-from unisono.launchers import child, crew
+from unisono.launchers import worker_group
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
+from unisono.launchers.worker import child
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _MOST_DESCRIPTORS = 4096
@@ -67,7 +68,7 @@ def start_launcher(
         tempfile.tempdir = None
         os.chdir(folder)
         if is_forked:
-            crew.subprocess = _Forking(stage)  # type: ignore[assignment]
+            worker_group.subprocess = _Forking(stage)  # type: ignore[assignment]
         spec = LaunchSpec(
             target=ScriptTarget(path=str(job), args=tuple(args)), workers=workers, threads=1, max_restarts=3
         )
@@ -121,7 +122,7 @@ class _Forking:
         self._name = comm_of(stage).encode()
 
     def Popen(self, command: list[str], **settings: Any) -> Any:
-        if "unisono.launchers.child" not in command:
+        if "unisono.launchers.worker.child" not in command:
             return subprocess.Popen(command, **settings)
         return _Forked(self._name, command, **settings)
 
@@ -131,7 +132,7 @@ class _Forked:
 
     def __init__(self, name: bytes, command: list[str], *, env: dict[str, str], stdin: int | None,
                  stdout: int | None, stderr: int | None, start_new_session: bool) -> None:  # fmt: skip
-        argv = command[command.index("unisono.launchers.child") + 1 :]
+        argv = command[command.index("unisono.launchers.worker.child") + 1 :]
 
         def work() -> int:
             ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)

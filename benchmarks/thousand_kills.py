@@ -262,7 +262,7 @@ def _is_worker(pid: int) -> bool:
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == kills_stage.comm_of(os.getpid()):
             return True
-        return b"unisono.launchers.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"unisono.launchers.worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

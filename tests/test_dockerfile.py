@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launchers.kubernetes import KubernetesJob, manifests
+from unisono.launchers.engines.kubernetes import KubernetesJob, manifests
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Dockerfile").read_text()

@@ -30,7 +30,7 @@ from cluster.engines import (
     weights_in,
 )
 from cluster.little_cluster import little_cluster
-from unisono.launchers.kubernetes import KINDS, KubernetesJob, manifests, to_yaml
+from unisono.launchers.engines.kubernetes import KINDS, KubernetesJob, manifests, to_yaml
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 JOB = KubernetesJob(

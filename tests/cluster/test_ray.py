@@ -93,6 +93,6 @@ def rank_processes():
                 words = file.read().split(b"\0")
         except OSError:
             continue
-        if b"unisono.launchers.joined" in words and DIGITS.encode() in words:
+        if b"unisono.launchers.engines.joined" in words and DIGITS.encode() in words:
             found.append(int(pid))
     return found

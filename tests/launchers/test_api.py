@@ -191,8 +191,8 @@ def test_wrong_settings(monkeypatch):
 
 def test_arguments_travel_privately(tmp_path, monkeypatch):
     """The pickled arguments lie in a file that only the user can read."""
-    from unisono.launchers.crew import _command
     from unisono.launchers.spec import LaunchSpec
+    from unisono.launchers.worker_group import _command
 
     target = api.describe_function(launched_functions.leave_note, ("secret",))
     _command(LaunchSpec(target=target), str(tmp_path))

@@ -5,8 +5,8 @@ from click.testing import CliRunner
 
 from unisono.cli.run import run
 from unisono.errors import ConfigError
-from unisono.launchers.failure import FailureReport, WorkerExit, describe, find_root
 from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
+from unisono.launchers.supervision.failure import FailureReport, WorkerExit, describe, find_root
 
 
 @pytest.fixture

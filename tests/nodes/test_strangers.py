@@ -14,9 +14,9 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from unisono.launchers.local import Signals
-from unisono.nodes.meeting import Meeting
 from unisono.nodes.network import Interface
 from unisono.nodes.plan import NodesPlan
+from unisono.nodes.rendezvous import Meeting
 from unisono.nodes.roll import Card
 from unisono.store.client import Client, NotOurStore
 from unisono.store.secret import key_of

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from unisono.launchers.restarts import Ending
+from unisono.launchers.supervision.restarts import Ending
 from unisono.nodes.verdicts import NodeEnding, Verdict, judge
 
 DONE, LOST = NodeEnding(kind="done"), NodeEnding(kind="lost")

@@ -31,14 +31,14 @@ def join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...
 
 
 def _join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...]) -> None:
-    from unisono.launchers.joining import joined_environment
+    from unisono.launchers.engines.joining import joined_environment
     from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
     from unisono.world import World
 
     check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))
     environ = joined_environment(World.current(), os.environ, threads)
     kind = "module" if is_module else "script"
-    command = [sys.executable, "-P", "-m", "unisono.launchers.joined", kind, script, *args]
+    command = [sys.executable, "-P", "-m", "unisono.launchers.engines.joined", kind, script, *args]
     sys.stdout.flush()
     # In place of this process, so that the launcher's signals reach the program; and as a new program, so that the
     # C library reads its tunables.

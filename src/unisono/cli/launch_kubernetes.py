@@ -23,7 +23,7 @@ from unisono.cli.settings import number
 from unisono.options.quantities import GRACE, RESTARTS
 
 if TYPE_CHECKING:
-    from unisono.launchers.kubernetes import KubernetesJob
+    from unisono.launchers.engines.kubernetes import KubernetesJob
 
 _KINDS = ("job", "jobset", "trainjob")
 
@@ -91,9 +91,9 @@ def kubernetes(
 
 
 def _kubernetes(target: tuple[str, ...], dry_run: bool, detach: bool, interval_s: float, given: dict[str, Any]) -> int:
-    from unisono.launchers.following import write_to_stdout
-    from unisono.launchers.kubernetes import manifests, to_yaml
-    from unisono.launchers.kubernetes_client import follow, how_to_end, submit
+    from unisono.launchers.engines.following import write_to_stdout
+    from unisono.launchers.engines.kubernetes import manifests, to_yaml
+    from unisono.launchers.engines.kubernetes_client import follow, how_to_end, submit
 
     job = plan(target, given)
     if dry_run:
@@ -133,7 +133,7 @@ def plan(target: tuple[str, ...], given: dict[str, Any]) -> "KubernetesJob":
         ConfigError: A setting is out of range, or no name can be made of the script's.
     """
     from unisono.cli.settings import pairs
-    from unisono.launchers.kubernetes import KubernetesJob
+    from unisono.launchers.engines.kubernetes import KubernetesJob
 
     settings = {name: given[name] for name in given if name not in ("name", "variables", "claims", "labels")}
     claims = pairs("--volume", given["claims"], "CLAIM=PATH")

@@ -45,8 +45,8 @@ def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
 
 def _mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, given: dict[str, Any]) -> None:
     from unisono.cli.settings import pairs
-    from unisono.launchers.following import find_tool
-    from unisono.launchers.mpi import MpiJob, render
+    from unisono.launchers.engines.following import find_tool
+    from unisono.launchers.engines.mpi import MpiJob, render
     from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
     from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
 

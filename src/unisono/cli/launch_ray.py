@@ -92,7 +92,7 @@ def ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
 
 def _ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, given: dict[str, Any]) -> int:
     from unisono.cli.settings import pairs
-    from unisono.launchers.ray_runner import RayJob, run_on_ray
+    from unisono.launchers.engines.ray_runner import RayJob, run_on_ray
     from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
 
     if given["working_dir"] is None:

@@ -23,7 +23,7 @@ from unisono.cli.settings import PATH, number
 from unisono.options.quantities import RESTARTS, WARNING
 
 if TYPE_CHECKING:
-    from unisono.launchers.slurm import SlurmJob
+    from unisono.launchers.engines.slurm import SlurmJob
 
 _OWN_OPTIONS = ("time", "partition", "account", "qos", "mem")
 
@@ -104,9 +104,9 @@ def _slurm(
     given: dict[str, Any],
 ) -> int:
     from unisono.errors import ConfigError
-    from unisono.launchers.following import write_to_stdout
-    from unisono.launchers.slurm import render
-    from unisono.launchers.slurm_client import follow, submit
+    from unisono.launchers.engines.following import write_to_stdout
+    from unisono.launchers.engines.slurm import render
+    from unisono.launchers.engines.slurm_client import follow, submit
 
     job = plan(script, args, is_module, given)
     text = render(job)
@@ -139,7 +139,7 @@ def plan(script: str, args: tuple[str, ...], is_module: bool, given: dict[str, A
         ConfigError: There is no such script, or a setting cannot be sent.
     """
     from unisono.cli.settings import pairs
-    from unisono.launchers.slurm import SlurmJob
+    from unisono.launchers.engines.slurm import SlurmJob
     from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
 
     check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))

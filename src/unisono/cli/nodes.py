@@ -101,6 +101,6 @@ def start(spec: "LaunchSpec", plan: "NodesPlan | None", *, program: str = "") ->
     if plan is None:
         run_local(spec)
         return
-    from unisono.nodes.play import run_nodes
+    from unisono.nodes.launch import run_nodes
 
     run_nodes(spec, plan, os.environ, program=program)

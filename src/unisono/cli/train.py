@@ -266,8 +266,8 @@ def plan(
         DataError: The data is missing, truncated or not what is pinned.
     """
     from unisono.errors import ScoreMismatch
-    from unisono.launchers.memory_kills import check_address_space
     from unisono.launchers.spec import resolve_workers
+    from unisono.launchers.supervision.memory_kills import check_address_space
     from unisono.observe.compare import diff
     from unisono.recipes.catalog import Options, find
     from unisono.world import default_cache

@@ -13,9 +13,9 @@ from types import FunctionType
 from typing import Any
 
 from unisono.errors import LaunchError
-from unisono.launchers.child import LOADING_MARK
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, resolve_workers
+from unisono.launchers.worker.child import LOADING_MARK
 from unisono.world import World
 
 

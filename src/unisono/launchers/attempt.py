@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
-from unisono.launchers.crew import Called, Crew, Events, OutputBroken, Signalled, next_event
-from unisono.launchers.failure import Failure, WorkerExit, describe, describe_kill
-from unisono.launchers.memory_kills import count_kills
 from unisono.launchers.output import tell
-from unisono.launchers.restarts import Ending
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
-from unisono.launchers.watchman import Watchman
+from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill
+from unisono.launchers.supervision.memory_kills import count_kills
+from unisono.launchers.supervision.restarts import Ending
+from unisono.launchers.supervision.supervisor import Watchman
+from unisono.launchers.worker_group import Called, Crew, Events, OutputBroken, Signalled, next_event
 from unisono.system.heartbeat import STEPPING
 
 # How long to wait for a better culprit after the first failure that blames a peer.

@@ -17,11 +17,11 @@ from typing import Any
 
 from unisono.errors import LaunchError, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Failed, Outcome, Stopped, attempt
-from unisono.launchers.crew import Events, OutputBroken, Signalled
-from unisono.launchers.memory_kills import check_address_space
 from unisono.launchers.output import tell
-from unisono.launchers.restarts import GiveUp, Restarts
 from unisono.launchers.spec import LaunchSpec, check_target, count_gpus
+from unisono.launchers.supervision.memory_kills import check_address_space
+from unisono.launchers.supervision.restarts import GiveUp, Restarts
+from unisono.launchers.worker_group import Events, OutputBroken, Signalled
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, final
 
-from unisono.launchers.restarts import Ending, GiveUp, Restarts
+from unisono.launchers.supervision.restarts import Ending, GiveUp, Restarts
 
 Kind = Literal["done", "stopped", "ended", "interrupted", "failed", "lost"]
 What = Literal["done", "again", "stopped", "interrupted", "failed"]

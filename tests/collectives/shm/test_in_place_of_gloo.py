@@ -8,8 +8,8 @@ import pytest
 
 from unisono.collectives.shm.in_place_of_gloo import instead_of_gloo
 from unisono.errors import ConfigError
-from unisono.launchers.environment import worker_environment
 from unisono.launchers.spec import BACKENDS, LaunchSpec, ScriptTarget
+from unisono.launchers.worker.environment import worker_environment
 
 SCRIPT = """
 import sys

@@ -1,0 +1,250 @@
+"""The first code of every worker: tie its life to the launcher's, run the user's program, report a failure.
+
+In: ``child LAUNCHER_PID DIRECTORY KIND TARGET ARGS...`` and the variables of `worker_environment`. Out: the
+exit code; on failure also ``error-<rank>.json`` in the directory. The traceback is not printed here: the
+launcher prints the one that matters. Must not import torch; where a backend was chosen for the workers, the
+program's own import of torch puts it in place.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import importlib
+import importlib.abc
+import importlib.util
+import inspect
+import io
+import os
+import pickle
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+from unisono.errors import ConfigError, DataError, RunStopped
+from unisono.launchers.scratch import meet_in
+from unisono.launchers.spec import BACKEND_VARIABLE
+from unisono.launchers.supervision.alone import has_trained_alone
+from unisono.launchers.supervision.failure import FailureReport
+from unisono.launchers.supervision.stacks import STACK_SIGNAL, stack_file
+from unisono.launchers.worker.local_rank import with_local_rank
+from unisono.system.heartbeat import BEACON_VARIABLE, Beacon
+from unisono.system.leaving import leave_groups_at_exit
+
+FUNCTION_FILE = "call.pickle"
+# Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run
+# meanwhile.
+LOADING_MARK = "__unisono_loading__"
+
+_PR_SET_PDEATHSIG = 1
+_EXIT_GRACE_S = 5.0
+_INTERRUPTED = 130
+_USAGE_ERROR = 2
+
+
+def main(argv: list[str]) -> int:
+    """Run one worker and return its exit code.
+
+    Args:
+        argv: Process id of the launcher, private directory of the launch, kind (``script``, ``module``,
+            ``program`` or ``function``), target, and the program's own arguments.
+    """
+    parent, directory, kind, target, *args = argv
+    die_with(int(parent))
+    faulthandler.enable()
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    _show_stack_on_demand(directory, rank)
+    meet_in(directory)
+    leave_groups_at_exit()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here
+        if os.environ.get(BACKEND_VARIABLE) == "shm":
+            sys.meta_path.insert(0, _ShmInsteadOfGloo())
+        if kind == "script":
+            run_script(target, args, local_rank)
+        elif kind == "module":
+            run_module(target, args, local_rank)
+        elif kind == "program":
+            _become(target, args)
+        else:
+            _run_function(Path(directory) / target)
+    except BaseException as error:  # noqa: BLE001 - also SystemExit, KeyboardInterrupt and torch's CheckpointException
+        _ignore_children()
+        code = _exit_code(error)
+        if code != 0 and not isinstance(error, RunStopped):
+            FailureReport.from_exception(error, rank, code).save(directory)
+            # A thread that keeps the failed process from ending would keep its peers waiting for it. What it has to
+            # show (to no one: the failure is told already) may come from a machine that is merely slow.
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            with contextlib.suppress(RuntimeError):  # no memory for its thread, probably: that was the failure then
+                faulthandler.dump_traceback_later(_EXIT_GRACE_S, exit=True, file=nowhere)
+        return code
+    finally:
+        # The interpreter stops its threads before it is gone: silence means nothing from here on.
+        beacon = Beacon(os.environ[BEACON_VARIABLE])
+        if not beacon.read().pid and has_trained_alone():
+            beacon.was_alone()
+        beacon.leave()
+    return 0
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the launcher's thread ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _show_stack_on_demand(directory: str, rank: int) -> None:
+    # Open for the life of the process: the handler, in C, writes to the descriptor.
+    descriptor = os.open(stack_file(directory, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
+
+
+def _ignore_children() -> None:
+    """Take away torch's handler that raises when a data loading process dies: it would hide the failure at hand."""
+    for _ in range(2):  # a signal that came before is handled inside the first call
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        except RuntimeError:
+            continue
+        return
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    if not isinstance(error, SystemExit):
+        return _USAGE_ERROR if isinstance(error, ConfigError | DataError) else 1
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")  # as the interpreter does for sys.exit("text")
+    return 1
+
+
+def run_script(path: str, args: list[str], local_rank: int) -> None:
+    """Run a file as ``python path args...`` would: its module stays ``__main__`` until the process ends."""
+    with io.open_code(os.path.abspath(path)) as file:  # noqa: PTH100 - resolve() would follow links
+        source = file.read()
+    sys.argv = [path, *with_local_rank(source, args, local_rank)]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    _execute(_new_module("__main__", path), source)
+
+
+def run_module(name: str, args: list[str], local_rank: int) -> None:
+    """Run a module as ``python -m name args...`` would."""
+    sys.path.insert(0, str(Path.cwd()))
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    source = b""
+    if spec is not None and spec.has_location and spec.origin and spec.origin.endswith(".py"):
+        source = Path(spec.origin).read_bytes()
+    sys.argv = [name, *with_local_rank(source, args, local_rank)]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _become(program: str, args: list[str]) -> NoReturn:
+    """Go on as another program: the same process, so that it ends with the launcher and its end is seen."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the interpreter ignores both, and a new program would inherit that
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.execvp(program, [program, *args])
+
+
+def _run_function(file: Path) -> None:
+    """Call the function that `launch` wrote down."""
+    call = pickle.loads(file.read_bytes())  # written by our own launcher into its private directory
+    sys.path[:] = call["sys_path"]
+    if call["main_module"]:
+        _load_main_module(call["main_module"])
+    elif call["main_file"]:
+        _load_main_file(call["main_file"])
+    function = getattr(importlib.import_module(call["module"]), call["name"])
+    args, kwargs = pickle.loads(call["payload"])
+    function(*args, **kwargs)
+
+
+def _load_main_file(path: str) -> None:
+    """Load the starting program under another name: its ``if __name__ == "__main__"`` part stays out."""
+    sys.argv = [path]
+    module = _new_module("__mp_main__", path)
+    # Pickles and the function's own module name say __main__.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    setattr(module, LOADING_MARK, True)
+    _execute(module, Path(path).read_bytes())
+    delattr(module, LOADING_MARK)
+
+
+def _load_main_module(name: str) -> None:
+    sys.argv = [name]
+    marked = sys.modules["__mp_main__"] = types.ModuleType("__mp_main__")
+    setattr(marked, LOADING_MARK, True)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = importlib.import_module(name)
+
+
+def _new_module(name: str, path: str) -> types.ModuleType:
+    absolute = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
+    module = types.ModuleType(name)
+    module.__file__ = absolute
+    module.__loader__ = SourceFileLoader(name, absolute)
+    # Multiprocessing and pickle look the program up by this name, also after its last line.
+    sys.modules[name] = module
+    return module
+
+
+def _execute(module: types.ModuleType, source: bytes) -> None:
+    exec(compile(source, str(module.__file__), "exec", dont_inherit=True), module.__dict__)
+
+
+@final
+class _ShmInsteadOfGloo(importlib.abc.MetaPathFinder):
+    """Lets the program's own import of torch.distributed give functions that make groups over shared memory.
+
+    Torch is not imported earlier than the program does it: it may have to set torch's variables first.
+    """
+
+    functions = ("init_process_group", "new_group")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Take part in one import only: that of the module that defines the functions."""
+        if fullname != "torch.distributed.distributed_c10d":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                for name in self.functions:
+                    setattr(module, name, _with_shm(getattr(module, name)))
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _with_shm(make_group: Any) -> Any:
+    signature = inspect.signature(make_group)
+
+    @functools.wraps(make_group)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        # By name: the launchers know nothing of torch, and nothing above them.
+        instead: Any = importlib.import_module("unisono.collectives.shm.in_place_of_gloo")
+        return instead.make_group(make_group, signature.bind(*args, **kwargs))
+
+    return make
+
+
+if __name__ == "__main__":
+    _self = sys.modules["__main__"]  # the user's program takes this name; these functions must live on
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,316 @@
+"""The processes of one launch: start them, signal them, and leave nothing behind.
+
+In: a `LaunchSpec` and a queue. Out: events in that queue: a worker ended, nobody reads our output. Must not
+import torch.
+
+No worker outlives the launcher, however that one dies: the kernel kills each worker when the launching thread
+ends (`child`), and a *warden* process, which holds the read end of a pipe that only the launcher writes to,
+then kills the workers' process groups with their data loaders, and removes the launch's private directory and
+scratch. Only a process that starts a session of its own escapes.
+"""
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from unisono.errors import LaunchError, RunStopped
+from unisono.launchers.output import OutputPump
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
+from unisono.launchers.streams import STDERR, STDOUT
+from unisono.launchers.supervision.failure import Failure, WorkerExit, find_root, load_reports
+from unisono.launchers.supervision.reaper import Warden
+from unisono.launchers.supervision.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
+from unisono.launchers.worker.child import FUNCTION_FILE
+from unisono.launchers.worker.environment import worker_environment
+from unisono.launchers.worker.error_file import with_recorded
+from unisono.system.heartbeat import STOPPED, Beacon, Reading
+
+# How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
+_KILL_WAIT_S = 5.0
+_HEARTBEAT_S = 0.25
+_STACK_WAIT_S = 1.0
+_UNKNOWN_CODE = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """The launcher received a signal that asks it to stop; `is_final` when there is no time left for politeness."""
+
+    signum: int
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The workers of all hosts are to end, so that others can start: between two steps, where `is_gentle`."""
+
+    why: str
+    is_gentle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBroken:
+    """Nobody reads our output any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDone:
+    """All output has been written."""
+
+
+Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone
+Events = queue.SimpleQueue[Event]
+
+
+@final
+class Crew:
+    """The processes of one launch. Nobody else signals them, and none is reaped before `close`.
+
+    An ended worker stays a zombie until `close`, so that its process group's number cannot pass to a
+    stranger.
+    """
+
+    def __init__(self, spec: LaunchSpec, directory: str, events: Events) -> None:
+        self.spec = spec
+        self.directory = directory
+        self.exits: dict[int, WorkerExit] = {}
+        self.is_output_broken = False
+        self.interrupted: Signalled | None = None  # while the last output was written
+        self.killed: dict[int, str] = {}  # by us, and why
+        self._events = events
+        self._beacons: dict[int, Beacon] = {}  # both by rank
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._warden: Warden | None = None
+        self._pump = OutputPump(on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone()))
+
+    @property
+    def num_started(self) -> int:
+        """How many workers have been started."""
+        return len(self._workers)
+
+    @property
+    def running(self) -> list[int]:
+        """Ranks that have not ended."""
+        return [rank for rank in self._workers if rank not in self.exits]
+
+    def start(self, port: int) -> None:
+        """Start all workers and the warden."""
+        _flush_own_output()
+        try:
+            command = _command(self.spec, self.directory)
+            with _interrupts_held_back():
+                # First: it must know of every worker, whenever we die.
+                self._warden = warden = Warden([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
+                for rank in self.spec.ranks:
+                    self._start_worker(command, rank, port, warden)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
+            raise LaunchError(
+                f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
+                "Hint: fewer workers, or higher limits for processes, memory and open files (ulimit -a)."
+            ) from error
+        self._pump.start()
+
+    def _start_worker(self, command: list[str], rank: int, port: int, warden: Warden) -> None:
+        self._beacons[rank] = Beacon.create(beacon_file(self.directory, rank))
+        outputs: list[int | None] = []
+        try:
+            for stream in (STDOUT, STDERR):
+                outputs.append(self._open_output(rank, stream))  # noqa: PERF401 - closed where the next one fails
+            worker = subprocess.Popen(
+                command,
+                env=worker_environment(self.spec, rank, self.directory, port, os.environ),
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=outputs[0],
+                stderr=outputs[1],
+                start_new_session=True,
+            )
+        finally:
+            for fd in outputs:
+                if fd is not None:
+                    os.close(fd)
+        self._workers[rank] = worker
+        warden.watch(worker.pid)
+        threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
+
+    def _open_output(self, rank: int, stream: int) -> int | None:
+        """Return the pipe into which a worker writes `stream`; None for our own descriptor directly."""
+        spec = self.spec
+        local_rank, attempt = rank - spec.ranks.start, spec.seat.attempt if spec.seat else spec.attempt
+        kept = spec.streams.open(attempt, local_rank, stream)
+        lines = spec.streams.lines(spec.output, stream, rank, local_rank, spec.world_size, is_kept=kept is not None)
+        return self._pump.open(*lines, kept) if lines else None
+
+    def _watch(self, rank: int, pid: int) -> None:
+        code = _UNKNOWN_CODE
+        # No such child: the program ignores SIGCHLD, so the kernel reaps and nobody learns the code.
+        with contextlib.suppress(ChildProcessError):
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            if end is not None:
+                code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        self._events.put(WorkerExit(rank=rank, code=code, time_s=time.monotonic()))
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the running workers; all but SIGINT also reach the processes they started."""
+        for rank in self.running:
+            pid = self._workers[rank].pid
+            with contextlib.suppress(ProcessLookupError):
+                # Like a terminal, SIGINT would make every data loader print a traceback of its own.
+                (os.kill if signum == signal.SIGINT else os.killpg)(pid, signum)
+
+    def readings(self) -> dict[int, Reading]:
+        """Return what the running workers have told, by rank."""
+        return {rank: self._beacons[rank].read() for rank in self.running}
+
+    def last_reading(self, rank: int) -> Reading:
+        """Return what a worker has told, also after its end."""
+        return self._beacons[rank].read()
+
+    def ask_stop(self) -> None:
+        """Ask the run to stop after the step in progress."""
+        for beacon in self._beacons.values():
+            beacon.ask_stop()
+
+    def process_state(self, rank: int) -> str:
+        """Return the kernel's letter for a worker: R, S, D, T (stopped), t (traced), Z; empty where unknown."""
+        try:
+            return Path(f"/proc/{self._workers[rank].pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+
+    def kill(self, rank: int, why: str) -> None:
+        """Kill one worker with all that it has started, and remember why."""
+        self.killed[rank] = why
+        self._signal(rank, signal.SIGKILL)
+
+    def wake(self, rank: int) -> None:
+        """Let a stopped worker go on."""
+        self._signal(rank, signal.SIGCONT)
+
+    def stacks(self, ranks: list[int]) -> dict[int, list[Frame]]:
+        """Ask workers for the stacks of their main threads, innermost frame first; empty where none came in time.
+
+        Only workers in which a run lives are asked: they know the signal.
+        """
+        files = {rank: stack_file(self.directory, rank) for rank in ranks}
+        sizes = {rank: file.stat().st_size if file.exists() else 0 for rank, file in files.items()}
+        asked = [rank for rank in ranks if files[rank].exists() and self.last_reading(rank).is_joined]
+        for rank in asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._workers[rank].pid, STACK_SIGNAL)
+        deadline = time.monotonic() + _STACK_WAIT_S
+        found: dict[int, list[Frame]] = {rank: [] for rank in ranks}
+        while asked and time.monotonic() < deadline:
+            time.sleep(0.02)  # a file that a stranger's signal handler writes gives no event
+            for rank in asked:
+                found[rank] = main_thread(files[rank].read_text(errors="replace")[sizes[rank] :])
+            asked = [rank for rank in asked if not found[rank]]
+        return found
+
+    def _signal(self, rank: int, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._workers[rank].pid, signum)
+
+    def close(self) -> None:
+        """Kill and reap whatever is left, also the descendants of dead workers, and write the last output."""
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while self.running and (event := next_event(self._events, deadline)):
+            self.note(event)
+        if self._warden is not None:  # before the workers' numbers become free
+            self._warden.dismiss()
+        for rank in self.exits:
+            self._workers[rank].wait()
+        self._finish_output()
+
+    def _finish_output(self) -> None:
+        self._pump.finish()
+        # Our reader may be slow (a pager): wait for it, but not against the user's will.
+        while not isinstance(event := wait_event(self._events), OutputDone):
+            self.note(event)
+            if isinstance(event, Signalled):
+                self.interrupted = event
+                return
+
+    def note(self, event: Event) -> None:
+        """Take an event into account."""
+        if isinstance(event, WorkerExit):
+            self.exits[event.rank] = event
+        elif isinstance(event, OutputBroken):
+            self.is_output_broken = True
+
+    def root(self) -> Failure | None:
+        """Return the root cause as far as it is known."""
+        failed = [end for end in self.exits.values() if not self.has_stopped(end)]
+        reports = load_reports(self.directory, self.spec.ranks)
+        return find_root(failed, with_recorded(self.directory, failed, reports))
+
+    def has_stopped(self, end: WorkerExit) -> bool:
+        """Whether a worker has ended because its run was asked to stop, and has saved."""
+        return end.code == RunStopped.exit_code and self._beacons[end.rank].read().state == STOPPED
+
+
+def beacon_file(directory: str, rank: int) -> Path:
+    """Return where a worker tells what it does."""
+    return Path(directory) / f"beacon-{rank}"
+
+
+def wait_event(events: Events) -> Event:
+    """Return the next event, however long it takes."""
+    while True:
+        # A signal between the interpreter's last check and the wait would not end the wait: look up now and then.
+        event = next_event(events, time.monotonic() + _HEARTBEAT_S)
+        if event is not None:
+            return event
+
+
+def next_event(events: Events, deadline: float) -> Event | None:
+    """Return the next event, None if there is none until `deadline` (CLOCK_MONOTONIC, seconds)."""
+    try:
+        return events.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        return None
+
+
+def _command(spec: LaunchSpec, directory: str) -> list[str]:
+    # -P: files of the working directory must not shadow the standard library during start-up.
+    start = [sys.executable, "-P", "-m", "unisono.launchers.worker.child", str(os.getpid()), directory]
+    target = spec.target
+    if isinstance(target, FunctionTarget):
+        call = {name: getattr(target, name) for name in FunctionTarget.__slots__}
+        fd = os.open(Path(directory) / FUNCTION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            pickle.dump(call, file)
+        return [*start, "function", FUNCTION_FILE]
+    if isinstance(target, ScriptTarget):
+        return [*start, "script", target.path, *target.args]
+    if isinstance(target, ProgramTarget):
+        return [*start, "program", target.name, *target.args]
+    return [*start, "module", target.name, *target.args]
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Start processes with SIGINT blocked: `child` takes it once it can do so without a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _flush_own_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()

@@ -1,0 +1,333 @@
+"""Run one launch on several hosts: meet, play an attempt, agree on how it ended, and meet again where that helps.
+
+In: this host's `LaunchSpec` and a `NodesPlan`. Out: as `launchers.local.run_local`, and the same on all hosts.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, final
+
+from unisono.errors import PeerLost, RunStopped, WorkerFailed
+from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
+from unisono.launchers.local import Signals, deliver, stop_signals
+from unisono.launchers.output import tell
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, Seat, check_target
+from unisono.launchers.supervision.memory_kills import check_address_space
+from unisono.launchers.supervision.restarts import Ending
+from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
+from unisono.nodes.env_store import EnvStore
+from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
+from unisono.nodes.peer_monitor import Attempt
+from unisono.nodes.plan import NodesPlan, join_endpoint
+from unisono.nodes.reachability import Door, knock
+from unisono.nodes.rendezvous import Interrupted, Meeting, NotNeeded
+from unisono.nodes.roll import Card, check_roll, first_ranks, order, unreached
+from unisono.nodes.values import Board
+from unisono.nodes.verdicts import NodeEnding, Verdict, judge
+from unisono.store.secret import derive, given_secret, key_of
+from unisono.store.server import Server, listen
+from unisono.world import default_cache
+
+_ROLL_S = 30.0
+_BYE_S = 5.0
+_POLL_S = 0.1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One attempt of all hosts, with everybody in place."""
+
+    board: Board
+    cards: list[Card]
+    node_rank: int
+    seat: Seat
+    replicas: int
+    history: list[dict[str, Any]]
+    stores: contextlib.ExitStack
+
+
+def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, program: str = "") -> None:
+    """Run this host's part of a launch on several hosts to its end; no process of it is left then.
+
+    Args:
+        spec: The launch on this host.
+        plan: How the hosts meet.
+        environ: This process's environment.
+        program: What tells one program from another where `spec` does not: the settings of a recipe.
+
+    Raises:
+        ConfigError: A setting, on this host or between hosts, is wrong.
+        LaunchError: The hosts could not meet, or the processes could not be started.
+        PeerLost: The host that keeps the meeting place is gone, or out of reach.
+        WorkerFailed: A worker failed, on any host.
+        RunStopped: The run, or this host, was asked to stop; the run has saved.
+        KeyboardInterrupt: SIGINT came; the workers are gone.
+        SystemExit: Another signal came; code 128 + n.
+        BrokenPipeError: Nobody reads our output any more.
+    """
+    check_target(spec.target)
+    check_address_space()
+    interface = choose_interface(plan.host, plan.port, plan.interface)
+    refuse_untrusted(interface, plan.trusts_network)
+    plan = replace(plan, secret=given_secret(environ) or "")
+    with stop_signals() as signals:
+        try:
+            verdict = _Player(spec, plan, interface, signals, environ, program).play()
+        except Interrupted as interrupted:
+            verdict = Verdict(what="interrupted", exit_code=128 + interrupted.event.signum)
+        except NotNeeded:
+            tell("the run was over before this host could take part.")
+            return
+    if verdict.what == "failed":
+        raise WorkerFailed(verdict.text, rank=verdict.rank, exit_code=verdict.exit_code)
+    if verdict.what == "stopped":
+        raise RunStopped(verdict.step)
+    if verdict.what == "interrupted":
+        if signals.received:
+            deliver(signals.received[0], signals.previous[signals.received[0]])
+        tell(verdict.text)
+        raise SystemExit(verdict.exit_code)
+
+
+class _Player:
+    def __init__(
+        self, spec: LaunchSpec, plan: NodesPlan, interface: Interface, signals: Signals,
+        environ: Mapping[str, str], program: str,
+    ) -> None:  # fmt: skip
+        self._spec, self._plan, self._interface, self._signals = spec, plan, interface, signals
+        self._environ, self._program = environ, program
+        self._history: list[dict[str, Any]] = []
+        self._replicas = int(environ.get("UNISONO_REPLICAS") or spec.env.get("UNISONO_REPLICAS") or 0)
+        self._num_attempts = 0
+
+    def play(self) -> Verdict:
+        """Return the last verdict, as it concerns this host."""
+        with contextlib.closing(Door(self._interface)) as self._door:
+            meeting = Meeting(
+                self._plan, self._interface, self._describe, self._signals, self._spec.heartbeat_s,
+                default_cache(self._environ),
+            )  # fmt: skip
+            is_over = False
+            try:
+                self._say(
+                    f"{meeting.card.name} talks to the others over {self._interface.name}"
+                    + (", and keeps the meeting place." if meeting.is_keeper else ".")
+                )
+                verdict = self._rounds(meeting)
+                is_over = verdict.what != "again"
+            except PeerLost as error:
+                raise PeerLost(
+                    f"lost the meeting place {self._plan.endpoint}: {error}. The workers of this host were stopped. "
+                    "Hint: start the same command again on all hosts; a run goes on from its last checkpoint."
+                ) from error
+            finally:
+                meeting.close(is_over=is_over)
+        if verdict.what != "again":
+            return verdict
+        # Only this host leaves.
+        if verdict.step:
+            return replace(verdict, what="stopped")
+        return replace(verdict, what="interrupted", exit_code=128 + self._signals.received[0])
+
+    def _rounds(self, meeting: Meeting) -> Verdict:
+        while True:
+            board, index, count = meeting.next_round()
+            current = self._call_roll(meeting, board, index, count)
+            if current is None:
+                continue  # one of them is gone again
+            with current.stores:
+                verdict, mine = self._play_round(meeting, current)
+            self._history = verdict.history
+            self._num_attempts = current.seat.attempt + 1
+            if verdict.what != "again":
+                return verdict
+            if current.node_rank in verdict.leaving:
+                return replace(verdict, step=mine.step)
+            self._say(verdict.text)
+            self._signals.events = type(self._signals.events)()
+
+    def _call_roll(self, meeting: Meeting, board: Board, index: int, count: int) -> Round | None:
+        """Find out who is here, refuse what does not fit, and sit down; None when somebody has gone meanwhile."""
+        board = board.guarded(lambda: meeting.liaison.cut_off)
+        entry = {
+            "card": asdict(meeting.card), "history": self._history, "replicas": self._replicas,
+            "attempt": self._num_attempts,
+        }  # fmt: skip
+        entries = self._exchange(meeting, board, "entry", index, count, entry)
+        if entries is None:
+            return None
+        found = [Card(**told["card"]) for told in entries]
+        if problem := check_roll(found):
+            raise meeting.refuse(problem)
+        places = order(found)
+        cards, mine = [found[place] for place in places], places.index(index)
+        doors = {i: (card.address, card.door) for i, card in enumerate(cards) if i != mine}
+        reports = self._exchange(meeting, board, "reach", mine, count, knock(self._interface, doors))
+        self._door.sweep()
+        if reports is None:
+            return None
+        if problem := unreached(cards, reports):
+            raise meeting.refuse(problem)
+        told = max(entries, key=lambda one: one["attempt"])
+        secret = derive(meeting.secret, f"workers of attempt {told['attempt']}")
+        stores = contextlib.ExitStack()
+        if mine == 0:
+            board.put("workers", [cards[0].address, *_serve_workers(cards[0].address, secret, stores)])
+            meeting.board.put("begun", True)
+            meeting.board.put("sitting", [[card.number, card.node_rank, card.name] for card in cards])
+        workers = self._await(meeting, board, "workers")
+        if workers is None:
+            stores.close()
+            return None
+        firsts = first_ranks(cards)
+        seat = Seat(
+            node_rank=mine, num_nodes=count, first_rank=firsts[mine], world_size=firsts[-1], master_addr=workers[0],
+            master_port=workers[1], interface=self._interface.name, attempt=told["attempt"], run_id=self._plan.run_id,
+            store=join_endpoint(workers[0], workers[2]), secret=secret,
+        )  # fmt: skip
+        replicas = max(one["replicas"] for one in entries)
+        if not replicas:
+            replicas = firsts[-1]
+            if self._plan.is_elastic:  # the most that there can be: hosts that come later must find work
+                replicas = max(replicas, self._plan.max_nodes * max(card.workers for card in cards))
+        return Round(board, cards, mine, seat, replicas, told["history"], stores)
+
+    def _exchange(self, meeting: Meeting, board: Board, key: str, mine: int, count: int, value: Any) -> Any:
+        board.put(f"{key}/{mine}", value)
+        told = [self._await(meeting, board, f"{key}/{other}") for other in range(count)]
+        return None if None in told else told
+
+    def _await(self, meeting: Meeting, board: Board, key: str) -> Any:
+        deadline = time.monotonic() + _ROLL_S
+        while (value := board.look(key)) is None:
+            meeting.check()
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_S / 2)
+        return value
+
+    def _play_round(self, meeting: Meeting, current: Round) -> tuple[Verdict, NodeEnding]:
+        self._replicas, self._history = current.replicas, current.history
+        seat, cards = current.seat, current.cards
+        spec = replace(self._spec, seat=seat, env={**self._spec.env, "UNISONO_REPLICAS": str(current.replicas)})
+        self._say(
+            f"attempt {seat.attempt}: {seat.num_nodes} hosts, {seat.world_size} workers; this is node {seat.node_rank} "
+            f"with rank {spec.ranks.start} to {spec.ranks.stop - 1}."
+        )
+        asks = meeting.num_waiting if seat.node_rank == 0 and self._plan.is_elastic else None
+        watched = Attempt(current.board.guarded(None), [card.number for card in cards], seat.node_rank, asks)
+        meeting.liaison.enter(watched)
+        try:
+            outcome = attempt(spec, self._signals.events)
+            mine = self._ending_of(outcome)
+            if meeting.liaison.cut_off:
+                raise PeerLost(meeting.liaison.cut_off)
+            current.board.put(f"ending/{seat.node_rank}", mine.packed())
+            endings = self._gather(meeting, watched)
+            keeper = next(i for i, card in enumerate(cards) if card.number == 0)
+            verdict = judge(
+                endings, [card.name for card in cards], current.history, min_nodes=self._plan.min_nodes,
+                is_elastic=self._plan.is_elastic, max_restarts=spec.max_restarts, keeper=keeper,
+            )  # fmt: skip
+            verdict = Verdict(**current.board.settle("verdict", verdict.packed()))
+            self._part(meeting, current.board, watched, verdict)
+        finally:
+            meeting.liaison.leave()
+        if isinstance(outcome, OutputBroken):
+            raise BrokenPipeError("the reader of the output went away; the workers were stopped")
+        return verdict, mine
+
+    def _gather(self, meeting: Meeting, watched: Attempt) -> list[NodeEnding]:
+        """Return how it ended on all hosts; waits for those whose workers still run."""
+        nodes = range(len(watched.numbers))
+        while any(watched.ending_of(node) is None for node in nodes):
+            if meeting.liaison.cut_off:
+                raise PeerLost(meeting.liaison.cut_off)
+            event = next_event(self._signals.events, time.monotonic() + _POLL_S)
+            if isinstance(event, Signalled):
+                raise Interrupted(event)
+        return [ending for node in nodes if (ending := watched.ending_of(node)) is not None]
+
+    def _part(self, meeting: Meeting, board: Board, watched: Attempt, verdict: Verdict) -> None:
+        """Say that the verdict is known here; who keeps the store, or the workers', waits until all know it."""
+        deadline = time.monotonic() + _BYE_S
+        board.put(f"bye/{watched.node_rank}", True)
+        if not meeting.is_keeper or verdict.what == "again":
+            return
+        for node in range(len(watched.numbers)):
+            while node not in watched.lost and board.look(f"bye/{node}") is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S / 2)
+
+    def _ending_of(self, outcome: Outcome) -> NodeEnding:
+        signum = self._signals.received[0] if self._signals.received else 0
+        if outcome is None:
+            return NodeEnding(kind="done")
+        if isinstance(outcome, Stopped):
+            return NodeEnding(kind="stopped", step=outcome.step, signum=signum)
+        if isinstance(outcome, Ended):
+            return NodeEnding(kind="ended", signum=signum)
+        if isinstance(outcome, Failed):
+            error = outcome.error
+            code = error.exit_code if isinstance(error, WorkerFailed) else 1
+            return NodeEnding(kind="failed", message=str(error), exit_code=code, signum=signum, ending=outcome.ending)
+        if isinstance(outcome, OutputBroken):
+            text = f"nobody reads the output of {socket.gethostname()} any more."
+            ending = Ending(rank=0, what=text, is_final=True)
+            return NodeEnding(kind="failed", message=text, exit_code=141, ending=ending)
+        return NodeEnding(kind="interrupted", signum=outcome.signum)
+
+    def _describe(self, number: int) -> Card:
+        spec, plan = self._spec, self._plan
+        target = spec.target
+        if isinstance(target, FunctionTarget):
+            program, code, args = f"{target.module}.{target.name}", target.name + self._program, ""
+        elif isinstance(target, ScriptTarget):
+            program, code, args = target.path, Path(target.path).read_bytes().hex(), "\0".join(target.args)
+        else:
+            program, code, args = target.name, target.name, "\0".join(target.args)
+        versions = f"unisono {metadata.version('unisono')}, torch {metadata.version('torch')}"
+        return Card(
+            number=number,
+            host=socket.gethostname(),
+            address=self._interface.address,
+            door=self._door.port,
+            pid=os.getpid(),
+            workers=spec.workers,
+            nodes=f"{plan.min_nodes}:{plan.max_nodes}",
+            node_rank=-1 if plan.node_rank is None else plan.node_rank,
+            program=program,
+            code=hashlib.sha256(code.encode()).hexdigest(),
+            arguments=hashlib.sha256(args.encode()).hexdigest(),
+            software=f"{versions}, Python {platform.python_version()}",
+            threads=str(spec.threads or self._environ.get("OMP_NUM_THREADS") or 1),
+            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend}",
+        )
+
+    def _say(self, text: str) -> None:
+        if self._spec.output != "quiet":
+            tell(text)
+
+
+def _serve_workers(address: str, secret: str, stores: contextlib.ExitStack) -> tuple[int, int]:
+    """Open the stores of one attempt's workers on this host's address alone: torch's on demand, and ours.
+
+    Args:
+        address: Of this host.
+        secret: Of the workers.
+        stores: Closes both.
+
+    Returns:
+        Both ports.
+    """
+    theirs = stores.enter_context(contextlib.closing(EnvStore(address)))
+    ours = stores.enter_context(contextlib.closing(Server(listen(address, 0), key_of(secret), tell)))
+    return theirs.port, ours.port

@@ -1,0 +1,173 @@
+"""The thread that talks to the other launchers while this one watches its workers.
+
+In: the board of the job, and who plays the attempt. Out: events in the supervisor's queue (`Called`), the endings of
+the others, and whether the store is out of reach. Silence is judged by this host's own steady clock.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+from unisono.errors import PeerLost
+from unisono.launchers.local import Signals
+from unisono.launchers.worker_group import Called
+from unisono.nodes.rounds import Pulse
+from unisono.nodes.values import Board
+from unisono.nodes.verdicts import NodeEnding
+
+_TALK_S = 0.3
+_LOOK_FOR_NEWCOMERS_S = 1.0
+_JOIN_S = 1.0
+# Talks further apart than this: we were stopped, or the network was; nobody else's silence means anything.
+_OWN_GAP_S = 2.5
+
+
+def beat_key(number: int) -> str:
+    """Return where a launcher shows its signs of life: a counter, and its wall clock in seconds."""
+    return f"beat/{number}"
+
+
+@final
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of all hosts, as the liaison sees it.
+
+    Attributes:
+        board: Of this attempt alone.
+        numbers: Of the launchers, by node rank.
+        node_rank: Of this host.
+        num_waiting: Asks how many hosts have come meanwhile; None where another host asks.
+        endings: Of the hosts, by node rank, as far as they are known.
+        lost: Hosts that do not answer.
+    """
+
+    board: Board
+    numbers: list[int]
+    node_rank: int
+    num_waiting: Callable[[], int] | None
+    endings: dict[int, NodeEnding] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+
+    def ending_of(self, node: int) -> NodeEnding | None:
+        """Return how it ended on a host, None as long as it has not."""
+        if node in self.lost and node not in self.endings:
+            return NodeEnding(kind="lost")
+        return self.endings.get(node)
+
+
+@final
+class Liaison:
+    """Shows signs of life, listens for those of the others, and passes on what concerns the workers.
+
+    Args:
+        board: Of the job.
+        number: Of this launcher.
+        silence_s: Longest silence; 0 allows any.
+        signals: Whose queue gets the events.
+
+    Attributes:
+        cut_off: Why the store cannot be reached any more; empty while it can.
+    """
+
+    def __init__(self, board: Board, number: int, silence_s: float, signals: Signals) -> None:
+        self.cut_off = ""
+        self._board, self._number, self._silence_s, self._signals = board, number, silence_s, signals
+        self._attempt: Attempt | None = None
+        self._pulse = Pulse(silence_s)
+        self._told: set[str] = set()
+        self._count = 0
+        self._contact_s = self._talked_s = self._looked_s = time.monotonic()
+        self._stopped = threading.Event()
+        acts = (self._talk_on, self._watch_contact)
+        self._threads = [threading.Thread(target=act, name="unisono-liaison", daemon=True) for act in acts]
+        for thread in self._threads:
+            thread.start()
+
+    def enter(self, attempt: Attempt) -> None:
+        """Watch over an attempt from now on."""
+        self._pulse.forget()
+        self._told = set()
+        self._attempt = attempt
+
+    def leave(self) -> None:
+        """Watch over no attempt."""
+        self._attempt = None
+
+    def close(self) -> None:
+        """Fall silent; safe to call twice."""
+        self._stopped.set()
+        for thread in self._threads:  # one that waits for a store out of reach ends with the process
+            thread.join(_JOIN_S)
+
+    def _talk_on(self) -> None:
+        while not self._stopped.wait(_TALK_S):
+            try:
+                self._talk()
+            except PeerLost as error:
+                self._cut(f"the connection to the store broke: {error}")
+                return
+
+    def _talk(self) -> None:
+        self._count += 1
+        self._board.put(beat_key(self._number), [self._count, time.time()])
+        now = self._contact_s = time.monotonic()
+        if now - self._talked_s > _OWN_GAP_S:
+            self._pulse.forget()
+        self._talked_s = now
+        attempt = self._attempt
+        if attempt is None:
+            return
+        for node, number in enumerate(attempt.numbers):
+            if node not in attempt.endings and (told := attempt.board.look(f"ending/{node}")) is not None:
+                attempt.endings[node] = NodeEnding.unpacked(told)
+            if node != attempt.node_rank and node not in attempt.endings:
+                self._listen(attempt, node, number, now)
+        is_over = any(ending.kind == "done" for ending in attempt.endings.values())
+        if attempt.num_waiting and not is_over and now - self._looked_s > _LOOK_FOR_NEWCOMERS_S:
+            self._looked_s = now
+            if attempt.num_waiting():
+                attempt.board.settle("call", "a host has come")
+        self._pass_on(attempt)
+
+    def _listen(self, attempt: Attempt, node: int, number: int, now: float) -> None:
+        self._pulse.hear(number, self._board.look(beat_key(number)), now)
+        if self._pulse.is_silent(number, now):
+            attempt.lost.add(node)
+
+    def _pass_on(self, attempt: Attempt) -> None:
+        """Tell the supervisor what its workers must know, once each."""
+        if attempt.node_rank in attempt.endings:
+            return
+        if attempt.lost:
+            self._call("a host is lost")
+        for node, ending in attempt.endings.items():
+            # Those that stop between two steps have agreed on it with our workers.
+            if ending.kind in ("failed", "ended", "interrupted", "lost"):
+                self._call(f"the workers of host {node} have ended")
+        if "gentle" not in self._told and attempt.board.look("call") is not None:
+            self._told.add("gentle")
+            self._signals.events.put(Called("a host has come", is_gentle=True))
+
+    def _call(self, why: str) -> None:
+        if "hard" not in self._told:
+            self._told.add("hard")
+            self._signals.events.put(Called(why))
+
+    def _watch_contact(self) -> None:
+        """Notice that the talking thread waits for an answer that does not come."""
+        looked = time.monotonic()
+        while not self._stopped.wait(_TALK_S):
+            now = time.monotonic()
+            if now - looked > _OWN_GAP_S:
+                self._contact_s = now
+            looked = now
+            if self._silence_s and now - self._contact_s > self._silence_s:
+                self._cut(f"the store has not answered for {now - self._contact_s:.0f} s")
+                return
+
+    def _cut(self, why: str) -> None:
+        if not self._stopped.is_set() and not self.cut_off:
+            self.cut_off = why
+            self._signals.events.put(Called(why))

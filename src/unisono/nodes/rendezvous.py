@@ -1,0 +1,371 @@
+"""Where the launchers of several hosts meet: a store of our own at the endpoint, and one of them who calls the rounds.
+
+The launcher on whose machine the endpoint lies keeps the store, bound to that one address; whoever connects proves
+first that he knows the run's secret. Who comes is compared with who came first, so that a host with other code hears of
+it at once. Which hosts play, and when, is decided by the keeper alone (`rounds`).
+"""
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import final
+
+from unisono.errors import ConfigError, LaunchError, PeerLost
+from unisono.launchers.local import Signals
+from unisono.launchers.output import tell
+from unisono.launchers.worker_group import Signalled, next_event
+from unisono.nodes.network import Interface, explain
+from unisono.nodes.peer_monitor import Liaison, beat_key
+from unisono.nodes.plan import NodesPlan
+from unisono.nodes.roll import Card, check_counts, disagreement, skew
+from unisono.nodes.rounds import Gathering, Pulse, Told
+from unisono.nodes.values import Board
+from unisono.store.client import Client, NotOurStore, StoreLost
+from unisono.store.secret import VARIABLE, derive, key_of, new_secret, user_secret
+from unisono.store.server import Server, listen
+
+_ANSWER_S = 10.0
+_POLL_S = 0.1
+_REMIND_S = 15.0
+_LINGER_S = 3.0
+
+
+class Interrupted(Exception):
+    """A signal came while the hosts were meeting."""
+
+    def __init__(self, event: Signalled) -> None:
+        super().__init__(event.signum)
+        self.event = event
+
+
+class NotNeeded(Exception):
+    """The run was over before this host could take part."""
+
+
+@final
+class Meeting:
+    """One launcher's side of the meeting place.
+
+    Args:
+        plan: What it was told.
+        interface: For everything between hosts.
+        describe: Makes the card from the number of arrival.
+        signals: Interrupt the waiting.
+        silence_s: Longest silence of a host.
+        cache: Of this user, for the secret of hosts that are all on this machine.
+
+    Attributes:
+        secret: That the hosts share.
+        card: What this launcher has said about itself.
+        board: Of the job.
+        liaison: Talks to the others.
+
+    Raises:
+        ConfigError: Node rank 0 is not where the endpoint is; this host has no secret, or does not fit to the others.
+        LaunchError: Nobody, a stranger, or a launcher with another secret answers at the endpoint.
+        Interrupted: A signal came.
+    """
+
+    def __init__(
+        self,
+        plan: NodesPlan,
+        interface: Interface,
+        describe: Callable[[int], Card],
+        signals: Signals,
+        silence_s: float,
+        cache: Path,
+    ) -> None:
+        self._plan, self._interface, self._signals = plan, interface, signals
+        self._silence_s, self._request, self._waiting = silence_s, 0, Pulse(silence_s)
+        listener = self._listen()
+        try:
+            self.secret = self._find_secret(cache, is_first=listener is not None)
+        except BaseException:
+            if listener is not None:
+                listener.close()
+            raise
+        self._server = None if listener is None else Server(listener, key_of(self.secret), tell)
+        try:
+            self._client = Client(plan.host, plan.port, key_of(self.secret))
+            self._begin(describe)
+        except BaseException:
+            self._close_store()
+            raise
+
+    def _begin(self, describe: Callable[[int], Card]) -> None:
+        plan = self._plan
+        if self._server is None:
+            self._wait_for_keeper()
+        self._find_store()
+        self.board = Board(self._client, f"unisono/{plan.run_id}")
+        if self._server is None:
+            self._find_reference()
+        self.card = describe(self.board.number("arrivals"))
+        self.board.put(f"card/{self.card.number}", asdict(self.card))
+        if self.card.number == 0:
+            self.board.put("reference", asdict(self.card))
+        self.liaison = Liaison(self.board, self.card.number, self._silence_s, self._signals)
+        self.board = self.board.guarded(lambda: self.liaison.cut_off)
+        try:
+            self._check_fit()
+        except BaseException:
+            self.close(is_over=False)
+            raise
+
+    @property
+    def is_keeper(self) -> bool:
+        """Whether this launcher keeps the store."""
+        return self._server is not None
+
+    def next_round(self) -> tuple[Board, int, int]:
+        """Wait for the other hosts; return a board for this round alone, a place among them, and their number.
+
+        Raises:
+            ConfigError: They have not come in time, do not fit together, or one of them sits on this node rank.
+            NotNeeded: The run is over.
+            PeerLost: The store is out of reach.
+            Interrupted: A signal came.
+        """  # noqa: DOC501 - check_counts makes a ConfigError
+        self._request += 1
+        mine = (self.card.number, self._request)
+        self.board.put(f"request/{mine[0]}", mine[1])
+        holders: dict[int, object] = {}
+        gathering, pulse, wanted_s = None, Pulse(self._silence_s), time.monotonic()
+        is_told = False
+        while True:
+            told = Told.unpacked(self.board.look("round"))
+            if (place := told.place_of(*mine)) is not None:
+                return self.board.below(f"round/{told.index}"), place, len(told.members)
+            if self.is_keeper:
+                if gathering is None:
+                    gathering = Gathering(self._plan.min_nodes, self._plan.max_nodes, mine[0], told)
+                    told = replace(told, is_gathering=True)
+                    self.board.put("round", told.packed())
+                self._gather(gathering, told, pulse)
+            self.check()
+            if self.board.look("over") is not None:
+                self._take_back()
+                raise NotNeeded
+            self._check_taken(holders)
+            if not told.is_gathering and told.members:  # a run is going on without us: that may take days
+                wanted_s = time.monotonic()
+                if not is_told:
+                    tell(f"the run is going on {len(told.members)} hosts; this one waits until it is used.")
+                    is_told = True
+            elif time.monotonic() - wanted_s > self._plan.join_s:
+                came = self._present()
+                self._take_back()
+                raise check_counts(came, self._plan.min_nodes, self._plan.join_s)
+            time.sleep(_POLL_S)
+
+    def _gather(self, gathering: Gathering, told: Told, pulse: Pulse) -> None:
+        """Begin the next round when it is time; only where the store is kept."""
+        requests = told.waiting(self._requests())
+        now_s = time.monotonic()
+        for number, _ in requests:
+            pulse.hear(number, self.board.look(beat_key(number)), now_s)
+        found = gathering.look(now_s, [one for one in requests if not pulse.is_silent(one[0], now_s)])
+        if found is not None:
+            if found.index > 1:  # nobody is left who still reads what was said two rounds ago
+                self.board.below(f"round/{found.index - 2}").clear()
+            self.board.put("round", found.packed())
+
+    def _requests(self) -> list[tuple[int, int]]:
+        """Return the last request of every host that has come: its number, and the number of the request."""
+        numbers = range(self.board.asked("arrivals"))
+        return [(number, int(self.board.look(f"request/{number}") or 0)) for number in numbers]
+
+    def _take_back(self) -> None:
+        self.board.put(f"request/{self.card.number}", 0)
+
+    def check(self) -> None:
+        """Raise what keeps this host from going on.
+
+        Raises:
+            ConfigError: The hosts do not fit together.
+            PeerLost: The store is out of reach.
+            Interrupted: A signal came.
+        """
+        if self._signals.received:
+            raise Interrupted(Signalled(self._signals.received[0]))
+        if self.liaison.cut_off:
+            raise PeerLost(self.liaison.cut_off)
+        self._raise_refusal()
+
+    def refuse(self, problem: str) -> ConfigError:
+        """Tell all who wait what is wrong, unless the run has begun; return the error for this host."""
+        if self.board.look("begun") is None:
+            self.board.settle("refusal", problem)
+        return ConfigError(problem)
+
+    def num_waiting(self) -> int:
+        """Return how many hosts wait to take part and can be used; asked by one thread, again and again."""
+        told = Told.unpacked(self.board.look("round"))
+        now_s = time.monotonic()
+        numbers = [number for number, _ in told.waiting(self._requests())]
+        for number in numbers:
+            self._waiting.hear(number, self.board.look(beat_key(number)), now_s)
+        room = self._plan.max_nodes - len(told.members)
+        return min(room, sum(self._waiting.is_alive(number, now_s) for number in numbers))
+
+    def close(self, *, is_over: bool) -> None:
+        """Leave; safe to call twice.
+
+        Args:
+            is_over: Whether the run has ended for all: who waits is sent home then.
+        """
+        with contextlib.suppress(PeerLost):  # the others may be gone by now
+            if self._request:
+                self._take_back()
+            if is_over and not self.liaison.cut_off:
+                self.board.put("over", True)
+                self._linger(lambda: not Told.unpacked(self.board.look("round")).waiting(self._requests()))
+            elif self.board.look("refusal") is not None:
+                self.board.number("heard")
+                self._linger(lambda: self.board.asked("heard") >= self.board.asked("arrivals"))
+        self.liaison.close()
+        self._close_store()
+
+    def _close_store(self) -> None:
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _linger(self, is_enough: Callable[[], bool]) -> None:
+        """Keep the store, if it is here, until the others have seen how it ended."""
+        deadline = time.monotonic() + _LINGER_S
+        while self.is_keeper and time.monotonic() < deadline and not is_enough():
+            time.sleep(_POLL_S)
+
+    def _listen(self) -> socket.socket | None:
+        """Return the socket of the store where the endpoint lies on this machine and nobody keeps it yet."""
+        plan = self._plan
+        if plan.node_rank:  # numbered by hand: the first one keeps it
+            return None
+        try:
+            return listen(plan.host, plan.port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return None
+            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
+                raise LaunchError(f"could not listen at {plan.endpoint}: {explain(error)}.") from error
+            if plan.node_rank == 0:
+                why = "not an address of this machine"
+                if isinstance(error, socket.gaierror):
+                    why = f"no address at all: {explain(error)}"
+                raise ConfigError(
+                    f"--node-rank 0 keeps the meeting place, but {plan.endpoint} (--rdzv-endpoint, --master-addr) is "
+                    f"{why}; this machine has {self._interface.address}. "
+                    "Hint: give the address of the host of node rank 0, the same on all hosts."
+                ) from error
+            return None
+
+    def _find_secret(self, cache: Path, *, is_first: bool) -> str:
+        """Return the secret: the given one, this user's own on one machine, else the first host makes one."""
+        if self._plan.secret:
+            return self._plan.secret
+        if self._interface.is_loopback:
+            return derive(user_secret(cache), "launchers")
+        if not is_first:
+            raise ConfigError(
+                f"expected a secret that this host shares with the others, got neither {VARIABLE} nor {VARIABLE}_FILE. "
+                f"Hint: the first host, {self._plan.endpoint}, prints a word; write {VARIABLE}=WORD before the "
+                "same command."
+            )
+        made = new_secret()
+        tell(f"no secret was given, so one was made. Start the other hosts with it:\n  {VARIABLE}={made} unisono ...")
+        return made
+
+    def _find_store(self) -> None:
+        plan = self._plan
+        try:
+            self._client.ask(b"count")
+        except NotOurStore as error:
+            raise LaunchError(
+                f"{error}. Hint: give all hosts the same {VARIABLE} (the word that the first host has printed) or "
+                f"{VARIABLE}_FILE; if another program has the port of {plan.endpoint}, choose another one on all hosts."
+            ) from error
+        except StoreLost as error:
+            raise LaunchError(
+                f"what answers at {plan.endpoint} is no store of unisono ({error}). "
+                "Hint: another program has that port; choose another one on all hosts."
+            ) from error
+
+    def _wait_for_keeper(self) -> None:
+        """Return when something answers at the endpoint."""
+        plan, began = self._plan, time.monotonic()
+        reminded = began
+        while True:
+            try:
+                socket.create_connection((plan.host, plan.port), timeout=2.0).close()
+            except OSError as error:
+                why, now = explain(error), time.monotonic()
+                if now - began > plan.join_s:
+                    raise LaunchError(
+                        f"no host keeps the meeting place {plan.endpoint} after {plan.join_s:g} s (--rdzv-timeout): "
+                        f"{why}. Hint: start the launcher on that host too, and look at its output; the endpoint must "
+                        "be an address by which all hosts reach it."
+                    ) from error
+                if now - reminded > _REMIND_S:
+                    reminded = now
+                    tell(f"still waiting for {plan.endpoint}: {why}.")
+            else:
+                return
+            event = next_event(self._signals.events, time.monotonic() + _POLL_S)
+            if isinstance(event, Signalled):
+                raise Interrupted(event)
+
+    def _find_reference(self) -> None:
+        deadline = time.monotonic() + _ANSWER_S
+        while self.board.look("reference") is None:
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"what answers at {self._plan.endpoint} is no launcher of unisono with the job "
+                    f"{self._plan.run_id!r} (--rdzv-id). Hint: another job has that port; choose another on all hosts."
+                )
+            time.sleep(_POLL_S)
+
+    def _check_fit(self) -> None:
+        """Compare this host with the one that came first."""
+        first = Card(**self.board.look("reference"))
+        if first.number == self.card.number:
+            return
+        if problem := disagreement(self.card, first):
+            raise self.refuse(problem)
+        if self.card.arguments != first.arguments:
+            tell(f"the program's arguments on {self.card.name} are not those on {first.name}.")
+        key = beat_key(first.number)
+        before, deadline = self.board.look(key), time.monotonic() + _ANSWER_S
+        while (now := self.board.look(key)) is None or now == before:
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{first.name} has shown no sign of life for {_ANSWER_S:g} s, but keeps the store.")
+            time.sleep(_POLL_S)
+        if problem := skew(time.time(), now[1], self.card, first):
+            tell(problem)
+
+    def _raise_refusal(self) -> None:
+        if (problem := self.board.look("refusal")) is not None:
+            raise ConfigError(problem)
+
+    def _check_taken(self, holders: dict[int, object]) -> None:
+        """Refuse a node rank on which a living host sits."""
+        if self.card.node_rank < 0:
+            return
+        for number, node_rank, name in self.board.look("sitting") or []:
+            if node_rank == self.card.node_rank and number != self.card.number:
+                beat = self.board.look(beat_key(number))
+                if holders.setdefault(number, beat) != beat:
+                    raise ConfigError(
+                        f"node rank {node_rank} is taken by {name}, which is at work. "
+                        "Hint: give each host its own --node-rank."
+                    )
+
+    def _present(self) -> list[Card]:
+        """Return the hosts that wait for the round."""
+        told = Told.unpacked(self.board.look("round"))
+        cards = [self.board.look(f"card/{number}") for number, _ in told.waiting(self._requests())]
+        return [Card(**card) for card in cards]

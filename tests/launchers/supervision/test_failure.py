@@ -1,0 +1,165 @@
+"""Who failed first."""
+
+import argparse
+import contextlib
+import io
+
+import pytest
+
+from unisono.errors import DataError, PeerLost
+from unisono.launchers.spec import LaunchSpec, ScriptTarget
+from unisono.launchers.supervision.failure import FailureReport, WorkerExit, describe, find_root, load_reports
+
+
+def report_of(raiser, rank=0, exit_code=1):
+    try:
+        raiser()
+    except BaseException as error:  # noqa: BLE001 - as the worker's own first code does
+        return FailureReport.from_exception(error, rank, exit_code)
+    raise AssertionError("nothing was raised")
+
+
+def raising(error, cause=None):
+    def raiser():
+        raise error from cause
+
+    return raiser
+
+
+def exits(**codes):
+    """Exits in the order given, one second apart."""
+    return [WorkerExit(rank=int(name[1:]), code=code, time_s=float(i)) for i, (name, code) in enumerate(codes.items())]
+
+
+def secondary(rank, time_s):
+    return FailureReport(
+        rank=rank,
+        type_name="RuntimeError",
+        message="Connection closed by peer",
+        traceback="trace",
+        location="",
+        is_unisono=False,
+        is_secondary=True,
+        is_config=False,
+        is_final=False,
+        exit_code=1,
+        time_s=time_s,
+    )
+
+
+def test_the_place_is_one_to_look_at():
+    """The innermost line outside unisono and Python's own library, and not where contextlib or argparse pass it on."""
+
+    def refused_on_the_way_out():
+        with contextlib.ExitStack() as stack:
+            stack.callback(LaunchSpec, target=ScriptTarget(path="a.py"), workers=0)
+
+    def refused_arguments():
+        with contextlib.redirect_stderr(io.StringIO()):
+            argparse.ArgumentParser().parse_args(["--unknown"])
+
+    for raiser in (refused_on_the_way_out, refused_arguments):
+        file, _, line = report_of(raiser).location.rpartition(":")
+        first = raiser.__code__.co_firstlineno
+        assert (file, int(line) in range(first, first + 4)) == (__file__, True)
+    assert report_of(raising(ValueError())).location.startswith(__file__)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("boom"), False),
+        (ValueError("connection closed by peer, says my data"), False),
+        (RuntimeError("CUDA out of memory"), False),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), True),
+        (RuntimeError("Timed out waiting 1000ms for recv operation to complete"), True),
+        (PeerLost("rank 2 went away"), True),
+        (ConnectionResetError("Connection reset by peer"), True),
+        (BrokenPipeError(32, "Broken pipe"), True),
+    ],
+    ids=str,
+)
+def test_secondary(error, expected):
+    """What the loss of a peer looks like is told from a failure of one's own."""
+    assert report_of(raising(error)).is_secondary is expected
+
+
+def test_secondary_behind_another_error():
+    """An error raised because of a lost peer blames the peer too."""
+    cause = RuntimeError("Connection reset by peer")
+    assert report_of(raising(ValueError("could not reduce"), cause)).is_secondary
+
+
+def test_report_round_trip(tmp_path):
+    """A saved report is read back as it was, and a missing one is nobody's failure."""
+    report = report_of(raising(ValueError("b\u00f6se\nzweite Zeile \udc80")), rank=1)
+    report.save(str(tmp_path))
+    assert load_reports(str(tmp_path), range(3)) == {1: report}
+    assert [path.name for path in tmp_path.iterdir()] == ["error-1.json"]
+
+
+def test_broken_text():
+    """An exception that cannot say what it is still makes a report."""
+
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    assert report_of(raising(Mute())).type_name == "Mute"
+
+
+def test_root_is_the_earliest_primary():
+    """A later failure of one's own beats an earlier one that blames a peer."""
+    root = find_root(exits(r0=1, r2=-9, r1=0), {0: secondary(0, -1.0)})
+    assert (root.rank, root.exit_code) == (2, 137)
+
+
+def test_root_of_a_rank_still_running():
+    """A rank that has reported but not ended yet can be the root."""
+    root = find_root(exits(r0=1), {0: secondary(0, 5.0), 1: report_of(raising(ValueError("boom")), rank=1)})
+    assert root.rank == 1
+
+
+def test_root_without_primary():
+    """When all blame a peer, the earliest is shown with a hint about those that said nothing."""
+    root = find_root(exits(r0=1, r1=0), {0: secondary(0, 5.0), 2: secondary(2, 4.0)})
+    assert root.rank == 2
+    text = describe(root, 4, ended=[1], running=[3])
+    assert "ended normally: 1; still running: 3" in text
+
+
+def test_no_failure():
+    """Good exits have no root cause."""
+    assert find_root(exits(r0=0, r1=0), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, "rank 1 of 2 was killed by SIGKILL (exit code 137), as is known"),
+        (-11, "was killed by SIGSEGV (exit code 139): a fault in native code"),
+        (
+            -6,
+            "its stack is in the worker's output. Hint: where that speaks of gloo, the ranks passed tensors",
+        ),
+        (-15, "was killed by SIGTERM (exit code 143)."),
+        (-40, "(exit code 168)"),
+        (3, "exited with code 3 and left no report"),
+    ],
+)
+def test_exit_texts(code, words):
+    """A death without report is named by signal or code."""
+    root = find_root([WorkerExit(rank=1, code=code, time_s=0.0)], {})
+    assert words in describe(root, 2, [], [], "as is known")
+
+
+def test_report_texts():
+    """Our own errors need no traceback, others have one, and sys.exit is named as such."""
+
+    def text(error, code=1):
+        return describe(find_root([], {0: report_of(raising(error), exit_code=code)}), 1, [], [])
+
+    ours = text(DataError("file is short"))
+    assert "DataError: file is short (" in ours and "test_failure.py:" in ours and "Traceback" not in ours
+    assert text(ValueError("boom")).count("Traceback (most recent call last)") == 1
+    assert "called sys.exit(4)" in text(SystemExit(4), 4)

@@ -1,0 +1,72 @@
+"""Stack dumps in plain words."""
+
+import faulthandler
+import sysconfig
+import threading
+
+from unisono.launchers.supervision.stacks import _PACKAGE, Frame, describe_hang, main_thread, waits_for_others
+from unisono.system.heartbeat import JOINED, Reading
+
+WAITING = [
+    Frame(f"{_PACKAGE}/collectives/shared_memory.py", "200", "_wait"),
+    Frame(f"{_PACKAGE}/collectives/shm.py", "52", "all_gather"),
+    Frame(f"{_PACKAGE}/strategies/exact.py", "70", "compute_gradients"),
+    Frame("/home/me/train.py", "31", "main"),
+]
+AWAY = [Frame(sysconfig.get_path("stdlib") + "/socket.py", "9", "recv"), Frame("/home/me/train.py", "12", "read_rows")]
+
+
+def test_a_real_dump(tmp_path):
+    """What faulthandler writes is read: the main thread, innermost call first."""
+    done, ready = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (ready.set(), done.wait()))
+    thread.start()
+    ready.wait()
+    try:
+        with (tmp_path / "dump").open("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            frames = main_thread(file.read())
+    finally:
+        done.set()
+        thread.join()
+    assert (frames[0].file, frames[0].function) == (__file__, "test_a_real_dump")
+    assert frames[0].is_users
+    assert not any(frame.file.startswith("<frozen importlib") for frame in frames)
+
+
+def test_nothing_to_read():
+    """An empty or foreign text has no frames."""
+    assert main_thread("") == main_thread("Hello\n  File x\n") == []
+
+
+def test_who_waits_in_what():
+    """The outermost function of ours that moves bytes is named; torch's own collectives too."""
+    assert waits_for_others(WAITING) == "all_gather"
+    assert waits_for_others(AWAY) == ""
+    torchs = [Frame("/x/site-packages/torch/distributed/distributed_c10d.py", "1", "all_reduce"), *AWAY]
+    assert waits_for_others(torchs) == "torch.distributed.all_reduce"
+    loading = [
+        Frame("/x/site-packages/torch/utils/data/dataloader.py", "9", "_try_get_data"),
+        Frame(f"{_PACKAGE}/data/loader.py", "182", "fetch_all"),
+        Frame(f"{_PACKAGE}/collectives/tree.py", "80", "accumulate"),
+    ]
+    assert waits_for_others(loading) == ""
+
+
+def test_the_report():
+    """It says who waits, for whom, in which collective of which step, and where the missing rank is."""
+    readings = {rank: Reading(step=17, phase=phase, state=JOINED) for rank, phase in enumerate(("reduce", "data"))}
+    report = describe_hang(30, readings, {0: WAITING, 1: AWAY})
+    assert "nothing has moved for 30 s" in report
+    assert "rank 0: waits for the other ranks in all_gather, step 17, doing reduce at /home/me/train.py:31" in report
+    assert "rank 1: step 17, doing data, at /home/me/train.py:12 in read_rows" in report
+    assert "The others wait for rank 1." in report
+    assert "stack of rank 1" in report
+    assert "stack of rank 0" not in report
+
+
+def test_the_report_without_stacks():
+    """Workers that show nothing are still listed."""
+    report = describe_hang(30, {0: Reading(step=3)}, {0: []})
+    assert "rank 0: step 3; it has not shown its stack" in report

@@ -1,0 +1,158 @@
+"""Signs of life through a store: what others tell becomes an event, silence a loss, and a dead store is noticed."""
+
+import contextlib
+import queue
+import threading
+import time
+
+import pytest
+
+from unisono.errors import PeerLost
+from unisono.launchers.local import Signals
+from unisono.launchers.supervision.restarts import Ending
+from unisono.launchers.worker_group import Called
+from unisono.nodes.peer_monitor import Attempt, Liaison, beat_key
+from unisono.nodes.values import Board
+from unisono.nodes.verdicts import NodeEnding
+from unisono.store.client import Client
+from unisono.store.secret import key_of
+from unisono.store.server import Server, listen
+
+KEY = key_of("of these tests, long enough")
+
+
+@pytest.fixture
+def server():
+    """A store, on loopback."""
+    here = Server(listen("127.0.0.1", 0), KEY)
+    yield here
+    here.close()
+
+
+@pytest.fixture
+def boards(server):
+    """A board of the job and one of an attempt."""
+    client = Client("127.0.0.1", server.port, KEY)
+    yield Board(client, "job"), Board(client, "attempt")
+    client.close()
+
+
+@pytest.fixture
+def start(boards):
+    """Start a liaison with its attempt."""
+    started = []
+
+    def start(number, silence_s, num_waiting=None):
+        liaison = Liaison(boards[0], number, silence_s, Signals())
+        attempt = Attempt(boards[1], [0, 1], number, num_waiting)
+        liaison.enter(attempt)
+        started.append(liaison)
+        return liaison, attempt, liaison._signals.events
+
+    yield start
+    for liaison in started:
+        liaison.close()
+
+
+def test_values(boards):
+    """A board gives back JSON, decides who was first, and counts; `None` stands for nothing yet."""
+    board, other = boards
+    assert board.look("a") is None
+    board.put("a", {"x": [1, None, "é"]})
+    assert board.look("a") == {"x": [1, None, "é"]}
+    assert other.look("a") is None
+    assert (board.settle("b", 1), board.settle("b", 2)) == (1, 1)
+    assert [board.number("c") for _ in range(3)] == [0, 1, 2]
+    assert board.asked("c") == 3
+
+
+def test_a_call_that_would_wait_for_ever(boards):
+    """A guarded board gives up when it is told why, also in the midst of a call; afterwards it goes on as before."""
+    why = []
+    board = boards[0].guarded(lambda: why[0] if why else "")
+    boards[0].put("a", 1)
+    threading.Timer(0.3, lambda: why.append("the store is gone")).start()
+    with pytest.raises(PeerLost, match="the store is gone"):
+        board._ask(b"get", b"60000", b"never")
+    why.clear()
+    assert board.look("a") == 1
+
+
+@contextlib.contextmanager
+def server_that_stands_still(server):
+    """Let a server take connections and answer nobody, as one behind a cut link does."""
+    going_on = threading.Event()
+    accept = server._accept
+
+    def stand_still():
+        going_on.wait()
+        accept()
+
+    server._accept = stand_still
+    try:
+        yield
+    finally:
+        going_on.set()
+
+
+def test_silence_is_a_loss(start):
+    """A host that never beats is lost, and the supervisor hears it once."""
+    _, attempt, events = start(0, 0.5)
+    assert events.get(timeout=60) == Called("a host is lost")
+    assert attempt.lost == {1}
+    assert attempt.ending_of(1) == NodeEnding(kind="lost")
+    with pytest.raises(queue.Empty):
+        events.get(timeout=0.5)
+
+
+@pytest.mark.slow
+def test_the_living_are_not_lost(start, boards):
+    """Two that beat hear each other; the control: when one falls silent, the other notices."""
+    liaison, attempt, events = start(0, 3.0)
+    other, _, _ = start(1, 3.0)
+    while (boards[0].look(beat_key(1)) or [0])[0] < 5:
+        time.sleep(0.05)
+    assert not attempt.lost and not liaison.cut_off
+    other.close()
+    assert events.get(timeout=60) == Called("a host is lost")
+
+
+def test_endings_of_others(start, boards):
+    """A failure elsewhere ends our workers at once; a good end, and a stop that was agreed, do not."""
+    _, attempt, events = start(0, 0)
+    boards[1].put("ending/1", NodeEnding(kind="stopped", step=3).packed())
+    while attempt.ending_of(1) is None:
+        time.sleep(0.02)
+    assert attempt.ending_of(1).step == 3
+    assert events.empty()
+    attempt.endings.clear()
+    failed = NodeEnding(kind="failed", exit_code=3, ending=Ending(rank=1, what="x", samples=(1,)))
+    boards[1].put("ending/1", failed.packed())
+    assert events.get(timeout=60) == Called("the workers of host 1 have ended")
+    assert attempt.ending_of(1) == failed
+
+
+def test_a_host_that_waits(start):
+    """Who asks for newcomers calls for a gentle stop, once, on all hosts."""
+    _, _, here = start(0, 0, lambda: 1)
+    _, _, there = start(1, 0)
+    for events in (here, there):
+        assert events.get(timeout=60) == Called("a host has come", is_gentle=True)
+    with pytest.raises(queue.Empty):
+        there.get(timeout=0.5)
+
+
+def test_a_store_that_is_gone(start, server):
+    """A server that ends is told; the control is every test above."""
+    liaison, _, events = start(0, 0)
+    server.close()
+    assert isinstance(events.get(timeout=60), Called)
+    assert liaison.cut_off.startswith("the connection to the store broke: ")
+
+
+def test_a_store_that_does_not_answer(start, server):
+    """A connection that is there, and over which nothing comes, is told after the longest silence."""
+    with server_that_stands_still(server):
+        liaison, _, events = start(0, 1.0)
+        assert isinstance(events.get(timeout=60), Called)
+        assert "the store has not answered for" in liaison.cut_off
