@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import unisono
 from unisono.collectives.placement import cut
 from unisono.strategies.base import Micro, Setting
-from unisono.strategies.pipeline import Pipeline
-from unisono.strategies.pipeline_options import PipelineOptions
+from unisono.strategies.pipelines.options import PipelineOptions
+from unisono.strategies.pipelines.pipeline import Pipeline
 
 ROUNDS, STEPS, WIDTH, SAMPLES = 3, 2, 512, 64
 MICROS = (2, 4, 8, 16)

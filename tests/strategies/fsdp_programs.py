@@ -12,7 +12,7 @@ from reference import bits
 from strategies.conformance import loss_of
 from strategies.strategy_runs import toy_data
 from unisono.collectives.transport import Transport
-from unisono.strategies.fsdp import FSDP
+from unisono.strategies.sharded.fsdp import FSDP
 
 
 def model_of() -> nn.Module:

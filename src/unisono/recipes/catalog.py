@@ -21,8 +21,8 @@ from unisono.options.quantities import (
     TOKENS,
     Quantity,
 )
-from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import ExactOptions, StrategyOptions
+from unisono.strategies.parts.clipping import Clipping
 from unisono.system.hints import nearest
 
 

@@ -18,9 +18,9 @@ from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import plan
 from unisono.errors import ConfigError
 from unisono.strategies.base import Setting
-from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import AllReduceOptions
-from unisono.strategies.precision import Precise
+from unisono.strategies.parts.clipping import Clipping
+from unisono.strategies.parts.precision import Precise
 
 ALGORITHMS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
 

@@ -16,8 +16,8 @@ from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
 from unisono.determinism.switches import optimizer_step
 from unisono.errors import ConfigError, StepError
-from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
+from unisono.strategies.parts.clipping import Clipping
 
 LossFunction = Callable[[Any], Tensor]
 """Takes a micro-batch, returns the mean loss over its samples: a tensor of one element with a graph."""

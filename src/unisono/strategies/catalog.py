@@ -16,8 +16,8 @@ from unisono.strategies.options import (
     ModelParallelOptions,
     StrategyOptions,
 )
-from unisono.strategies.pipeline_options import PipelineOptions
-from unisono.strategies.server_options import AsyncPSOptions, PSOptions
+from unisono.strategies.pipelines.options import PipelineOptions
+from unisono.strategies.servers.options import AsyncPSOptions, PSOptions
 from unisono.system.hints import nearest
 
 CATALOG: Mapping[str, type[StrategyOptions]] = {

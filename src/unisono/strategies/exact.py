@@ -22,7 +22,6 @@ from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
 from unisono.determinism.switches import Checksum
 from unisono.errors import StepError
-from unisono.strategies.backward import run_backward
 from unisono.strategies.base import (
     Gradients,
     LossFunction,
@@ -32,9 +31,10 @@ from unisono.strategies.base import (
     check_reached,
     check_trainable,
 )
-from unisono.strategies.drift import Head, compare
-from unisono.strategies.flat import FlatBuffer, Layout, take_gradients
-from unisono.strategies.replica_buffers import ReplicaBuffers
+from unisono.strategies.parts.backward import run_backward
+from unisono.strategies.parts.drift import Head, compare
+from unisono.strategies.parts.flat import FlatBuffer, Layout, take_gradients
+from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 
 
 @final

@@ -20,8 +20,8 @@ from unisono.errors import ConfigError
 from unisono.strategies.allreduce import AllReduce
 from unisono.strategies.base import Setting
 from unisono.strategies.options import AllReduceOptions, ModelParallelOptions
+from unisono.strategies.parts.split import cut_by_cost
 from unisono.strategies.replicated import Replicated
-from unisono.strategies.split import cut_by_cost
 
 
 @final

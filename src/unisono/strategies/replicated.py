@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from unisono.collectives.placement import cut
 from unisono.determinism.switches import checksum
 from unisono.errors import RankDivergence, StepError
-from unisono.strategies.backward import run_backward
 from unisono.strategies.base import (
     Gradients,
     LossFunction,
@@ -27,10 +26,11 @@ from unisono.strategies.base import (
     check_trainable,
     mean_loss,
 )
-from unisono.strategies.drift import Head, compare
-from unisono.strategies.front import Front
-from unisono.strategies.rank_buffers import RankBuffers
-from unisono.strategies.report import StepReport
+from unisono.strategies.parts.backward import run_backward
+from unisono.strategies.parts.drift import Head, compare
+from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.rank_buffers import RankBuffers
+from unisono.strategies.parts.report import StepReport
 
 
 class Replicated(Strategy):

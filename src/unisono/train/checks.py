@@ -14,8 +14,8 @@ from unisono.data.loader import Loader
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.strategies.base import Strategy
-from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
+from unisono.strategies.parts.clipping import Clipping
 from unisono.train.loop import Batch
 
 _LARGEST = 1 << 62  # as in a checkpoint's manifest

@@ -23,8 +23,8 @@ from unisono.metrics.exact import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.catalog import resolve
-from unisono.strategies.clipping import Clipping
 from unisono.strategies.options import StrategyOptions
+from unisono.strategies.parts.clipping import Clipping
 from unisono.system.memory import keep_freed_memory
 from unisono.train import checks
 from unisono.train import score as scores

@@ -15,7 +15,7 @@ from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, Setting
-from unisono.strategies.drift import Sentinel
+from unisono.strategies.parts.drift import Sentinel
 from unisono.train.between import Between
 from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate

@@ -1,0 +1,77 @@
+"""Mixed precision for replicated strategies: forward in bfloat16 or float16, weights and sums in float32.
+
+Parameters, gradients and their reduction stay float32 (apex's ``allreduce_always_fp32``); float16 losses are scaled
+by torch's own scaler, and a step whose gradients overflow is left out on all ranks alike.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unisono.strategies.base import LossFunction, Setting
+from unisono.strategies.options import PreciseOptions
+from unisono.strategies.parts.clipping import Clipping
+from unisono.strategies.replicated import Replicated
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precise(Replicated):
+    """A replicated strategy with the options of `PreciseOptions`."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: PreciseOptions) -> None:
+        super().__init__(model, optimizer, setting)
+        self._dtype = DTYPES.get(options.amp)
+        self._scaler = torch.amp.GradScaler(setting.device.type, enabled=options.amp == "fp16")
+        self._scaler.scale(torch.zeros(1, device=setting.device))  # it makes its own scale with the first tensor
+        self._num_skipped = 0
+
+    def wrapped(self, loss_function: LossFunction) -> LossFunction:
+        """See `Replicated.wrapped`."""
+        if self._dtype is None:
+            return loss_function
+
+        def call(data: Any) -> Tensor:
+            with torch.autocast(self.setting.device.type, dtype=self._dtype):
+                return loss_function(data).float()
+
+        return call
+
+    def loss_scale(self) -> float:
+        """Return the factor that keeps float16 gradients away from zero; 1 without float16."""
+        return self._scaler.get_scale()
+
+    def refuses_non_finite(self) -> bool:
+        """See `Replicated.refuses_non_finite`; the scaler leaves out steps that overflow."""
+        return not self._scaler.is_enabled()
+
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
+        """See `Strategy.update`; where float16 gradients overflow, neither optimizer nor scheduler steps."""
+        if not self._scaler.is_enabled():
+            return super().update(model, optimizer, scheduler, clipping)
+        lr = float(optimizer.param_groups[0]["lr"])
+        self._scaler.unscale_(optimizer)
+        self.clip_gradients(model, clipping)
+        before = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        if self._scaler.get_scale() < before:
+            self._num_skipped += 1
+        elif scheduler is not None:
+            scheduler.step()
+        return lr
+
+    def extra_state(self) -> dict[str, Any]:
+        """See `Strategy.extra_state`."""
+        return {"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """See `Strategy.load_extra_state`."""
+        if "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])
+
+    def report(self) -> dict[str, Any]:
+        """See `Strategy.report`."""
+        return {"skipped_steps": self._num_skipped} if self._scaler.is_enabled() else {}

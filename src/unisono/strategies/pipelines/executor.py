@@ -1,0 +1,254 @@
+"""Plays one rank's moves of a step: waits for what a move needs, computes, and hands on what comes out."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from unisono.collectives.messages import Messages
+from unisono.determinism.seeding import mix
+from unisono.determinism.switches import set_generators
+from unisono.errors import StepError
+from unisono.strategies.base import LossFunction, Micro, Setting
+from unisono.strategies.parts.backward import checked_loss, explained
+from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.streams import capture, restore
+from unisono.strategies.pipelines.options import PipelineOptions
+from unisono.strategies.pipelines.parts import Mesh
+from unisono.strategies.pipelines.schedule import Move, plan
+from unisono.strategies.pipelines.stage import Stage
+from unisono.strategies.pipelines.wire import Parcel, Wire
+
+cached_plan = functools.lru_cache(maxsize=64)(plan)
+
+
+@dataclass(slots=True)
+class Work:
+    """One step of one pipeline.
+
+    Attributes:
+        step: 1-based.
+        mine: The replicas of this pipeline that have samples; micro-batch i is the i-th of them.
+        sizes: Samples of every replica.
+        num_samples: Of the whole batch.
+        replicas: Of the whole step.
+        loss_function: The program's.
+        micros: What it gets, in order; on the first and the last process of a pipeline only.
+        losses: By replica, on the rank that has the last stage.
+        busy_s: Seconds in which this rank has computed.
+    """
+
+    step: int
+    mine: list[int]
+    sizes: list[int]
+    num_samples: int
+    replicas: int
+    loss_function: LossFunction
+    micros: Iterator[Micro]
+    losses: dict[int, float] = field(default_factory=dict)
+    busy_s: float = 0.0
+    fetched: dict[int, Micro] = field(default_factory=dict)
+    num_fetched: int = 0
+    seeds: dict[int, Tensor] = field(default_factory=dict)
+
+    def weight(self, micro: int) -> float:
+        """Return the share of a micro-batch in the whole batch."""
+        return self.sizes[self.mine[micro]] / self.num_samples
+
+    def take(self, number: int, *, is_last_use: bool) -> Micro:
+        """Return a micro-batch with its data.
+
+        Raises:
+            StepError: The loader has given others.
+        """
+        while number not in self.fetched:
+            micro, expected = next(self.micros, None), self.mine[self.num_fetched]
+            if micro is None or micro.replica != expected:
+                raise StepError(
+                    f"step {self.step}: this rank computes replicas {self.mine}, but got "
+                    f"{'no micro-batch' if micro is None else f'that of replica {micro.replica}'} for {expected}."
+                )
+            self.fetched[self.num_fetched] = micro
+            self.num_fetched += 1
+        return self.fetched.pop(number) if is_last_use else self.fetched[number]
+
+
+class _Taken(BaseException):
+    """The first stage has what it needs: the rest of the loss function is for the last stage."""
+
+
+@final
+class Player:
+    """Plays the moves of this rank.
+
+    Args:
+        stages: Of this rank, by index.
+        mesh: Who has which stage.
+        options: Schedule and number of stages.
+        front: What the program calls.
+        setting: Seed and device.
+        messages: Between the ranks; None where there is one.
+    """
+
+    def __init__(
+        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, front: Front, setting: Setting,
+        messages: Messages | None,
+    ) -> None:  # fmt: skip
+        self._stages, self._mesh, self._options, self._front = stages, mesh, options, front
+        self._seed, self._device, self._transport = setting.seed, setting.device, setting.transport
+        self._last = options.num_stages - 1
+        self._wire = None if messages is None else Wire(messages, setting.device)
+        self._here: dict[tuple[int, int], Parcel] = {}  # between stages of this rank: by tag and micro-batch
+
+    def play(self, work: Work) -> None:
+        """Do this rank's part of a step; what it makes is in the stages and in `work`.
+
+        Raises:
+            StepError: The loss function does not call the model once, or what it returns is no loss.
+            PeerLost: Another rank went away.
+        """
+        width, chunks = self._mesh.width, self._mesh.chunks(self._options)
+        for move in cached_plan(self._options.schedule, width, chunks, len(work.mine))[self._mesh.process]:
+            if move.direction == "forward":
+                self._forward(work, move)
+            else:
+                self._backward(work, move)
+        if (left := next(work.micros, None)) is not None:
+            raise StepError(f"step {work.step}: this rank got replica {left.replica}, which it does not compute.")
+        if self._wire is not None:
+            self._wire.flush()
+            self._transport.bytes_sent += self._wire.bytes_sent
+            self._wire.bytes_sent = 0
+
+    def _forward(self, work: Work, move: Move) -> None:
+        replica, stage = work.mine[move.micro], self._stages[move.stage]
+        arrived = None if move.stage == 0 else self._take(move, move.stage - 1, 2 * move.stage)
+        began = time.perf_counter()
+        set_generators(mix(self._seed, "replica", work.step, replica))
+        fresh = capture(self._device)
+        note = Micro(replica=replica, num_samples=work.sizes[replica], data=None)
+        autocast: list[str] = []
+
+        def compute() -> Any:
+            if arrived is None:
+                micro = work.take(move.micro, is_last_use=self._last not in self._stages)
+                return self._enter(work, stage, micro, autocast)
+            if move.stage == self._last:
+                micro = work.take(move.micro, is_last_use=True)
+                loss = self._leave(work, stage, micro, arrived)
+                work.losses[replica] = loss.item()
+                work.seeds[move.micro] = torch.full_like(loss, work.weight(move.micro))
+                return loss
+            if arrived.streams:
+                restore(arrived.streams, self._device)
+            autocast.append(arrived.autocast)
+            with under(arrived.autocast, self._device):
+                return stage.run_on(arrived)
+
+        with explained(work.step, note, work.replicas):
+            parcel = stage.forward(move.micro, work.weight(move.micro), arrived, compute)
+        if move.stage < self._last:
+            after = capture(self._device)
+            is_drawn = after != fresh or (arrived is not None and bool(arrived.streams))
+            parcel = Parcel(
+                tensors=parcel.tensors, is_single=parcel.is_single, autocast=autocast[0],
+                streams=after if is_drawn else b"",
+            )  # fmt: skip
+            work.busy_s += time.perf_counter() - began
+            self._give(parcel, move, move.stage + 1, 2 * (move.stage + 1))
+        else:
+            work.busy_s += time.perf_counter() - began
+
+    def _backward(self, work: Work, move: Move) -> None:
+        replica = work.mine[move.micro]
+        if move.stage == self._last:
+            gradients: tuple[Tensor | None, ...] = (work.seeds.pop(move.micro),)
+        else:
+            gradients = self._take(move, move.stage + 1, 2 * move.stage + 1).tensors
+        began = time.perf_counter()
+        note = Micro(replica=replica, num_samples=work.sizes[replica], data=None)
+        with explained(work.step, note, work.replicas):
+            parcel = self._stages[move.stage].backward(move.micro, replica, gradients)
+        work.busy_s += time.perf_counter() - began
+        if move.stage:
+            self._give(parcel, move, move.stage - 1, 2 * (move.stage - 1) + 1)
+
+    def _enter(self, work: Work, stage: Stage, micro: Micro, autocast: list[str]) -> Any:
+        """Run the loss function until it calls the model, and then the first stage."""
+        taken: list[Any] = []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            autocast.append(autocast_now(self._device))
+            taken.append(stage.run(*args, **kwargs))
+            raise _Taken
+
+        with self._called(call), contextlib.suppress(_Taken):
+            work.loss_function(micro.data)
+        if len(taken) != 1:
+            raise _calls(work.step, len(taken))
+        return taken[0]
+
+    def _leave(self, work: Work, stage: Stage, micro: Micro, arrived: Parcel) -> Tensor:
+        """Run the loss function, with what the last stage returns for what the model would."""
+        calls = 0
+
+        def call(*_: Any, **__: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise _calls(work.step, calls)
+            if arrived.streams:
+                restore(arrived.streams, self._device)
+            return stage.run_on(arrived)
+
+        with self._called(call):
+            return checked_loss(work.loss_function(micro.data), work.step)
+
+    @contextlib.contextmanager
+    def _called(self, call: Any) -> Iterator[None]:
+        before = self._front.call
+        self._front.call = call
+        try:
+            yield
+        finally:
+            self._front.call = before
+
+    def _take(self, move: Move, stage: int, tag: int) -> Parcel:
+        """Wait for what another stage hands this one."""
+        if stage in self._stages:
+            return self._here.pop((tag, move.micro))
+        assert self._wire is not None
+        return self._wire.receive(self._mesh.neighbour(stage), tag)
+
+    def _give(self, parcel: Parcel, move: Move, stage: int, tag: int) -> None:
+        if stage in self._stages:
+            tensors = tuple(None if t is None else t.detach().requires_grad_(t.requires_grad) for t in parcel.tensors)
+            self._here[tag, move.micro] = Parcel(
+                tensors=tensors, is_single=parcel.is_single, streams=parcel.streams, autocast=parcel.autocast
+            )
+            return
+        assert self._wire is not None
+        self._wire.send(parcel, self._mesh.neighbour(stage), tag)
+
+
+def autocast_now(device: torch.device) -> str:
+    """Return the dtype that autocast computes in here, empty where it is off."""
+    kind = device.type
+    return str(torch.get_autocast_dtype(kind))[6:] if torch.is_autocast_enabled(kind) else ""
+
+
+def under(autocast: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return the autocast of that dtype; nothing for an empty one."""
+    return torch.autocast(device.type, getattr(torch, autocast)) if autocast else contextlib.nullcontext()
+
+
+def _calls(step: int, count: int) -> StepError:
+    return StepError(
+        f"step {step}: expected the loss function to call the prepared model once, it did {count} times. "
+        "Hint: with the strategy pipeline one call goes through all stages; put more samples into one batch instead."
+    )

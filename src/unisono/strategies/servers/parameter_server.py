@@ -1,0 +1,124 @@
+"""The synchronous parameter server: workers push gradients, servers add them up, update, and everyone pulls.
+
+The first ranks are servers and compute no gradients. With several servers each owns some of the parameters: it alone
+adds up their gradients, along the canonical tree over the workers, and alone keeps their optimizer state. Per step a
+server sends its parameters to every other rank: with one server and n workers n times the model, the bottleneck that
+gave way to all-reduce. (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014.)
+"""
+
+from collections.abc import Iterator
+from typing import Any, Self, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.collectives.reductions import combine_values
+from unisono.determinism.switches import add_checksums
+from unisono.strategies.base import Setting, scale_gradients
+from unisono.strategies.parts.clipping import Clipping
+from unisono.strategies.parts.optimizer_state import share_optimizer_state
+from unisono.strategies.parts.split import share_out
+from unisono.strategies.replicated import Replicated
+from unisono.strategies.servers.options import PSOptions
+
+
+@final
+class ParameterServer(Replicated):
+    """See the module."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: PSOptions) -> None:
+        super().__init__(model, optimizer, setting)
+        self.buffer_root = options.servers
+        self._servers = options.servers
+        self._num_workers = self.transport.world_size - options.servers
+        parameters = list(self._parameters.values())
+        owners = share_out([parameter.nbytes for parameter in parameters], options.servers)
+        self._owners = dict(zip(parameters, owners, strict=True))
+
+    @classmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """See `Strategy.build`."""
+        return cls(model, optimizer, setting, options)
+
+    def reduce(self, step: int) -> None:
+        """See `Replicated.reduce`: push; afterwards servers hold the sums of their parameters, workers nothing."""
+        self.fill_absent()
+        is_server = self.transport.rank < self._servers
+        for group in self._groups(with_gradient=True):
+            flats = [
+                torch.cat([p.grad.reshape(-1) for p in part if p.grad is not None]) if part else torch.empty(0)
+                for part in group
+            ]
+            dtype = next(flat.dtype for flat, part in zip(flats, group, strict=True) if part)
+            lengths = [flat.numel() for flat in flats]
+            own = lengths[self.transport.rank] if is_server else 0
+            recv = torch.empty(own * self._num_workers, dtype=dtype, device=self.setting.device)
+            self.transport.all_to_all(
+                torch.empty(0, dtype=dtype) if is_server else torch.cat([flat.to(dtype) for flat in flats]),
+                [0] * self.transport.world_size if is_server else [*lengths, *[0] * self._num_workers],
+                recv,
+                [own if rank >= self._servers else 0 for rank in range(self.transport.world_size)],
+            )
+            if own:
+                total = torch.empty(own, dtype=dtype, device=self.setting.device)
+                combine_values(list(recv.split(own)), "SUM", total)
+                part = group[self.transport.rank]
+                for parameter, piece in zip(part, total.split([p.numel() for p in part]), strict=True):
+                    parameter.grad = piece.view(parameter.shape)
+        for parameter, owner in self._owners.items():
+            if owner != self.transport.rank:
+                parameter.grad = None
+
+    def clip(self, model: nn.Module, clip_norm: float) -> None:
+        """See `Strategy.clip`; the norm is over the parameters of all servers."""
+        grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        squares = torch.tensor([sum(float(grad.double().square().sum()) for grad in grads)], dtype=torch.float64)
+        everyone = torch.empty(self.transport.world_size, dtype=torch.float64)
+        self.transport.all_gather(squares, everyone)
+        if grads:
+            scale_gradients(grads, everyone.sum().sqrt().to(self.setting.device), clip_norm)
+
+    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
+        """See `Strategy.update`: each server updates its parameters (elsewhere they have no gradient); all pull."""
+        lr = super().update(model, optimizer, scheduler, clipping)
+        rank, world_size = self.transport.rank, self.transport.world_size
+        with torch.no_grad():
+            for group in self._groups(with_gradient=False):
+                lengths = [sum(parameter.numel() for parameter in part) for part in group]
+                like = next(part[0] for part in group if part)
+                mine = group[rank] if rank < self._servers else []
+                flat = torch.cat([p.reshape(-1) for p in mine]) if mine else like.new_empty(0)
+                recv = like.new_empty(sum(lengths))
+                self.transport.all_to_all(
+                    flat.repeat(world_size), [flat.numel()] * world_size, recv, [*lengths, *[0] * self._num_workers]
+                )
+                everything = [parameter for part in group for parameter in part]
+                for parameter, piece in zip(everything, recv.split([p.numel() for p in everything]), strict=True):
+                    parameter.copy_(piece.view(parameter.shape))
+        return lr
+
+    def settle(self) -> None:
+        """See `Strategy.settle`; the servers' optimizer states come together."""
+        super().settle()
+        share_optimizer_state(self.optimizer, self._owners, self.transport)
+
+    def speakers(self) -> list[int]:
+        """See `Replicated.speakers`."""
+        return list(range(self._servers, self.transport.world_size))
+
+    def merged_checksum(self, heads: list[tuple[int, ...]]) -> int:
+        """See `Replicated.merged_checksum`: the sum of the servers'."""
+        return add_checksums(head[2] for head in heads[: self._servers])
+
+    def told_gradient(self, head: tuple[int, ...]) -> int:
+        """See `Replicated.told_gradient`; gradients differ between servers and workers."""
+        return 0
+
+    def _groups(self, *, with_gradient: bool) -> Iterator[list[list[nn.Parameter]]]:
+        """Yield, dtype by dtype, each server's trainable parameters (only those with a gradient, on request)."""
+        chosen = [p for p in self.trainable() if p.grad is not None or not with_gradient]
+        for dtype in dict.fromkeys(parameter.dtype for parameter in chosen):
+            yield [
+                [p for p in chosen if p.dtype == dtype and self._owners[p] == server] for server in range(self._servers)
+            ]

@@ -1,0 +1,338 @@
+"""Fully sharded data parallel (torch's FSDP2) with an exact reduction: the bits of `exact`, at a share of its memory.
+
+Every rank keeps a slice of each parameter and of its optimizer state. torch gathers a module's parameters before they
+are used and throws them away after; gradients are reduce-scattered. Here the reduce-scatter is ours: each rank receives
+its slice of every replica's gradient, one replica of every rank at a time, and adds them along the canonical tree with
+a binary counter. So bits depend on the score alone, as in `exact`, and a checkpoint loads on any number of ranks.
+
+All ranks must run equally many passes: a rank with fewer micro-batches than others repeats one, and nobody counts it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from unisono.checkpoint import format as checkpoint_format
+from unisono.checkpoint.format import State
+from unisono.collectives.placement import cut
+from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.tree import combine, push
+from unisono.determinism.switches import add_checksums, checksum
+from unisono.errors import ConfigError, StepError
+from unisono.strategies.base import (
+    Gradients,
+    LossFunction,
+    Micro,
+    Setting,
+    Strategy,
+    check_reached,
+    check_trainable,
+    mean_loss,
+    scale_gradients,
+)
+from unisono.strategies.ddp import join_alone
+from unisono.strategies.options import FSDPOptions
+from unisono.strategies.parts.backward import run_backward
+from unisono.strategies.parts.flat import padding_checksum, slice_checksum
+from unisono.strategies.parts.replica_buffers import ReplicaBuffers
+from unisono.strategies.parts.report import StepReport
+from unisono.strategies.sharded.reduce import Rounds, Stack, TreeReduceScatter, add
+from unisono.strategies.sharded.slices import local_of, sliced_like, whole_of
+
+
+@final
+class FSDP(Strategy):
+    """See the module."""
+
+    is_sharded = True
+    evaluates_alike = True
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: FSDPOptions) -> None:
+        self.model, self.optimizer, self.setting = model, optimizer, setting
+        self.transport, self.placement = setting.transport, setting.placement
+        check_trainable(model)
+        self._group = join_alone(self.transport)
+        self._rounds = Rounds(self.placement, 1)
+        self._spare: Micro | None = None
+        self._gathered: dict[str, dict[str, Tensor]] | None = None
+        if self.transport.world_size > 1 and not dist.is_initialized():
+            raise ConfigError("strategy fsdp needs processes. Hint: unisono run, or unisono.launch.")
+        before = dict(model.named_parameters())
+        try:
+            self._shard(model, options)
+        except BaseException:
+            self.close()
+            raise
+        after = dict(model.named_parameters())
+        sharded: dict[Tensor, nn.Parameter] = {parameter: after[name] for name, parameter in before.items()}
+        for group in optimizer.param_groups:
+            group["params"] = [sharded[parameter] for parameter in group["params"]]
+        for parameter in [*optimizer.state]:  # some optimizers make it when they are built
+            own, entry = sharded[parameter], optimizer.state.pop(parameter)
+            optimizer.state[own] = {name: sliced_like(value, own, self.transport) for name, value in entry.items()}
+        self._buffers = ReplicaBuffers(model)
+        self._parameters = list(after.values())
+
+    @classmethod
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+        """See `Strategy.build`."""
+        return cls(model, optimizer, setting, options)
+
+    def compute_gradients(
+        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+    ) -> Gradients:
+        """See `Strategy.compute_gradients`; the gradients are slices."""
+        self._gathered = None
+        replicas = self.setting.replicas
+        sizes = [len(part) for part in cut(num_samples, replicas)]
+        leaves = min(num_samples, replicas)
+        self._rounds = Rounds(self.placement, leaves)
+        report = StepReport(replicas)
+        kept = self._buffers.saved_floats().values() if self.transport.rank == 0 else ()
+        weights = add_checksums([self._checksum(self._parameters), checksum(kept)])
+        floats, changed = self._play(step, micros, num_samples, sizes, loss_function, report)
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
+        head = [step, weights, self._checksum(grads), is_finite, self.is_stop_asked(), self._is_reached, *changed]
+        heads = report.merge(self.transport, self.placement, range(self.transport.world_size), [*map(int, head)])
+        self._buffers.start_replica()
+        check_reached(step, is_reached=any(told[5] for told in heads))
+        bad = [replica for replica in range(leaves) if not report.finite[replica]]
+        if not bad and not all(told[3] for told in heads):
+            bad = list(range(leaves))
+        merged = self._merge_buffers(
+            floats, np.array([told[6:] for told in heads]).any(axis=0), leaves, is_kept=not bad
+        )
+        # As `exact` counts: the buffers that a checkpoint holds, and what lies unused in its flat buffers.
+        saved = [value for value, is_saved in zip(merged, self._buffers.is_saved(), strict=False) if is_saved]
+        trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
+        more = checksum(saved) + padding_checksum([*trainable, *self._buffers.floats()])
+        return Gradients(
+            loss=mean_loss(sizes, report.losses, num_samples),
+            checksum=add_checksums([more, *(told[2] for told in heads)]),
+            weights=add_checksums(told[1] for told in heads),
+            bad_replicas=tuple(bad),
+            is_stop_asked=any(told[4] for told in heads),
+        )
+
+    def clip(self, model: nn.Module, clip_norm: float) -> None:
+        """See `Strategy.clip`; norms are taken of whole tensors, one at a time, as `exact` does."""
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norms = [torch.linalg.vector_norm(whole_of(grad, self.transport)) for grad in grads]
+        scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), clip_norm)
+
+    def clip_each(self, model: nn.Module, clip_value: float) -> None:
+        """See `Strategy.clip_each`; each rank its slices."""
+        for grad in (parameter.grad for parameter in self._parameters if parameter.grad is not None):
+            local_of(grad).clamp_(-clip_value, clip_value)
+
+    def settle(self) -> None:
+        """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
+        packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
+        self._gathered = {
+            # In name order: after a resume each rank's dictionaries have an order of their own.
+            stem: {
+                name: whole_of(tensor, self.transport).detach().cpu().clone() for name, tensor in sorted(part.items())
+            }
+            for stem, part in packed.tensors.items()
+        }
+
+    def pack(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,
+        values: Mapping[str, Any],
+        objects: Mapping[str, checkpoint_format.Stateful],
+    ) -> State:
+        """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
+        if self._gathered is None:
+            self.settle()
+        assert self._gathered is not None
+        packed = super().pack(model, optimizer, scheduler, values, objects)
+        return replace(packed, tensors={**packed.tensors, **self._gathered})
+
+    def unpack(
+        self,
+        state: State,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any,
+        objects: Mapping[str, checkpoint_format.Stateful],
+    ) -> None:
+        """See `Strategy.unpack`: each rank takes its slices."""
+        shapes = dict(model.named_parameters())
+        sliced = {
+            stem: {
+                name: sliced_like(
+                    tensor, shapes.get(name if stem == "model" else name.rpartition("/")[0]), self.transport
+                )
+                for name, tensor in part.items()
+            }
+            for stem, part in state.tensors.items()
+        }
+        super().unpack(replace(state, tensors=sliced), model, optimizer, scheduler, objects)
+
+    def fingerprint(self, model: nn.Module) -> str:
+        """See `Strategy.fingerprint`."""
+        if self._gathered is None:
+            self.settle()
+        assert self._gathered is not None
+        return checkpoint_format.fingerprint_of(self._gathered["model"])
+
+    def report(self) -> dict[str, Any]:
+        """See `Strategy.report`: the bytes of weights and optimizer state that this rank keeps."""
+        return {"state_bytes_per_rank": self.state_bytes()}
+
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters and optimizer state on this rank."""
+        state = [value for entry in self.optimizer.state.values() for value in entry.values()]
+        return sum(local_of(tensor).nbytes for tensor in [*self._parameters, *state] if isinstance(tensor, Tensor))
+
+    def close(self) -> None:
+        """See `Strategy.close`."""
+        self._group.close()
+
+    def _play(
+        self,
+        step: int,
+        micros: Iterable[Micro],
+        num_samples: int,
+        sizes: Sequence[int],
+        loss_function: LossFunction,
+        report: StepReport,
+    ) -> tuple[Stack, npt.NDArray[np.bool_]]:
+        """Do all rounds of a step; the gradients' slices are left in ``param.grad``.
+
+        Returns:
+            The buffers' partials, and bool (buffers,): which ones a replica of this rank has changed.
+
+        Raises:
+            StepError: A rank has no sample at all.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._buffers.start_step()
+        self._is_reached = False
+        rounds, replicas = self._rounds, self.setting.replicas
+        changed = np.zeros(self._buffers.num_buffers, dtype=bool)
+        floats: Stack = []
+        alone: Stack = []
+        mine = iter(micros)
+        for number in range(rounds.count):
+            rounds.now = number
+            replica = rounds.replica_of(self.transport.rank)
+            micro = next(mine, None) if replica is not None else self._spare
+            if micro is None or (replica is not None and micro.replica != replica):
+                raise StepError(
+                    f"step {step}: this rank has no sample to take part with. Hint: batch_size of at least the number "
+                    f"of processes ({self.transport.world_size})."
+                )
+            self._spare = micro
+            self._buffers.start_replica()
+            weight = sizes[micro.replica] / num_samples if replica is not None else 0.0
+            loss = run_backward(loss_function, micro, weight, seed=self.setting.seed, step=step, replicas=replicas)
+            self._is_reached |= any(parameter.grad is not None for parameter in self._parameters)
+            if replica is None:
+                continue
+            views = [torch.empty_like(buffer) for buffer in self._buffers.floats()]
+            self._buffers.collect(views, weight, changed)
+            push(floats, replica, views, rounds.leaves, add)
+            report.note(replica, loss.item())
+            if self.transport.world_size == 1:
+                push(alone, replica, self._take_slices(), rounds.leaves, add)
+        if self.transport.world_size == 1:
+            self._put(combine(dict(alone), rounds.leaves, add))
+        # torch's own part: each module's parameters are gathered once before forward and once before backward.
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
+        world_size = self.transport.world_size
+        self.transport.bytes_sent += 2 * rounds.count * (world_size - 1) * size // world_size
+        return floats, changed
+
+    def _take_slices(self) -> list[Tensor]:
+        """Take all gradients away from their parameters; -0.0, the neutral element, where there is none."""
+        taken = [
+            torch.full_like(local_of(parameter), -0.0) if parameter.grad is None else local_of(parameter.grad)
+            for parameter in self._parameters
+        ]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return taken
+
+    def _shard(self, model: nn.Module, options: FSDPOptions) -> None:
+        kind = self.setting.device.type
+        if options.offload and kind == "cpu":
+            raise ConfigError("offload moves weights to the CPU, where they are already. Hint: leave --offload out.")
+        offload = CPUOffloadPolicy() if options.offload else OffloadPolicy()
+        dtype = {"fp32": None, "bf16": torch.bfloat16}[options.param_dtype]
+        # Where nothing is cast, gradients are added in their own dtype, as `exact` adds them.
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
+        mesh = init_device_mesh(kind, (self.transport.world_size,))
+        names, inner = {id(module): name for name, module in model.named_modules()}, set[nn.Parameter]()
+        for unit in (*_units(model, options.wrap), model):
+            own = set(unit.parameters()) - inner
+            inner |= own
+            module: Any = fully_shard(unit, mesh=mesh, mp_policy=policy, offload_policy=offload)
+            if dtype is None and any(parameter.dtype in (torch.float64, torch.float16) for parameter in own):
+                module.set_gradient_divide_factor(1.0)  # torch would divide by the ranks on the way
+            if self.transport.world_size > 1:
+                name = names[id(unit)] or type(unit).__name__
+                module.set_custom_reduce_scatter(TreeReduceScatter(self.transport, lambda: self._rounds, name))
+            if hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True)
+
+    def _checksum(self, tensors: Sequence[Tensor]) -> int:
+        """Return what this rank's slices add to the checksum of the whole tensors."""
+        found = []
+        for tensor in tensors:
+            rows = -(-tensor.shape[0] // self.transport.world_size) if tensor.dim() else 1
+            start = self.transport.rank * rows * (tensor.numel() // max(1, tensor.shape[0])) if tensor.dim() else 0
+            found.append(slice_checksum(local_of(tensor), start))
+        return add_checksums(found)
+
+    def _put(self, total: list[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, total, strict=True):
+            if parameter.requires_grad and isinstance(parameter, DTensor):
+                parameter.grad = DTensor.from_local(
+                    value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+                )
+
+    def _merge_buffers(self, floats: Stack, changed: Any, leaves: int, *, is_kept: bool) -> list[Tensor]:
+        if not self._buffers.num_buffers or not is_kept:
+            return []
+        merged: list[Tensor] = []
+        for index, buffer in enumerate(self._buffers.floats()):
+            length = padded_length(buffer.numel(), self.transport.world_size)
+            partials = []
+            for node, values in floats:
+                flat = buffer.new_zeros(length)
+                flat[: buffer.numel()] = values[index].reshape(-1)
+                partials.append((node, flat))
+            out = buffer.new_zeros(length)
+            tree_all_reduce(partials, self.placement, leaves, out, self.transport)
+            merged.append(out[: buffer.numel()].view(buffer.shape))
+        self._buffers.finish_step(self.transport, merged, changed)
+        return merged
+
+
+def _units(model: nn.Module, wrap: tuple[str, ...] | None) -> Iterator[nn.Module]:
+    """Yield the modules that are gathered and freed by themselves: children first."""
+    if wrap is None:
+        yield from (child for child in model.children() if any(True for _ in child.parameters()))
+        return
+    found = [module for module in model.modules() if type(module).__name__ in wrap and module is not model]
+    missing = set(wrap) - {type(module).__name__ for module in found}
+    if missing:
+        known = sorted({type(module).__name__ for module in model.modules()})
+        raise ConfigError(f"the model has no module of class {', '.join(sorted(missing))}; it has {', '.join(known)}.")
+    yield from reversed(found)
