@@ -24,7 +24,7 @@ from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.loopback import LoopbackTransport
-from unisono.train.checkpoints import Checkpoints
+from unisono.train.run_directory.checkpoints import Checkpoints
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import unisono
 from unisono.recipes.catalog import Options
-from unisono.recipes.play import play
+from unisono.recipes.execute import play
 
 
 class Clock:

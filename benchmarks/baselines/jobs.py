@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from unisono.data.sets.imdb import read_reviews
 from unisono.data.sets.mnist import MEAN, STD, load_mnist
 from unisono.data.sets.text import basic_english
-from unisono.recipes.play import spread
+from unisono.recipes.execute import spread
 
 Vocabulary = dict[str, int]
 

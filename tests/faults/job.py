@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import unisono
 from unisono.checkpoint import store
-from unisono.train.checkpoints import Checkpoints
+from unisono.train.run_directory.checkpoints import Checkpoints
 
 EPOCHS, STEPS, EVERY = 3, 24, 4
 PHASES = ("data", "forward", "backward", "reduce", "update", "record", "save", "between", "result")

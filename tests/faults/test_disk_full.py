@@ -22,8 +22,8 @@ from unisono.collectives.loopback import run_ranks
 from unisono.errors import CheckpointError, ConfigError, UnisonoError
 from unisono.observe.compare import first_difference
 from unisono.observe.ledger import Entry, Ledger
-from unisono.train.checkpoints import Checkpoints
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.checkpoints import Checkpoints
+from unisono.train.run_directory.record import RunRecord
 
 PAGE = 4096
 
@@ -122,7 +122,7 @@ def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):
 def test_all_ranks_hear_of_the_full_disk(tmp_path, monkeypatch):
     """The leader alone opens the ledger; where that fails, the others stop with its words instead of waiting."""
     monkeypatch.setattr(
-        "unisono.train.run_record.Ledger", lambda *_, **__: (_ for _ in ()).throw(CheckpointError("is full"))
+        "unisono.train.run_directory.record.Ledger", lambda *_, **__: (_ for _ in ()).throw(CheckpointError("is full"))
     )
     words = {}
 

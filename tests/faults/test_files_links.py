@@ -16,7 +16,7 @@ from unisono.errors import CheckpointError, ConfigError
 from unisono.observe.ledger import Detail, Entry, Ledger, read_lines
 from unisono.observe.phases import PhaseClock
 from unisono.report.run_view import read_run
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.record import RunRecord
 
 FILES = [
     "ledger.jsonl", "ledger.tmp", "detail.jsonl", "detail.tmp", "run.lock", "run.json", "score.json", "result.json",

@@ -18,7 +18,7 @@ from unisono.collectives.loopback import LoopbackTransport
 from unisono.errors import CheckpointError, UnisonoError
 from unisono.observe.ledger import Entry
 from unisono.observe.phases import PhaseClock
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.record import RunRecord
 
 STEPS, EVERY = 4, 2
 SCORE, ENVIRONMENT = {"seed": 0, "replicas": 1}, {"torch": "2", "drifted": []}

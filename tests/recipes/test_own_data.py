@@ -19,8 +19,8 @@ from unisono.data.sets.augment import Augment
 from unisono.data.sets.images import load_images
 from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
+from unisono.recipes.execute import play
 from unisono.recipes.images import ImageCNN
-from unisono.recipes.play import play
 from unisono.recipes.speed import channels_last
 
 WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "poor", "awful"]}

@@ -307,7 +307,7 @@ def _play(home: Path, out: Path, line: dict[str, Any], args: tuple[str, ...], gi
         )  # fmt: skip
     from unisono.cli.train import plan
     from unisono.launchers.api import describe_function
-    from unisono.recipes.play import play as play_recipe
+    from unisono.recipes.execute import play as play_recipe
 
     result = json.loads((home / "result.json").read_text()) if (home / "result.json").exists() else {}
     options = {name: score[name] for name in ("seed", "replicas", "batch_size", "threads")}

@@ -343,7 +343,7 @@ def play(job: Job, *, output: str, **settings: Any) -> dict[str, Any]:
     """
     from unisono.launchers.api import describe_function
     from unisono.launchers.spec import LaunchSpec
-    from unisono.recipes.play import play as play_recipe
+    from unisono.recipes.execute import play as play_recipe
 
     target = describe_function(play_recipe, (job.options,))
     spec = LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **settings)

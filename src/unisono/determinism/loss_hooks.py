@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.collectives.places import HERE
 from unisono.determinism.optimizer_step import spared
-from unisono.train.inside_loss import InsideLoss, forget_cleared, refuse_leaked
+from unisono.train.guards.inside_loss import InsideLoss, forget_cleared, refuse_leaked
 
 Look = Callable[..., None]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import unisono
 from unisono.data.sets.digits import load_digits
 from unisono.recipes.catalog import Options
-from unisono.recipes.play import fit, thinned
+from unisono.recipes.execute import fit, thinned
 
 
 class DigitsCNN(nn.Module):

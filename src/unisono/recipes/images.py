@@ -9,7 +9,7 @@ import unisono
 from unisono.data.sets.augment import Augment
 from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
-from unisono.recipes.play import fit, thinned
+from unisono.recipes.execute import fit, thinned
 from unisono.recipes.sources import own_images
 from unisono.recipes.speed import channels_last, one_cycle, tune
 

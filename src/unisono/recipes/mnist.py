@@ -15,8 +15,8 @@ from unisono.data.sets.augment import Augment
 from unisono.data.sets.mnist import MEAN, STD
 from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
+from unisono.recipes.execute import fit, thinned
 from unisono.recipes.kernels import drop, patch_conv
-from unisono.recipes.play import fit, thinned
 from unisono.recipes.sources import mnist_data
 from unisono.recipes.speed import channels_last, one_cycle, tune
 

@@ -11,8 +11,8 @@ from unisono.data.sets.imdb import ImdbData
 from unisono.data.sets.own_texts import TextData
 from unisono.data.sets.texts import Texts
 from unisono.recipes.catalog import Options
+from unisono.recipes.execute import fit, spread
 from unisono.recipes.gated_cnn import BagOfWords, GatedCNN
-from unisono.recipes.play import fit, spread
 from unisono.recipes.speed import one_cycle, tune
 
 

@@ -11,7 +11,7 @@ from unisono.determinism.optimizer_step import spared
 from unisono.errors import CheckpointError, ConfigError, StepError
 from unisono.strategies.base import Strategy
 from unisono.train import score as scores
-from unisono.train.checks import check_parts
+from unisono.train.guards.checks import check_parts
 from unisono.train.loop import pin
 
 

@@ -26,20 +26,20 @@ from unisono.strategies.catalog import resolve
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.system.memory import keep_freed_memory
-from unisono.train import checks
 from unisono.train import score as scores
 from unisono.train.between import Between
-from unisono.train.course import Course
 from unisono.train.evaluate import BATCH_SIZE, Predict
 from unisono.train.every import Every, check_every
-from unisono.train.first_look import FirstLook
-from unisono.train.inside_loss import InsideLoss, refuse_inside
-from unisono.train.keywords import answers_keywords
+from unisono.train.guards import checks
+from unisono.train.guards.first_look import FirstLook
+from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
+from unisono.train.guards.keywords import answers_keywords
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
-from unisono.train.open_runs import claim
 from unisono.train.parts import Parts
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.open_runs import claim
+from unisono.train.run_directory.record import RunRecord
+from unisono.train.run_directory.run_progress import Course
 from unisono.train.stepper import Stepper
 from unisono.train.watch import Watch
 from unisono.train.weights import load_on_all, load_prepared

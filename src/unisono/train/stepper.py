@@ -17,14 +17,14 @@ from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, Setting
 from unisono.strategies.parts.drift import Sentinel
 from unisono.train.between import Between
-from unisono.train.course import Course
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.first_look import FirstLook
-from unisono.train.inside_loss import InsideLoss, refuse_inside
+from unisono.train.guards.first_look import FirstLook
+from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.record import RunRecord
+from unisono.train.run_directory.run_progress import Course
 from unisono.train.watch import Watch
 
 

@@ -15,13 +15,13 @@ from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.callbacks.monitored import check_best, check_monitors
-from unisono.train.checks import check_metrics
 from unisono.train.every import Every, check_every, steps_between
-from unisono.train.keywords import answers_keywords
+from unisono.train.guards.checks import check_metrics
+from unisono.train.guards.keywords import answers_keywords
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
+from unisono.train.reporter import Sight
 from unisono.train.run import Run
-from unisono.train.sight import Sight
 
 _SANITY_SAMPLES = 512
 

@@ -10,9 +10,9 @@ from unisono.collectives.leader import ranks_say
 from unisono.collectives.transport import Transport
 from unisono.errors import RankDivergence
 from unisono.strategies.options import StrategyOptions
-from unisono.train.checks import check_loadable
-from unisono.train.handover import hand_over
+from unisono.train.guards.checks import check_loadable
 from unisono.train.parts import Parts
+from unisono.train.run_directory.handover import hand_over
 from unisono.train.score import describe_model
 
 

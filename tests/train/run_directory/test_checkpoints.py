@@ -16,7 +16,7 @@ from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
 from unisono.errors import CheckpointError, UnisonoError
-from unisono.train.checkpoints import Checkpoints
+from unisono.train.run_directory.checkpoints import Checkpoints
 
 RUN = "r" * 32
 
@@ -84,7 +84,7 @@ def test_without_a_background_it_is_there_at_once(tmp_path, monkeypatch):
     checkpoints = alone(tmp_path, in_background=False)
     checkpoints.save(1, lambda: state_of(1), before=nothing)
     assert steps_in(tmp_path) == [1]
-    monkeypatch.setattr("unisono.train.checkpoints.is_roomy", lambda needed: False)
+    monkeypatch.setattr("unisono.train.run_directory.checkpoints.is_roomy", lambda needed: False)
     checkpoints = alone(tmp_path)
     checkpoints.save(2, lambda: state_of(2), before=nothing)
     assert steps_in(tmp_path) == [2, 1]
@@ -280,7 +280,7 @@ def test_memory_is_reserved_beside_the_training(tmp_path, monkeypatch):
     checkpoints = alone(tmp_path)
     checkpoints.reserve(lambda: state_of(1))
     assert checkpoints._saver.is_idle
-    monkeypatch.setattr("unisono.train.checkpoints._RESERVE_FROM_BYTES", 1)
+    monkeypatch.setattr("unisono.train.run_directory.checkpoints._RESERVE_FROM_BYTES", 1)
     checkpoints.reserve(lambda: state_of(1))
     checkpoints.save(1, lambda: state_of(1), before=nothing)
     held = checkpoints._staging.num_bytes

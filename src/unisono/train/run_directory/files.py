@@ -18,8 +18,8 @@ from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
 from unisono.system.disk import explained
 from unisono.system.owners import PROBE, adopt
-from unisono.train.directories import TOKEN
-from unisono.train.run_lock import RunLock
+from unisono.train.run_directory.directories import TOKEN
+from unisono.train.run_directory.lock import RunLock
 
 _LEFT_OVER = re.compile(rf"\..+\.[0-9a-f]{{16}}\.tmp|({re.escape(PROBE)}|{re.escape(TOKEN)})[0-9a-f]{{16,32}}")
 

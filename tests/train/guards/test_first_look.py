@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import unisono
 from ranks import run_threads
 from train.conftest import build_batch_norm, build_mlp
-from unisono.train.first_look import FirstLook, Unseeded
+from unisono.train.guards.first_look import FirstLook, Unseeded
 
 
 class Everything(nn.Module):

@@ -10,7 +10,7 @@ from unisono.checkpoint.manifest import Facts
 from unisono.errors import CheckpointError, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.system.directory import Directory
-from unisono.train.run_files import RunFiles
+from unisono.train.run_directory.files import RunFiles
 
 
 def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.train.checks import check_parts
+from unisono.train.guards.checks import check_parts
 
 
 def linear():

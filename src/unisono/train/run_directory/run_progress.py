@@ -8,10 +8,10 @@ from typing import Any, final
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
-from unisono.train.checks import plain_numbers
 from unisono.train.every import Every, steps_between
+from unisono.train.guards.checks import plain_numbers
 from unisono.train.parts import Parts
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.record import RunRecord
 from unisono.train.usage import Usage
 from unisono.train.watch import Watch
 

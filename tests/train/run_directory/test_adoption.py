@@ -11,7 +11,7 @@ from unisono.checkpoint.store import list_steps
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.errors import CheckpointError, ConfigError, ScoreMismatch
 from unisono.observe.ledger import Entry
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.record import RunRecord
 
 SCORE = {"replicas": 4, "threads": 1, "seed": 1}
 ENVIRONMENT = {"torch": "2", "threads": 1}

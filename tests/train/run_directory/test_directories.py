@@ -8,9 +8,9 @@ import torch
 from unisono.checkpoint.format import State
 from unisono.collectives.loopback import run_ranks
 from unisono.errors import CheckpointError, LeaderFailed
-from unisono.train import directories
-from unisono.train.directories import find_directories, join_heads
-from unisono.train.handover import hand_over, send_bytes
+from unisono.train.run_directory import directories
+from unisono.train.run_directory.directories import find_directories, join_heads
+from unisono.train.run_directory.handover import hand_over, send_bytes
 
 
 def test_one_directory(tmp_path):
@@ -82,7 +82,7 @@ def test_a_directory_that_cannot_be_made(tmp_path):
 
 def test_state_goes_to_all_ranks(monkeypatch):
     """Every dtype, an empty tensor and values arrive bit for bit, in pieces; the home's failure is everybody's."""
-    monkeypatch.setattr("unisono.train.handover._PIECE_BYTES", 100)
+    monkeypatch.setattr("unisono.train.run_directory.handover._PIECE_BYTES", 100)
     tensors = {
         "model": {"w": torch.randn(7, 5), "n": torch.tensor(3), "h": torch.randn(3).bfloat16()},
         "optimizer": {"m": torch.zeros(0, 4, dtype=torch.float64)},

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.recipes import digits, images, imdb, mnist, text
-from unisono.recipes import play as play_module
+from unisono.recipes import execute as play_module
 from unisono.recipes.catalog import RECIPES, Options
-from unisono.recipes.play import play, spread, thinned
+from unisono.recipes.execute import play, spread, thinned
 
 
 def test_a_warning_of_ours_is_one_line():

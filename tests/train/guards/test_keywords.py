@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import unisono
-from unisono.train.keywords import ANSWERS, answers_keywords
+from unisono.train.guards.keywords import ANSWERS, answers_keywords
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.observe.ledger import Entry
-from unisono.train.run_record import RunRecord
+from unisono.train.run_directory.record import RunRecord
 
 ENVIRONMENT = {"torch": "2", "threads": 1, "python": "3.11"}
 

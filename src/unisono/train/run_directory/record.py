@@ -25,12 +25,12 @@ from unisono.observe.compare import diff
 from unisono.observe.ledger import Detail, Entry, Ledger
 from unisono.observe.phases import PhaseClock
 from unisono.system.disk import explained
-from unisono.train.adoption import adopt_run, check_score
-from unisono.train.checkpoints import Checkpoints
-from unisono.train.directories import find_directories
-from unisono.train.handover import hand_over, send_bytes
-from unisono.train.run_files import RunFiles
-from unisono.train.run_lock import RunLock
+from unisono.train.run_directory.adoption import adopt_run, check_score
+from unisono.train.run_directory.checkpoints import Checkpoints
+from unisono.train.run_directory.directories import find_directories
+from unisono.train.run_directory.files import RunFiles
+from unisono.train.run_directory.handover import hand_over, send_bytes
+from unisono.train.run_directory.lock import RunLock
 
 _FROM_A_CLOCK = 10**9  # no directory sees so many launches
 

@@ -16,14 +16,14 @@ import pytest
 
 from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
-from unisono.train import run_lock
-from unisono.train.run_lock import LOCK_FILE, Holder, RunLock
+from unisono.train.run_directory import lock
+from unisono.train.run_directory.lock import LOCK_FILE, Holder, RunLock
 
 HOLD = """
 import ctypes, os, shutil, sys, tempfile, time
 from pathlib import Path
 from unisono.system.directory import Directory
-from unisono.train.run_lock import RunLock
+from unisono.train.run_directory.lock import RunLock
 lock = RunLock(Directory.open(Path(sys.argv[1])))
 if "fork" in sys.argv and os.fork() == 0:
     time.sleep(60)
@@ -60,7 +60,7 @@ def holder(path, *words):
 
 def test_refused_while_the_holder_lives_then_taken_over(tmp_path, monkeypatch):
     """A second run is refused by name; when the holder is dead, though not its forked children, it may start."""
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
     with holder(tmp_path, "fork") as process:
         with pytest.raises(ConfigError, match=rf"in use by process {process.pid} on .* since 2\d\d\d-") as caught:
             RunLock(Directory.open(tmp_path))
@@ -78,14 +78,14 @@ def test_what_the_program_does_does_not_drop_the_lock(tmp_path, monkeypatch, hab
 
     The control is that kind of lock, which is all that some kernels have.
     """
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
     with holder(tmp_path, habit) as process, pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
         RunLock(Directory.open(tmp_path))
 
 
 def test_the_process_lock_falls_when_the_file_is_read(tmp_path, monkeypatch):
     """The control of the copy: with the lock that POSIX knows, a second holder comes in; without a copy it does not."""
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
     old_kind = HOLD.replace("lock = RunLock", "run_lock._lock_open_file = run_lock._lock_process\nlock = RunLock")
     assert old_kind != HOLD
     monkeypatch.setitem(globals(), "HOLD", "from unisono.train import run_lock\n" + old_kind)
@@ -101,7 +101,7 @@ def test_a_kernel_without_locks_of_open_files(tmp_path, monkeypatch):
     def unknown(*_):
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(run_lock.fcntl, "fcntl", unknown)
+    monkeypatch.setattr(lock.fcntl, "fcntl", unknown)
     lock = RunLock(Directory.open(tmp_path))
     with holder_refused(tmp_path):
         lock.check()
@@ -110,7 +110,7 @@ def test_a_kernel_without_locks_of_open_files(tmp_path, monkeypatch):
 
 def test_a_child_that_python_knows_nothing_of(tmp_path, monkeypatch):
     """The control of the forked child: one that keeps the lock's file open is told apart from a living holder."""
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
     with holder(tmp_path, "raw fork") as process:
         process.kill()
         process.wait()
@@ -239,9 +239,9 @@ def test_without_locks_the_file_decides(tmp_path, monkeypatch):
     def unsupported(*_):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(run_lock.fcntl, "lockf", unsupported)
-    monkeypatch.setattr(run_lock.fcntl, "fcntl", unsupported)
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
+    monkeypatch.setattr(lock.fcntl, "lockf", unsupported)
+    monkeypatch.setattr(lock.fcntl, "fcntl", unsupported)
+    monkeypatch.setattr(lock, "_WAIT_S", 0.1)
     with holder(tmp_path) as process:
         with pytest.raises(ConfigError, match=f"process {process.pid}"):
             RunLock(Directory.open(tmp_path))
