@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.cli.calibrate import STEPS, WARMUP, measure_links, measure_solo
+from unisono.experiments.calibrate import STEPS, WARMUP, measure_links, measure_solo
 from unisono.launchers.api import describe_function
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import LaunchSpec, usable_cores

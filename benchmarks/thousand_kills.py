@@ -36,8 +36,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import kills_job
 import kills_stage
 
-from unisono.chaos.player import beacon_files
 from unisono.determinism.seeding import mix
+from unisono.experiments.injector import beacon_files
 from unisono.observe.compare import first_difference
 from unisono.system.heartbeat import QUIET, STOPPED, Beacon, Reading
 

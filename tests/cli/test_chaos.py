@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from unisono.chaos.schedule import KINDS
 from unisono.cli import chaos
+from unisono.experiments.fault_schedule import KINDS
 
 JOB = str(Path(__file__).parents[1] / "faults" / "job.py")
 

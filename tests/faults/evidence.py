@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from unisono.chaos.player import beacon_files
+from unisono.experiments.injector import beacon_files
 from unisono.observe.compare import first_difference
 from unisono.system.heartbeat import Beacon, Reading
 

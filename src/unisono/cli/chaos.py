@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
+from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import FAILED, command_line, nothing_kept, perform
-from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.trials import (
     check_target,
     flag_of,
@@ -27,7 +27,7 @@ from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import REPLICAS, RUNS, SEED, STEPS, WORKERS
 
 if TYPE_CHECKING:
-    from unisono.chaos.player import Blow
+    from unisono.experiments.injector import Blow
 
 KINDS = ("kill-worker", "kill-all", "kill-launcher", "stop", "resize")
 
@@ -103,8 +103,8 @@ def _chaos(
     as_json: bool,
     given: dict[str, Any],
 ) -> int:
-    from unisono.chaos.schedule import plan_faults
     from unisono.errors import ConfigError
+    from unisono.experiments.fault_schedule import plan_faults
 
     check_target(target)
     if out is not None and Path(out).exists():
@@ -142,7 +142,7 @@ def _undisturbed(target: str, args: tuple[str, ...], workers: int, given: dict[s
 def _disturbed(
     target: str, args: tuple[str, ...], workers: int, given: dict[str, Any], scratch: Path, faults: list[Any]
 ) -> tuple[list["Blow"], int]:
-    from unisono.chaos.player import Player
+    from unisono.experiments.injector import Player
 
     out = scratch / "disturbed"
     player = Player(

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import FAILED, nothing_kept, perform
-from unisono.cli.settings import PATH, number, to_json
 from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import KEPT, STEPS
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import FAILED, perform
-from unisono.cli.settings import PATH, to_json
 
 
 @click.command(short_help="Show where two runs part, and what differed first.")

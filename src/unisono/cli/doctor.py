@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import FAILED, perform
-from unisono.cli.settings import PATH, to_json
 
 if TYPE_CHECKING:
     from unisono.doctor.finding import Finding

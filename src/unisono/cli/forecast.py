@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_recipe
+from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import nothing_kept, perform
-from unisono.cli.settings import PATH, number, to_json
 from unisono.cli.trials import check_picture
 from unisono.options.quantities import (
     BATCH,
@@ -172,7 +172,7 @@ def settle(recipe: str | None, given: dict[str, Any]) -> "tuple[Job, Machine, li
         job = Job(gradient_bytes=0.0, batch_size=given["batch_size"], sample_s=parse_seconds(given["sample_time"]))
         notes.append("from the command line; what was not given has its default")
     else:
-        from unisono.cli.calibrate import calibrate
+        from unisono.experiments.calibrate import calibrate
 
         job, machine, notes = calibrate(recipe, given)
     links = {}

@@ -5,9 +5,9 @@ import sys
 
 import click
 
-from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
+from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
+from unisono.cli.options.settings import number
 from unisono.cli.outcome import perform
-from unisono.cli.settings import number
 from unisono.options.quantities import THREADS
 
 

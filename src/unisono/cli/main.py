@@ -8,7 +8,7 @@ from typing import NoReturn
 import click
 
 from unisono import __version__
-from unisono.cli.launch_options import UNDERSCORES
+from unisono.cli.launch.options import UNDERSCORES
 from unisono.cli.lazy import LazyGroup
 from unisono.cli.outcome import tidy
 

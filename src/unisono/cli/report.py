@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from unisono.cli.options.settings import PATH
 from unisono.cli.outcome import perform
-from unisono.cli.settings import PATH
 
 
 @click.command(short_help="Put runs, scaling and forecasts on one page.")

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from unisono.cli.launch_options import AFTER_SCRIPT, program_arguments
-from unisono.cli.nodes import nodes_options, plan_nodes, start
+from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
+from unisono.cli.options.nodes import nodes_options, plan_nodes, start
+from unisono.cli.options.settings import number
+from unisono.cli.options.torchrun import read_environment_too, torchrun_options, understand
 from unisono.cli.outcome import command_line, perform
-from unisono.cli.settings import number
-from unisono.cli.torchrun import read_environment_too, torchrun_options, understand
 from unisono.options.quantities import RESTARTS, SECONDS, THREADS
 
 

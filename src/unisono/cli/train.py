@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_recipe
-from unisono.cli.nodes import nodes_options, plan_nodes, start
+from unisono.cli.options.nodes import nodes_options, plan_nodes, start
+from unisono.cli.options.run_file import RUN_FILE, describe_run_file, take_config
+from unisono.cli.options.settings import PATH, number, to_json
+from unisono.cli.options.strategy import catalog_text, strategy_options, take_strategy
 from unisono.cli.outcome import INTERRUPTED, command_line, perform
 from unisono.cli.run import watch_settings
-from unisono.cli.run_file import RUN_FILE, describe_run_file, take_config
-from unisono.cli.settings import PATH, number, to_json
-from unisono.cli.strategy import catalog_text, strategy_options, take_strategy
 from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import CLIP, RESTARTS, SECONDS
 from unisono.recipes.catalog import NUMBERS

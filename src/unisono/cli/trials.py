@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from unisono.cli.settings import PATH, number
+from unisono.cli.options.settings import PATH, number
 from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, SEED, WORKERS, shown
 
 _COMPARED = replace(WORKERS, high=1024)

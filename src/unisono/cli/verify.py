@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
+from unisono.cli.options.settings import number, to_json
 from unisono.cli.outcome import FAILED, nothing_kept, perform
-from unisono.cli.settings import number, to_json
 from unisono.cli.trials import (
     Start,
     check_target,

@@ -1,0 +1,30 @@
+"""``unisono launch``: hand a script to an engine that starts processes on many machines; one file an engine."""
+
+import click
+
+from unisono.cli.lazy import LazyGroup
+
+ENGINES = {
+    "slurm": "Write a batch script, submit it, follow the job.",
+    "mpi": "Start ranks with Open MPI's mpirun.",
+    "ray": "Start ranks in a placement group of Ray.",
+    "kubernetes": "Write manifests, hand them to kubectl, follow the job.",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    entries=ENGINES,
+    module="unisono.cli.launch.{}",
+    noun="engine",
+    short_help="Hand a script to Slurm, Open MPI, Ray or Kubernetes.",
+    subcommand_metavar="ENGINE [ARGS]...",
+)
+def launch() -> None:
+    """Hand a script to an engine that starts processes on many machines.
+
+    The same script, the same score, the same bits as on one machine. --dry-run shows what would be sent, without the
+    engine.
+
+    Exit code: 0 if the script ended well, or was submitted and is not followed; see each engine's help for the others.
+    """

@@ -1,0 +1,221 @@
+"""torchrun's own words for ``unisono run``, so that its command lines can be pasted; hidden in ``--help``.
+
+In: what was given, on the command line or as ``PET_<NAME>`` (variables that torchrun reads, and operators of clusters
+set). Out: our own settings. What cannot be given its meaning is refused by its name, with what to use. No torch.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import click
+from click.core import ParameterSource
+
+from unisono.cli.options.settings import number
+from unisono.options.quantities import SECONDS
+
+_LIKE_OURS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "max_restarts")
+"""Parameters that both have; with the taken ones, those that are read from the environment too."""
+
+_TAKEN = (
+    click.option("--nproc-per-node", hidden=True),
+    click.option("--standalone", is_flag=True, hidden=True),
+    click.option("--rdzv-backend", hidden=True),
+    click.option("--rdzv-conf", hidden=True),
+    click.option("--role", default="default", hidden=True),
+    click.option("--log-dir", type=click.Path(file_okay=False), hidden=True),
+    click.option("-r", "--redirects", default="0", hidden=True),
+    click.option("-t", "--tee", default="0", hidden=True),
+    click.option("--local-ranks-filter", default="", hidden=True),
+    click.option("--shutdown-timeout", type=number(SECONDS), hidden=True),
+    click.option("--no-python", is_flag=True, hidden=True),
+)
+_TAKEN_NAMES = (
+    "nproc_per_node", "standalone", "rdzv_backend", "rdzv_conf", "role", "log_dir", "redirects", "tee",
+    "local_ranks_filter", "shutdown_timeout", "no_python",
+)  # fmt: skip
+
+WITHOUT_EFFECT = {
+    "--monitor-interval": "the kernel tells the launcher at once when a process ends",
+    "--start-method": "a script is a new process, under torchrun too",
+    "--run-path": "a script runs in the process that was started for it, always",
+    "--use-env": "the local rank is in LOCAL_RANK, and an option only where the script declares it",
+}
+"""Accepted, because what they ask for is so already, or changes nothing."""
+
+REFUSED = {
+    "--local-addr": "Hint: --interface NAME chooses by the interface instead of its address.",
+    "--event-log-handler": "Hint: leave it out; the launcher says what happens on its error output.",
+    "--logs-specs": "Hint: --log-dir, --redirects and --tee say what is kept.",
+    "--duplicate-stdout-filters": "Hint: --tee 1 --log-dir DIR keeps all lines; grep finds some of them.",
+    "--duplicate-stderr-filters": "Hint: --tee 2 --log-dir DIR keeps all lines; grep finds some of them.",
+    "--numa-binding": "Hint: --no-python numactl OPTIONS python SCRIPT binds all processes alike.",
+    "--signals-to-handle": "Hint: leave it out; SIGINT, SIGTERM, SIGHUP and SIGUSR1 stop a launch.",
+    "--virtual-local-rank": "Hint: leave it out; each process finds its GPU as cuda:LOCAL_RANK.",
+}
+"""What has no counterpart here, and what to do instead."""
+_FLAGS = ("--run-path", "--use-env", "--virtual-local-rank")
+_JOIN_KEYS = ("join_timeout", "timeout")
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Understood:
+    """What torchrun's words mean here.
+
+    Attributes:
+        workers: As ``-n`` takes it.
+        nodes: The options of several hosts, as `plan_nodes` takes them.
+        settings: More of the `LaunchSpec`.
+        is_program: Whether the target is no Python script.
+    """
+
+    workers: str
+    nodes: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_program: bool = False
+
+
+def torchrun_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets what was given as the argument `torchrun`."""
+
+    @functools.wraps(command)
+    def with_torchrun(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, torchrun={name: kwargs.pop(name) for name in _TAKEN_NAMES}, **kwargs)
+
+    for option in (*_TAKEN, *map(_inert, WITHOUT_EFFECT), *map(_refused, REFUSED)):
+        option(with_torchrun)
+    return with_torchrun
+
+
+def read_environment_too(command: click.Command) -> None:
+    """Let the parameters that torchrun knows be given by its variables, such as ``PET_NNODES``."""
+    for parameter in command.params:
+        if parameter.name in (*_TAKEN_NAMES, *_LIKE_OURS):
+            parameter.envvar = f"PET_{parameter.name.upper()}"
+
+
+def understand(given: dict[str, Any], workers: str, nodes: dict[str, Any], *, is_module: bool) -> Understood:
+    """Return what was given, in our words.
+
+    Args:
+        given: The argument `torchrun` of a command.
+        workers: Of ``-n``.
+        nodes: The argument `nodes` of a command.
+        is_module: Whether ``-m`` was given.
+
+    Raises:
+        ConfigError: Words contradict each other, or ask for what is not there.
+    """
+    from unisono.errors import ConfigError
+    from unisono.launchers.streams import Streams, make_log_directory, parse_ranks, parse_streams
+
+    if given["no_python"] and is_module:
+        raise ConfigError("--no-python starts a program, -m a Python module: expected one of them, got both.")
+    nodes = _nodes(given, nodes)
+    redirected, copied = parse_streams("--redirects", given["redirects"]), parse_streams("--tee", given["tee"])
+    shown = parse_ranks("--local-ranks-filter", given["local_ranks_filter"])
+    place = given["log_dir"]
+    if redirected and place is None:
+        raise ConfigError("--redirects sends the output to files, but not where. Hint: --log-dir DIR.")
+    if place is not None and (redirected or copied):
+        place = make_log_directory(place, nodes["rdzv_id"])
+        click.echo(f"unisono: the workers' output is kept in {place}", err=True)
+    settings: dict[str, Any] = {
+        "streams": Streams(directory=place, redirected=redirected, copied=copied, shown=shown),
+        "role": given["role"],
+        "run_id": "" if nodes["rdzv_id"] == "none" else nodes["rdzv_id"],
+    }
+    if given["shutdown_timeout"] is not None:
+        settings |= {"grace_s": given["shutdown_timeout"], "stop_grace_s": given["shutdown_timeout"]}
+    return Understood(
+        workers=_workers(given["nproc_per_node"], workers), nodes=nodes, settings=settings,
+        is_program=given["no_python"],
+    )  # fmt: skip
+
+
+def _workers(asked: str | None, workers: str) -> str:
+    from unisono.errors import ConfigError
+    from unisono.launchers.spec import count_gpus, usable_cores
+
+    context = click.get_current_context()
+    if asked is None:
+        return workers
+    if context.get_parameter_source("workers") == ParameterSource.COMMANDLINE:
+        if context.get_parameter_source("nproc_per_node") != ParameterSource.COMMANDLINE:
+            return workers  # what is typed wins over PET_NPROC_PER_NODE
+        raise ConfigError("-n and --nproc-per-node say the same. Hint: give one of them.")
+    if asked == "cpu":
+        return str(usable_cores())
+    if asked == "gpu":
+        gpus = count_gpus()
+        if not gpus:
+            raise ConfigError(
+                "--nproc-per-node gpu: no GPU is visible here (nvidia-smi -L, CUDA_VISIBLE_DEVICES). "
+                "Hint: --nproc-per-node auto takes the cores then; or give a number."
+            )
+        return str(gpus)
+    if asked != "auto" and not asked.isdecimal():
+        raise ConfigError(f"expected --nproc-per-node N, auto, cpu or gpu, got {asked!r}.")
+    return asked
+
+
+def _nodes(given: dict[str, Any], nodes: dict[str, Any]) -> dict[str, Any]:
+    from unisono.errors import ConfigError
+    from unisono.nodes.plan import parse_nodes
+
+    nodes = dict(nodes)
+    backend, endpoint = given["rdzv_backend"], nodes["rdzv_endpoint"]
+    if backend not in (None, "c10d", "static"):
+        raise ConfigError(
+            f"--rdzv-backend {backend}: the hosts meet at one of them, without a server beside them. "
+            "Hint: leave it out (c10d and static are understood), and give --rdzv-endpoint HOST[:PORT]."
+        )
+    if (seconds := _join_timeout(given["rdzv_conf"])) is not None:
+        if nodes["rdzv_timeout"] is not None:
+            raise ConfigError("--rdzv-timeout and --rdzv-conf join_timeout say the same. Hint: give one of them.")
+        nodes["rdzv_timeout"] = seconds
+    if given["standalone"]:
+        if parse_nodes(nodes["nnodes"] or "1")[1] != 1:
+            raise ConfigError(f"--standalone is for one host, got --nnodes {nodes['nnodes']}. Hint: leave it out.")
+        nodes |= {"nnodes": "1", "rdzv_endpoint": None}
+    elif endpoint and nodes["nnodes"] is None and _is_here(endpoint):
+        nodes["nnodes"] = "1"  # nobody else could come there
+    return nodes
+
+
+def _join_timeout(text: str | None) -> float | None:
+    """Return the seconds that ``--rdzv-conf KEY=VALUE,...`` gives for the wait for other hosts, None for none."""
+    from unisono.errors import ConfigError
+
+    seconds = None
+    for part in filter(None, (text or "").split(",")):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if key not in _JOIN_KEYS:
+            raise ConfigError(
+                f"--rdzv-conf {part}: expected {' or '.join(_JOIN_KEYS)}, the wait for the other hosts; the rendezvous "
+                f"of unisono has no {key!r}. Hint: leave it out."
+            )
+        try:
+            seconds = float(value)
+        except ValueError:
+            raise ConfigError(f"expected --rdzv-conf {key}=SECONDS, got {part!r}.") from None
+    return seconds
+
+
+def _is_here(endpoint: str) -> bool:
+    host, _, port = endpoint.rpartition(":") if endpoint.count(":") == 1 else (endpoint, "", "")
+    return port == "0" or host == "localhost" or host.startswith("127.") or endpoint.startswith(("[::1]", "::1"))
+
+
+def _inert(flag: str) -> Callable[[Any], Any]:
+    return click.option(flag, is_flag=flag in _FLAGS, hidden=True, expose_value=False)
+
+
+def _refused(flag: str) -> Callable[[Any], Any]:
+    def refuse(_: click.Context, __: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(f"{flag} is torchrun's, and not understood here. {REFUSED[flag]}")
+
+    return click.option(flag, is_flag=flag in _FLAGS, hidden=True, expose_value=False, callback=refuse)

@@ -1,0 +1,144 @@
+"""The short measurement behind ``unisono forecast RECIPE``."""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from unisono.launchers.scratch import scratch_directory
+
+if TYPE_CHECKING:
+    from unisono.scaling.calibration import Solo, StepTimes
+    from unisono.scaling.forecast import Job
+    from unisono.scaling.machine import Machine
+
+STEPS, WARMUP = 25, 5
+_REPEAT = 7
+
+Start = Callable[[int, Path], None]
+"""Plays the job alone with so many replicas into a new run directory."""
+
+
+def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Job, Machine, list[str]]":
+    """Measure a recipe and this machine, and return both as numbers, with notes for people.
+
+    Raises:
+        ConfigError: No such recipe, or a setting out of range.
+        WorkerFailed: A measured process failed.
+    """
+    from unisono.cli.train import plan, play
+    from unisono.launchers.spec import usable_cores
+    from unisono.scaling.calibration import crowding_of, fit_job
+
+    chosen = {name: given[name] for name in ("replicas", "batch_size", "data") if given[name] is not None}
+    job = plan(recipe, "1", chosen)
+
+    def start(replicas: int, out: Path) -> None:
+        options = replace(job.options, out=str(out), replicas=replicas)
+        play(replace(job, options=options), output="quiet", env={"UNISONO_LAST_STEP": str(STEPS)})
+
+    cores = usable_cores()
+    click.echo(f"measuring {recipe} on one worker, then on all {cores} cores ...", err=True)
+    with scratch_directory("forecast") as scratch:
+        solo, num_parameters, launch_s = measure_solo(start, job.options.replicas, job.options.batch_size, cores,
+                                                      Path(scratch))  # fmt: skip
+    fitted = replace(
+        fit_job(solo, gradient_bytes=4.0 * num_parameters, replicas=job.options.replicas), launch_s=launch_s
+    )
+    machine, transport = measure_links(fitted.gradient_bytes, cores, crowding_of(solo))
+    link = machine.inside
+    return fitted, machine, [
+        f"{recipe} measured on this machine: {cores} cores, {STEPS - WARMUP} steps each way, over {transport}",
+        f"sample {fitted.sample_s * 1e3:.3g} ms and {fitted.micro_s * 1e3:.3g} ms a micro-batch, "
+        f"{machine.crowding:.2f} times slower when all cores compute; {num_parameters:,} parameters",
+        f"message {link.latency_s * 1e6:.3g} µs and {1e-9 / link.s_per_byte if link.s_per_byte else 0:.3g} GB/s; "
+        f"{machine.turn_s * 1e3:.3g} ms a round for each further rank on a core",
+    ]  # fmt: skip
+
+
+def measure_solo(start: Start, replicas: int, batch_size: int, cores: int, scratch: Path) -> "tuple[Solo, int, float]":
+    """Play the job alone with two sizes of micro-batches, and as often as there are cores at once.
+
+    Returns:
+        What was measured, the model's parameters, and seconds from a launch to its first step.
+    """
+    import time
+
+    from unisono.observe.phases import read_phases
+    from unisono.scaling.calibration import Solo, step_times
+
+    other = max(1, replicas // 4) if replicas > 1 else 2
+    times: dict[int, StepTimes] = {}
+    launched_ns = time.time_ns()
+    for parts in (replicas, other):
+        start(parts, scratch / f"alone-{parts}")
+        times[parts] = step_times(read_phases(scratch / f"alone-{parts}"), WARMUP)
+    first_ns = min(record.began_ns for record in read_phases(scratch / f"alone-{replicas}"))
+    score = json.loads((scratch / f"alone-{replicas}" / "score.json").read_text())
+    crowded = None
+    if cores > 1:
+        places = [scratch / f"crowd-{number}" for number in range(cores)]
+        with ThreadPoolExecutor(cores) as pool:
+            list(pool.map(lambda place: start(replicas, place), places))
+        all_times = [step_times(read_phases(place), WARMUP) for place in places]
+        crowded = max(all_times, key=lambda one: one.compute_s)
+    solo = Solo(batch_size=batch_size, times=times, crowded=crowded)
+    return solo, int(score["model"]["num_parameters"]), (first_ns - launched_ns) / 1e9
+
+
+def measure_links(
+    gradient_bytes: float, cores: int, crowding: float, transport: str | None = None
+) -> "tuple[Machine, str]":
+    """Time all-reduces of some sizes up to the gradient's between 2 ranks and between twice the cores.
+
+    Args:
+        gradient_bytes: The largest size.
+        cores: Of this host.
+        crowding: As in `Machine`.
+        transport: ``shm`` or ``gloo``; None: shared memory where it can be.
+
+    Returns:
+        The machine, and the transport that was measured.
+    """
+    from unisono.experiments.contestants import AFTER_WORK, WORK
+    from unisono.scaling.calibration import fit_machine
+
+    largest = max(16 << 10, round(gradient_bytes))
+    sizes = sorted({4 << 10, largest // 4, largest})
+    click.echo(f"measuring messages between 2 and {2 * cores} workers ...", err=True)
+    pairs, crowd = (_all_reduces(ranks, sizes) for ranks in (2, max(4, 2 * cores)))
+    over = transport or ("shm" if any(row["transport"] == "shm" for row in pairs) else "gloo")
+
+    def chosen(rows: Sequence[dict[str, Any]], name: str, way: str) -> list[tuple[float, float]]:
+        return [(row["bytes"], row["median_s"]) for row in rows if (row["collective"], row["transport"]) == (name, way)]
+
+    def in_training(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+        """What a sum takes beside computation; at least what it takes without."""
+        ways = chosen(rows, "tree_all_reduce", over), chosen(rows, AFTER_WORK, over), chosen(rows, WORK, "memory")
+        return [(size, max(bare, both - work)) for (size, bare), (_, both), (_, work) in zip(*ways, strict=True)]
+
+    copies = chosen(pairs, "memcpy", "memory")
+    machine = fit_machine(
+        in_training(pairs), in_training(crowd), cores=cores,
+        crowd_ranks=max(4, 2 * cores), copy_s_per_byte=copies[-1][1] / copies[-1][0], crowding=crowding,
+    )  # fmt: skip
+    return machine, over
+
+
+def _all_reduces(ranks: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    from unisono.experiments.contestants import AFTER_WORK
+    from unisono.experiments.measure import measure
+    from unisono.launchers.api import describe_function
+    from unisono.launchers.local import run_local
+    from unisono.launchers.spec import LaunchSpec
+
+    with scratch_directory("links") as scratch:
+        out = Path(scratch) / "rows.json"
+        target = describe_function(measure, (list(sizes), _REPEAT, ["tree_all_reduce", AFTER_WORK], str(out)))
+        run_local(LaunchSpec(target=target, workers=ranks, output="quiet"))
+        rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
+    return rows

@@ -1,0 +1,258 @@
+"""Play a run and hurt it as planned: start its launcher, wait for its own signs of progress, inject, see it land.
+
+In: a command line, a run directory and `Fault`s. Out: one `Blow` per fault, with what was seen. Every launcher gets a
+temporary directory of its own, in which its workers' beacons are found. Signals go through process descriptors, so
+that no stranger who inherits a process id is ever hit.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from unisono.errors import LaunchError, RunStopped
+from unisono.experiments.fault_schedule import Fault
+from unisono.system.heartbeat import QUIET, STOPPED, Beacon, Reading
+
+_LOOK_S = 0.001
+_DEATH_S = 15.0
+_STOP_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blow:
+    """What came of one fault.
+
+    Attributes:
+        fault: As planned.
+        step: The step in progress when it came; 0 where the run had ended before.
+        phase: What the worker that was hit was doing.
+        has_landed: Whether the processes have really died or stopped, in the middle of the run.
+        recovery_s: Until the first step after it was finished; None where the run ended first, or nothing had died.
+    """
+
+    fault: Fault
+    step: int
+    phase: str
+    has_landed: bool
+    recovery_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker as seen through its page, and its process descriptor."""
+
+    beacon: Beacon
+    reading: Reading
+    descriptor: int
+
+
+@final
+class Player:
+    """One run under attack.
+
+    Args:
+        command: From a number of workers to the command line of a launcher.
+        env: Environment of the launchers.
+        scratch: Directory for logs and temporary files.
+        workers: Number of workers at first.
+    """
+
+    def __init__(
+        self, command: Callable[[int], list[str]], env: Mapping[str, str], scratch: Path, workers: int
+    ) -> None:
+        self.workers = workers
+        self._command, self._env, self._scratch = command, dict(env), scratch
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._num_launches = 0
+        self._passed = 0  # the last step that has seen a fault
+
+    @property
+    def log(self) -> Path:
+        """What all launchers have said."""
+        return self._scratch / "launchers.log"
+
+    def start(self) -> None:
+        """Start a launcher."""
+        self._num_launches += 1
+        self._temporary.mkdir(mode=0o700)
+        with self.log.open("ab") as log:
+            self._launcher = subprocess.Popen(
+                self._command(self.workers),
+                env={**self._env, "TMPDIR": str(self._temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def strike(self, fault: Fault) -> Blow:
+        """Wait for the fault's step, inject it, and wait until the run has done a step more.
+
+        Raises:
+            LaunchError: A launcher ended by itself with a failure.
+        """
+        crew = self._wait_for(max(fault.step, self._passed + 1))
+        if crew is None:
+            return Blow(fault=fault, step=0, phase="", has_landed=False)
+        try:
+            hit = crew[fault.rank % len(crew)]
+            began = time.monotonic()
+            has_landed = self._inject(fault, crew, hit)
+            last = [worker.beacon.read() for worker in crew]
+            phase = hit.beacon.read().phase
+            self._passed = max(reading.step for reading in last)
+            pids = {worker.reading.pid for worker in crew}
+        finally:
+            for worker in crew:
+                os.close(worker.descriptor)
+        blow = Blow(fault=fault, step=self._passed, phase=phase, has_landed=has_landed)
+        if not has_landed or fault.kind == "stop":
+            return blow
+        recovered = self._wait_for_new_step(pids)
+        return Blow(
+            fault=fault, step=blow.step, phase=phase, has_landed=True,
+            recovery_s=round(time.monotonic() - began, 3) if recovered else None,
+        )  # fmt: skip
+
+    def finish(self) -> int:
+        """Wait for the launcher and return its exit code."""
+        assert self._launcher is not None
+        return self._launcher.wait()
+
+    def close(self) -> None:
+        """Kill the launcher if it still runs; its workers die with it."""
+        if self._launcher is not None and self._launcher.poll() is None:
+            self._launcher.kill()
+            self._launcher.wait()
+
+    @property
+    def _temporary(self) -> Path:
+        return self._scratch / f"tmp-{self._num_launches}"
+
+    def _crew(self) -> list[_Worker]:
+        """Return all workers of the present attempt, empty while they are not complete."""
+        workers: list[_Worker] = []
+        try:
+            for path in sorted(beacon_files(self._temporary), key=lambda path: int(path.name[7:])):
+                beacon = Beacon(path)
+                reading = beacon.read()
+                if not reading.is_joined:
+                    raise ProcessLookupError
+                workers.append(_Worker(beacon, reading, os.pidfd_open(reading.pid)))
+        except (FileNotFoundError, ProcessLookupError):  # ended, or between two attempts
+            for worker in workers:
+                os.close(worker.descriptor)
+            return []
+        return workers
+
+    def _wait_for(self, step: int) -> list[_Worker] | None:
+        """Return the workers once one of them has begun `step`, None if the run ends before."""
+        while True:
+            for path in beacon_files(self._temporary):
+                with contextlib.suppress(FileNotFoundError, ValueError):
+                    reading = Beacon(path).read()
+                    if reading.is_joined and reading.step >= step and (crew := self._crew()):
+                        return crew
+            if self._has_ended():
+                return None
+            time.sleep(_LOOK_S)
+
+    def _wait_for_new_step(self, old_pids: set[int]) -> bool:
+        """Wait until a worker that is not an old one has finished a step; False if the run ends before."""
+        first: dict[int, int] = {}
+        while True:
+            for path in beacon_files(self._temporary):
+                with contextlib.suppress(FileNotFoundError, ValueError):
+                    reading = Beacon(path).read()
+                    is_new = reading.pid and reading.pid not in old_pids and reading.step
+                    if is_new and reading.done >= first.setdefault(reading.pid, reading.step):
+                        return True
+            if self._has_ended():
+                return False
+            time.sleep(_LOOK_S)
+
+    def _has_ended(self) -> bool:
+        assert self._launcher is not None
+        code = self._launcher.poll()
+        if code not in (None, 0):
+            raise LaunchError(
+                f"the launcher ended by itself with exit code {code}:\n{_tail(self.log)}"
+                "Hint: run the command without chaos first."
+            )
+        return code == 0
+
+    def _inject(self, fault: Fault, crew: list[_Worker], hit: _Worker) -> bool:
+        assert self._launcher is not None
+        if fault.kind == "stop":
+            return _hold(hit, fault.hold_s)
+        if fault.kind == "kill-worker":
+            return _kill([hit])
+        if fault.kind == "kill-all":
+            return _kill(crew)
+        self.workers = fault.workers
+        if fault.kind == "resize":
+            self._launcher.send_signal(signal.SIGTERM)
+            if self._launcher.wait(timeout=_STOP_S) != RunStopped.exit_code:
+                return False
+        else:
+            self._launcher.kill()
+            self._launcher.wait()
+            if not all(_was_at_work(worker) for worker in crew):
+                return False
+        self.start()  # at once: the old workers may still be dying
+        return True
+
+
+def beacon_files(temporary: Path) -> list[Path]:
+    """Return the beacons of the launch that has `temporary` for its temporary files; none while it is being removed."""
+    try:
+        return list(temporary.glob("unisono-*/beacon-*"))
+    except FileNotFoundError:  # the launch has ended meanwhile
+        return []
+
+
+def _kill(workers: list[_Worker]) -> bool:
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(worker.descriptor, signal.SIGKILL)
+    deadline = time.monotonic() + _DEATH_S
+    for worker in workers:
+        if not select.select([worker.descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+    return all(_was_at_work(worker) for worker in workers)
+
+
+def _was_at_work(worker: _Worker) -> bool:
+    """Whether a worker's last words are those of a run in progress."""
+    return worker.beacon.read().state not in (QUIET, STOPPED)
+
+
+def _hold(worker: _Worker, seconds: float) -> bool:
+    try:
+        signal.pidfd_send_signal(worker.descriptor, signal.SIGSTOP)
+        deadline = time.monotonic() + _DEATH_S
+        while not (has_stopped := _state(worker.reading.pid) == "T") and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        time.sleep(seconds)
+        signal.pidfd_send_signal(worker.descriptor, signal.SIGCONT)
+    except ProcessLookupError:
+        return False
+    return has_stopped and _was_at_work(worker)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_text(errors="replace").splitlines()[-20:]
+    return "".join(f"  {line}\n" for line in lines)
