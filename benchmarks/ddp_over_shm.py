@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from unisono.collectives.shm.transport import backend
+from unisono.collectives.shm import backend
 
 NUM_SEGMENTS, STEPS, SAMPLES = 12, 10, 64
 

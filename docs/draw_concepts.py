@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from unisono.collectives.placement import place_evenly
 from unisono.collectives.schedules import Schedule, owner_computes, plan, start, states
 from unisono.collectives.tree import Node, owned_nodes, split
 from unisono.data.sampler import ExactSampler
-from unisono.collectives.placement import place_evenly
 from unisono.report.canvas import COLOURS, FAINT, INK, RULE
 from unisono.report.schedule_picture import Content
 

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as torchs
 
-from unisono.determinism.switches import compiler
+from unisono.determinism import compiler
 
 
 def alone(program, **variables):
@@ -43,7 +43,11 @@ def train(step, backward):
     return [parameter.detach().numpy().tobytes().hex() for parameter in model.parameters()]
 """
 
-SPARED = TRAIN.format(first="from unisono.strategies import backward, plain_step; import unisono.train.run")
+SPARED = TRAIN.format(
+    first="import unisono.train.run\n"
+    "from unisono.determinism import optimizer_step\n"
+    "from unisono.strategies.parts import backward"
+)
 MODULES = '"torch._dynamo" in sys.modules, "sympy" in sys.modules'
 
 
@@ -52,7 +56,7 @@ def test_a_run_does_without():
     spared = alone(f"""{SPARED}
 from unisono.determinism.switches import set_determinism
 set_determinism(1)
-print(*train(plain_step.step, backward.differentiate), {MODULES})
+print(*train(optimizer_step.step, backward.differentiate), {MODULES})
 """)
     usual = alone(f"""{TRAIN.format(first="")}
 torch.set_num_threads(1)
@@ -67,10 +71,10 @@ def test_once_it_is_here_torch_goes_on():
     told = alone(SPARED + """
 from unisono.determinism.switches import set_determinism
 set_determinism(1)
-first = train(plain_step.step, backward.differentiate)
+first = train(optimizer_step.step, backward.differentiate)
 import torch._dynamo
 import torch._inductor.config
-assert train(plain_step.step, backward.differentiate) == first
+assert train(optimizer_step.step, backward.differentiate) == first
 left_out = torch.optim.Optimizer.add_param_group.__wrapped__.__dynamo_disable
 print(left_out.__module__, torch._inductor.config.deterministic)
 torch._inductor.config.deterministic = False

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import optimizer as optimizers
 
 import unisono
-from unisono.determinism.switches import loss_hooks
+from unisono.determinism import loss_hooks
 
 
 def names():

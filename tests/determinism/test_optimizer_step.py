@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from reference import bits
-from unisono.determinism.switches import optimizer_step
+from unisono.determinism import optimizer_step
 
 
 def make(kind=torch.optim.SGD, **settings):

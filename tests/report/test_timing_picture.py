@@ -7,7 +7,8 @@ from PIL import Image
 
 from unisono.errors import ConfigError
 from unisono.report import timing_picture
-from unisono.report.timing_picture import draw_timings, spell_bytes, spell_seconds
+from unisono.report.timing_picture import draw_timings
+from unisono.system.words import spell_bytes, spell_seconds
 
 
 def row(collective, transport, size, seconds, ranks=2):
@@ -129,7 +130,7 @@ def test_bytes_in_words(count, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0 µs"), (1.25e-5, "12.5 µs"), (9.99e-4, "999 µs"), (9.999e-4, "1 ms"), (0.25, "250 ms"), (1.0, "1 s")],
+    [(0.0, "0 s"), (1.25e-5, "12.5 µs"), (9.99e-4, "999 µs"), (9.999e-4, "1 ms"), (0.25, "250 ms"), (1.0, "1 s")],
 )
 def test_seconds_in_words(seconds, text):
     """The unit that keeps three digits readable."""

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as module
 
-from unisono.determinism.switches import compiler
+from unisono.determinism import compiler
 
 H = TypeVar("H", bound=Callable[..., Any])
 

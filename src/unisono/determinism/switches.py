@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.determinism.switches import compiler
+from unisono.determinism import compiler
 from unisono.world import numeric_variables
 
 NUMERIC = (

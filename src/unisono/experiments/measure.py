@@ -16,7 +16,7 @@ from typing import final
 import torch.distributed as dist
 
 from unisono.collectives.process_groups.transport import ProcessGroupTransport, connect
-from unisono.collectives.shm.transport import backend
+from unisono.collectives.shm import backend
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, RankDivergence
 from unisono.experiments.contestants import Contestant, rounds

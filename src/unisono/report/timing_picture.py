@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.errors import ConfigError
 from unisono.report.canvas import COLOURS, FAINT, FONT, INK, RULE, blank, printable, save
+from unisono.system.words import spell_bytes, spell_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,21 +129,3 @@ def _spread(sizes: Sequence[int]) -> list[int]:
         if math.log(size / kept[-1]) > math.log(sizes[-1] / sizes[0]) / 7:
             kept.append(size)
     return kept
-
-
-def spell_bytes(count: int) -> str:
-    """Return a number of bytes as people write it, in powers of 1024: ``64 KB``."""
-    size, unit = float(count), "B"
-    for following in ("KB", "MB", "GB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, following
-    return f"{size:.{3 if size < 1000 else 4}g} {unit}"
-
-
-def spell_seconds(seconds: float) -> str:
-    """Return a time as people write it: ``12.5 µs``."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 0.9995:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

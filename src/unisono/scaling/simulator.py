@@ -3,8 +3,8 @@
 It checks the closed formulas of `costs`, and shows what they leave out: ranks that start late or are slow, and messages
 that want the same port or network card at the same time. A rank enters a round when its own sends of the round before
 have left and what it was to receive has arrived and been added: no other rank is waited for, as in
-`unisono.collectives.execute`. All chunks from one rank to another in one round are one message. A rank sends to its right
-neighbour first and to its left last, so that the messages of an all-to-all do not meet at one target.
+`unisono.collectives.execute`. All chunks from one rank to another in one round are one message. A rank sends to its
+right neighbour first and to its left last, so that the messages of an all-to-all do not meet at one target.
 
 Ports are taken in the order in which messages ask for them (first come, first served). Source of the method: Fujimoto,
 "Parallel discrete event simulation", Comm. ACM 33 (1990), the sequential event list.

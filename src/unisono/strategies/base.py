@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
-from unisono.determinism.switches import optimizer_step
+from unisono.determinism import optimizer_step
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping

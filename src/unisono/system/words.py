@@ -2,9 +2,6 @@
 
 import math
 
-from unisono.report.timing_picture import spell_bytes as _small_bytes
-from unisono.report.timing_picture import spell_seconds as _short_time
-
 
 def spell_seconds(seconds: float) -> str:
     """Return a time of any length: ``12.5 µs``, ``3.2 h``, ``40 d``; ``never`` for infinity, ``0 s`` for nothing."""
@@ -15,14 +12,22 @@ def spell_seconds(seconds: float) -> str:
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}" if seconds < 1000 * length else f"{seconds / length:,.0f} {unit}"
-    return _short_time(seconds)
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 0.9995:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
 
 
 def spell_bytes(count: float) -> str:
     """Return a number of bytes in powers of 1024: ``64 KB``, ``1.5 TB``."""
     if count >= 1 << 40:
         return f"{spell_count(float(f'{count / (1 << 40):.4g}'))} TB"
-    return _small_bytes(round(count))
+    size, unit = float(round(count)), "B"
+    for following in ("KB", "MB", "GB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, following
+    return f"{size:.{3 if size < 1000 else 4}g} {unit}"
 
 
 def spell_count(number: float) -> str:

@@ -16,8 +16,9 @@ from unisono.collectives.places import GuardedTransport, check_places, enter_wor
 from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
+from unisono.determinism import compiler
 from unisono.determinism.loss_hooks import watch_while
-from unisono.determinism.switches import compiler, describe_environment, set_determinism
+from unisono.determinism.switches import describe_environment, set_determinism
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS

@@ -37,7 +37,7 @@ def test_every_engine_explains_itself(engine):
     assert "Exit code: 0" in result.output
     assert engine in invoke("--help").output
     code = (
-        f"import sys, unisono.cli.launch_{engine}; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'numpy')))"
+        f"import sys, unisono.cli.launch.{engine}; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from unisono.collectives.shm import join
 from unisono.collectives.shm.join import share_memory
-from unisono.collectives.shm.transport import join
 from unisono.errors import PeerLost, WorldError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.collectives.shm.transport import shared_block
+from unisono.collectives.shm import shared_block
 
 
 class Clock:

@@ -16,7 +16,7 @@ import pytest
 
 from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
-from unisono.train.run_directory import lock
+from unisono.train.run_directory import lock as run_lock
 from unisono.train.run_directory.lock import LOCK_FILE, Holder, RunLock
 
 HOLD = """
@@ -60,7 +60,7 @@ def holder(path, *words):
 
 def test_refused_while_the_holder_lives_then_taken_over(tmp_path, monkeypatch):
     """A second run is refused by name; when the holder is dead, though not its forked children, it may start."""
-    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
     with holder(tmp_path, "fork") as process:
         with pytest.raises(ConfigError, match=rf"in use by process {process.pid} on .* since 2\d\d\d-") as caught:
             RunLock(Directory.open(tmp_path))
@@ -78,17 +78,17 @@ def test_what_the_program_does_does_not_drop_the_lock(tmp_path, monkeypatch, hab
 
     The control is that kind of lock, which is all that some kernels have.
     """
-    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
     with holder(tmp_path, habit) as process, pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
         RunLock(Directory.open(tmp_path))
 
 
 def test_the_process_lock_falls_when_the_file_is_read(tmp_path, monkeypatch):
     """The control of the copy: with the lock that POSIX knows, a second holder comes in; without a copy it does not."""
-    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
     old_kind = HOLD.replace("lock = RunLock", "run_lock._lock_open_file = run_lock._lock_process\nlock = RunLock")
     assert old_kind != HOLD
-    monkeypatch.setitem(globals(), "HOLD", "from unisono.train import run_lock\n" + old_kind)
+    monkeypatch.setitem(globals(), "HOLD", "from unisono.train.run_directory import lock as run_lock\n" + old_kind)
     with holder(tmp_path) as process, pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
         RunLock(Directory.open(tmp_path))
     with holder(tmp_path, "copy"):
@@ -101,7 +101,7 @@ def test_a_kernel_without_locks_of_open_files(tmp_path, monkeypatch):
     def unknown(*_):
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(lock.fcntl, "fcntl", unknown)
+    monkeypatch.setattr(run_lock.fcntl, "fcntl", unknown)
     lock = RunLock(Directory.open(tmp_path))
     with holder_refused(tmp_path):
         lock.check()
@@ -110,7 +110,7 @@ def test_a_kernel_without_locks_of_open_files(tmp_path, monkeypatch):
 
 def test_a_child_that_python_knows_nothing_of(tmp_path, monkeypatch):
     """The control of the forked child: one that keeps the lock's file open is told apart from a living holder."""
-    monkeypatch.setattr(lock, "_WAIT_S", 0.2)
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
     with holder(tmp_path, "raw fork") as process:
         process.kill()
         process.wait()
@@ -135,7 +135,7 @@ def holder_refused(path):
     """Another process that wants the directory and does not get it."""
     program = HOLD.replace("lock = RunLock", "run_lock._WAIT_S = 0.1\nlock = RunLock")
     done = subprocess.run(
-        [sys.executable, "-c", "from unisono.train import run_lock\n" + program, str(path)],
+        [sys.executable, "-c", "from unisono.train.run_directory import lock as run_lock\n" + program, str(path)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
@@ -239,9 +239,9 @@ def test_without_locks_the_file_decides(tmp_path, monkeypatch):
     def unsupported(*_):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(lock.fcntl, "lockf", unsupported)
-    monkeypatch.setattr(lock.fcntl, "fcntl", unsupported)
-    monkeypatch.setattr(lock, "_WAIT_S", 0.1)
+    monkeypatch.setattr(run_lock.fcntl, "lockf", unsupported)
+    monkeypatch.setattr(run_lock.fcntl, "fcntl", unsupported)
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
     with holder(tmp_path) as process:
         with pytest.raises(ConfigError, match=f"process {process.pid}"):
             RunLock(Directory.open(tmp_path))

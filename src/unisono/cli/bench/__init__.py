@@ -182,7 +182,7 @@ def _measure(ranks: list[int], sizes: list[int], only: list[str], repeat: int, p
 
 def describe_plan(ranks: int, plan: dict[str, int] | None) -> str:
     """Return in words how this host cuts reductions between so many ranks."""
-    from unisono.report.timing_picture import spell_bytes
+    from unisono.system.words import spell_bytes
 
     if plan is None:
         return f"plan for {ranks} ranks: no shared memory here, everything over gloo"
@@ -214,7 +214,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
     The last column says how many times faster a row is than torch.distributed's collective over gloo.
     """
-    from unisono.report.timing_picture import spell_bytes, spell_seconds
+    from unisono.system.words import spell_bytes, spell_seconds
 
     lines = [
         f"{'ranks':>5} {'collective':<15} {'buffer':>7} {'over':<6} {'median':>8} {'quartiles':>19} "

@@ -10,7 +10,7 @@ import torch
 
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.reduce import padded_length, tree_all_reduce
-from unisono.collectives.shm.transport import tuning
+from unisono.collectives.shm import tuning
 from unisono.collectives.shm.tuning import Plan, Timing
 from unisono.collectives.transport import Transport
 
