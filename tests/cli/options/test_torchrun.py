@@ -13,7 +13,7 @@ from unisono.cli.options import torchrun
 from unisono.cli.run import run
 from unisono.errors import ConfigError
 
-DOCS = Path(__file__).parents[2] / "docs" / "launching.md"
+DOCS = Path(__file__).parents[3] / "docs" / "launching.md"
 
 
 def torchruns_options() -> list[str]:

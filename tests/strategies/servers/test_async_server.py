@@ -15,7 +15,7 @@ from strategies import async_programs
 from unisono.errors import ConfigError
 from unisono.strategies.servers.channels import decode, encode, from_bytes, to_bytes
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 @once

@@ -47,7 +47,7 @@ def _has_had_group() -> bool:
 
 def _own_sources() -> Iterator[bytes]:
     """Yield the files of the program itself: what was imported and is neither Python's, nor ours, nor installed."""
-    others = [Path(sysconfig.get_path("stdlib")), Path(__file__).parent.parent]
+    others = [Path(sysconfig.get_path("stdlib")), Path(__file__).parents[2]]
     modules = [each for each in list(sys.modules.values()) if issubclass(type(each), types.ModuleType)]
     for file in {str(found) for each in modules if (found := vars(each).get("__file__"))}:
         path = Path(file)

@@ -20,7 +20,7 @@ from types import TracebackType
 from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, UnisonoError, WorldError
 
 _LIBRARY = str(Path(os.__file__).resolve().parent)
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 # Frames of the start-up itself: they come before the user's first line and tell nothing.
 _STARTUP_FILES = re.compile(r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]child)\.py")
 

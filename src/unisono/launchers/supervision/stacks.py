@@ -17,7 +17,7 @@ from unisono.system.heartbeat import Reading
 
 # A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2 for themselves.
 STACK_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 4) + 4
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 _STANDARD = sysconfig.get_path("stdlib") + "/"
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')

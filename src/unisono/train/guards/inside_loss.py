@@ -23,7 +23,7 @@ from unisono.strategies.base import Setting
 from unisono.strategies.options import StrategyOptions
 
 _TORCH = f"{Path(torch.__file__).parent}/"
-_OURS, _RECIPES = f"{Path(__file__).parents[1]}/", f"{Path(__file__).parents[1]}/recipes/"
+_OURS, _RECIPES = f"{Path(__file__).parents[2]}/", f"{Path(__file__).parents[2]}/recipes/"
 _SHARDING = tuple(f"{_TORCH}distributed/{name}/" for name in ("fsdp", "tensor"))
 
 _reached: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
