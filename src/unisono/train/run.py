@@ -42,7 +42,7 @@ from unisono.train.run_directory.open_runs import claim
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import Course
 from unisono.train.stepper import Stepper
-from unisono.train.watch import Watch
+from unisono.train.launcher_link import Watch
 from unisono.train.weights import load_on_all, load_prepared
 from unisono.world import World
 

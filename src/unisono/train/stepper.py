@@ -25,7 +25,7 @@ from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import Course
-from unisono.train.watch import Watch
+from unisono.train.launcher_link import Watch
 
 
 @final

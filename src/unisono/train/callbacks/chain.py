@@ -7,7 +7,7 @@ from typing import Any, final
 from unisono.collectives.places import check_places, only_here
 from unisono.metrics.exchange import check_keys
 from unisono.train.callbacks.base import Callback, Loop, check_names, name_of
-from unisono.train.callbacks.watch import Watch
+from unisono.train.callbacks.deadline import Watch
 
 HOOKS = (
     "setup", "on_run_start", "on_epoch_start", "on_step_start", "on_step_end", "on_evaluation_start",

@@ -13,7 +13,7 @@ from unisono.train.guards.checks import plain_numbers
 from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.usage import Usage
-from unisono.train.watch import Watch
+from unisono.train.launcher_link import Watch
 
 
 @final

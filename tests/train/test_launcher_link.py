@@ -13,7 +13,7 @@ from unisono.errors import RunStopped
 from unisono.observe import phases
 from unisono.report.run_diff import compare_runs
 from unisono.system.heartbeat import JOINED, QUIET, STOPPED, Beacon
-from unisono.train.watch import Watch
+from unisono.train.launcher_link import Watch
 from unisono.world import World
 
 

@@ -13,7 +13,7 @@ import unisono
 from train.callbacks.small import fit
 from unisono.callbacks import Callback
 from unisono.errors import CallbackTimeout, ConfigError
-from unisono.train.callbacks.watch import Watch
+from unisono.train.callbacks.deadline import Watch
 
 
 def watched(function, deadline_s=0.3):
