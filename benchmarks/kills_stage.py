@@ -2,7 +2,7 @@
 
 A real `run_local`, its real supervision and real processes, each worker a child of its launcher; only the interpreter's
 start and the imports are left out. Every worker bears the name that `comm_of` gives, by which it can be found and told
-from the launcher's warden. The process that calls `start_launcher` must have one thread only.
+from the launcher's reaper. The process that calls `start_launcher` must have one thread only.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ import torch
 
 import unisono.train.run  # noqa: F401 - imported here once, not in every worker
 from unisono.cli.outcome import perform
-from unisono.launchers import worker_group
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.worker import child

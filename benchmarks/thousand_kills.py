@@ -37,9 +37,9 @@ import kills_job
 import kills_stage
 
 from unisono.determinism.seeding import mix
-from unisono.experiments.injector import beacon_files
+from unisono.experiments.injector import heartbeat_files
 from unisono.observe.compare import first_difference
-from unisono.system.heartbeat import QUIET, STOPPED, Beacon, Reading
+from unisono.system.heartbeat import QUIET, STOPPED, HeartbeatPage, Reading
 
 JOB = Path(kills_job.__file__).resolve()
 VARIANTS = 3
@@ -121,21 +121,21 @@ class Stretch:
         """Do the kill of this number and say what was hit; None where the run has ended before."""
         plan = Planned.of(self.number, number, 2 * kills_job.STEPS // (self.per_stretch + 5))
         began = time.monotonic()
-        crew = self._wait_for(plan)
-        if crew is None:
+        group = self._wait_for(plan)
+        if group is None:
             return None
         try:
-            return {"stretch": self.number, "kill": number, **asdict(plan), **self._hit_now(plan, crew, began)}
+            return {"stretch": self.number, "kill": number, **asdict(plan), **self._hit_now(plan, group, began)}
         finally:
-            for worker in crew:
+            for worker in group:
                 os.close(worker.descriptor)
 
-    def _hit_now(self, plan: Planned, crew: list[Worker], began: float) -> dict[str, Any]:
-        victims = {"worker": [crew[plan.rank % len(crew)]], "launcher": []}.get(plan.who, crew)
+    def _hit_now(self, plan: Planned, group: list[Worker], began: float) -> dict[str, Any]:
+        victims = {"worker": [group[plan.rank % len(group)]], "launcher": []}.get(plan.who, group)
         hits_launcher = plan.who in ("launcher", "machine")
         was_alive = all(_is_alive(worker.pid) for worker in victims)
         is_saving = any((self.folder / "run" / "checkpoints").glob(".step-*"))
-        last = [worker.reading for worker in crew]
+        last = [worker.reading for worker in group]
         if hits_launcher:
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
         for worker in victims:
@@ -146,7 +146,7 @@ class Stretch:
                 raise Violation(f"worker {worker.pid} has not died of SIGKILL within a minute")
         if hits_launcher:
             was_alive = self._reap(block=True) == -9 and was_alive
-        self._hit |= {worker.pid for worker in (crew if hits_launcher else victims)}
+        self._hit |= {worker.pid for worker in (group if hits_launcher else victims)}
         has_landed = was_alive and not self.final.exists() and not any(r.state == STOPPED for r in last)
         self._passed = max([self._passed, *(reading.step for reading in last)])
         self._launches_struck = self._num_launches
@@ -173,7 +173,7 @@ class Stretch:
             self._reap(block=True)
 
     def _wait_for(self, plan: Planned) -> list[Worker] | None:
-        """Return the crew at the planned moment, None if the run ends before."""
+        """Return the worker group at the planned moment, None if the run ends before."""
         checkpoints = self.folder / "run" / "checkpoints"
         drafts = set(checkpoints.glob(".step-*"))
         target = self._passed + plan.ahead
@@ -181,32 +181,32 @@ class Stretch:
         while time.monotonic() < deadline:
             if self._has_ended() is not None:
                 return None
-            crew = self._crew()
-            if crew and self._has_come(plan, crew, target, drafts, checkpoints):
+            group = self._group()
+            if group and self._has_come(plan, group, target, drafts, checkpoints):
                 width = {"start": 0.2, "step": 0.03, "save": 0.006}[plan.when]
                 time.sleep(plan.delay * width)
-                for worker in crew:
+                for worker in group:
                     os.close(worker.descriptor)
-                if crew := self._crew():  # as it is now
-                    return crew
-            for worker in crew:
+                if group := self._group():  # as it is now
+                    return group
+            for worker in group:
                 os.close(worker.descriptor)
             time.sleep(_LOOK_S)
         raise Violation(f"nothing has come of {plan} within {_STUCK_S:.0f} s: see {self.folder}/launchers.log")
 
-    def _has_come(self, plan: Planned, crew: list[Worker], target: int, drafts: set[Path], checkpoints: Path) -> bool:
+    def _has_come(self, plan: Planned, group: list[Worker], target: int, drafts: set[Path], checkpoints: Path) -> bool:
         if plan.when == "start":
-            return not any(worker.pid in self._hit for worker in crew) and len(crew) >= min(2, self._workers)
-        if not any(worker.reading.step >= target for worker in crew):
+            return not any(worker.pid in self._hit for worker in group) and len(group) >= min(2, self._workers)
+        if not any(worker.reading.step >= target for worker in group):
             return False
         return plan.when == "step" or bool(set(checkpoints.glob(".step-*")) - drafts)
 
-    def _crew(self) -> list[Worker]:
+    def _group(self) -> list[Worker]:
         """Return the living workers of the launch in progress; the caller closes their descriptors."""
         told: dict[int, Reading] = {}
-        for path in beacon_files(self.folder / f"tmp-{self._num_launches}"):
+        for path in heartbeat_files(self.folder / f"tmp-{self._num_launches}"):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                reading = Beacon(path).read()
+                reading = HeartbeatPage(path).read()
                 told[reading.pid] = reading
         found = []
         for pid in sorted(_children(self._launcher)):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.observe.compare import first_difference
-from unisono.system.heartbeat import Beacon, Reading
+from unisono.system.heartbeat import HeartbeatPage, Reading
 
 JOB = Path(__file__).parent / "faults" / "job.py"
 # SIGINT may be ignored in us (a test run in the background); a launcher would inherit that.
@@ -59,9 +59,9 @@ class Host:
     def readings(self) -> list[Reading]:
         """Return what its workers tell."""
         found = []
-        for path in sorted((self.folder / "tmp").glob("unisono-*/beacon-*")):
+        for path in sorted((self.folder / "tmp").glob("unisono-*/heartbeat-*")):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                found.append(Beacon(path).read())
+                found.append(HeartbeatPage(path).read())
         return found
 
     def wait_for_step(self, step: int, timeout_s: float = 200) -> list[Reading]:
@@ -84,7 +84,9 @@ class Host:
     def wait_until_asked(self, timeout_s: float = 200) -> None:
         """Wait until its launcher has asked its workers to stop between two steps."""
         deadline = time.monotonic() + timeout_s
-        while not any(Beacon(path).is_stop_asked for path in (self.folder / "tmp").glob("unisono-*/beacon-*")):
+        while not any(
+            HeartbeatPage(path).is_stop_asked for path in (self.folder / "tmp").glob("unisono-*/heartbeat-*")
+        ):
             assert time.monotonic() < deadline, self.err
             assert self.process.poll() is None, self.err
             time.sleep(0.02)

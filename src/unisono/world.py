@@ -32,7 +32,7 @@ class World:
             keeps the store, ``unisono://HOST:PORT`` where our launcher does, or ``env://`` for torchrun's.
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
-        beacon: File in which our launcher wants to read what this process does, else None.
+        heartbeat: File in which our launcher wants to read what this process does, else None.
         last_step: Step after which the launcher wants a run to stop (``checkpoint rehearse`` does so), else None.
         shares_devices: Whether several ranks of this host may compute on one GPU.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
@@ -49,7 +49,7 @@ class World:
     run_dir: str | None = None
     replicas: int | None = None
     threads: int | None = None
-    beacon: str | None = None
+    heartbeat: str | None = None
     last_step: int | None = None
     shares_devices: bool = False
     secret: str = field(default="", repr=False)
@@ -116,7 +116,7 @@ class World:
         return replace(
             world,
             # Only its own launcher's: torchrun may run below `unisono run`, in a process that inherits the variable.
-            beacon=environ.get("UNISONO_BEACON") if world.launcher == "unisono" else None,
+            heartbeat=environ.get("UNISONO_HEARTBEAT") if world.launcher == "unisono" else None,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
             last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, plan_shards, stem_of
+from unisono.checkpoint.policy import CheckpointPolicy, KeptCheckpoint, choose_kept, plan_shards, stem_of
 from unisono.errors import ConfigError
 
 
 def others(*valid):
-    return [Candidate(step=step, is_valid=is_valid, metric=metric) for step, is_valid, metric in valid]
+    return [KeptCheckpoint(step=step, is_valid=is_valid, metric=metric) for step, is_valid, metric in valid]
 
 
-NEW = Candidate(step=50, is_valid=True, metric=0.5)
+NEW = KeptCheckpoint(step=50, is_valid=True, metric=0.5)
 
 
 @pytest.mark.parametrize(

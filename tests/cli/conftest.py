@@ -12,9 +12,9 @@ from unisono.cli import train as verb
 def here(monkeypatch):
     """Let the verbs play recipes in this process, as their one worker."""
 
-    def play(spec, nodes, *, program=""):
+    def run_job(spec, nodes, *, program=""):
         assert (spec.workers, nodes) == (1, None)
         args, kwargs = pickle.loads(spec.target.payload)
         getattr(importlib.import_module(spec.target.module), spec.target.name)(*args, **kwargs)
 
-    monkeypatch.setattr(verb, "start", play)
+    monkeypatch.setattr(verb, "start", run_job)

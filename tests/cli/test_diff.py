@@ -12,7 +12,7 @@ import unisono as package
 from unisono.cli.main import unisono
 
 
-def play(out, *, seed=0, detail=False):
+def run_job(out, *, seed=0, detail=False):
     """Train three steps."""
     with package.Run(seed=seed, replicas=2, out=out, detail=detail) as run:
         model = nn.Linear(3, 2)
@@ -30,7 +30,7 @@ def diff(*arguments):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return [play(folder / "a"), play(folder / "b"), play(folder / "c", seed=1)]
+    return [run_job(folder / "a"), run_job(folder / "b"), run_job(folder / "c", seed=1)]
 
 
 def test_equal(runs):

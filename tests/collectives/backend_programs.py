@@ -18,7 +18,7 @@ Group = dist.ProcessGroup
 BIG = 200_003  # elements: several pieces of a mailbox and of a slot
 
 
-def play(transport: None) -> dict[str, Any]:
+def execute(transport: None) -> dict[str, Any]:
     """Everything that a launch of one world size is used for."""
     world = World.current()
     dist.init_process_group("shm", timeout=timedelta(seconds=60))

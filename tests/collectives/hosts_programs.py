@@ -60,7 +60,7 @@ def reduce_large(transport: Transport, host_of_rank: list[int]) -> dict[str, Any
     }  # fmt: skip
 
 
-def play(transport: None) -> dict[str, Any]:
+def execute(transport: None) -> dict[str, Any]:
     """Everything a launch of one world size is used for; the last rank leaves at the end without a word."""
     world = World.current()
     flat = connect(world, share_memory=False, timeout_s=30)

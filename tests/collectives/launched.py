@@ -9,4 +9,4 @@ from ranks import once, run_processes
 @once
 def launched(world_size: int) -> list[dict[str, Any]]:
     """Return what each rank of a real launch has seen."""
-    return run_processes(rank_programs.play, world_size)
+    return run_processes(rank_programs.execute, world_size)

@@ -123,7 +123,7 @@ def meet_again_and_again(transport: None) -> list[list[int]]:
     return talks
 
 
-def play(transport: None) -> dict[str, Any]:
+def execute(transport: None) -> dict[str, Any]:
     """Everything a launch of one world size is used for."""
     world = World.current()
     joined = connect(world, share_memory=False)

@@ -69,7 +69,7 @@ def move_everything(transport: Transport) -> list[str]:
     return wrong
 
 
-def play(transport: None) -> dict[str, Any]:
+def execute(transport: None) -> dict[str, Any]:
     """Everything one launch is used for; the last rank dies at the end without a word."""
     world = World.current()
     messages = connect(world, share_memory=False, timeout_s=30)

@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from unisono.experiments.injector import beacon_files
+from unisono.experiments.injector import heartbeat_files
 from unisono.observe.compare import first_difference
-from unisono.system.heartbeat import Beacon, Reading
+from unisono.system.heartbeat import HeartbeatPage, Reading
 
 JOB = Path(__file__).with_name("job.py")
 SEED = 3  # of all runs here: `job.train` gives it to its run
@@ -74,9 +74,9 @@ class Theatre:
     def readings(self) -> list[Reading]:
         """Return what the workers of the launch in progress tell."""
         found = []
-        for path in sorted(beacon_files(self.folder / "tmp")):
+        for path in sorted(heartbeat_files(self.folder / "tmp")):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                found.append(Beacon(path).read())
+                found.append(HeartbeatPage(path).read())
         return found
 
     def wait_for_step(self, step: int, workers: int = 2) -> list[Reading]:
@@ -109,7 +109,7 @@ class Theatre:
         return "equal" if first_difference(reference / "ledger.jsonl", self.out / "ledger.jsonl") is None else "ledgers"
 
     def leftovers(self) -> list[str]:
-        """Return private directories that nobody has removed, after giving the warden a moment."""
+        """Return private directories that nobody has removed, after giving the reaper a moment."""
         deadline = time.monotonic() + 10
         while (found := list((self.folder / "tmp").glob("unisono-*"))) and time.monotonic() < deadline:
             time.sleep(0.02)

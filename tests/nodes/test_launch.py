@@ -44,7 +44,7 @@ def test_two_hosts_equal_one_process(hosts, reference):
         assert differs(host.folder / "own", reference) == ""
     assert result_of(first.folder / "own")["world_size"] == 2
     assert "is a directory of its own for each host: ranks 0, 1 each keep the whole run" in first.err
-    assert "node rank 0" in first.err and "keeps the meeting place" in first.err + second.err
+    assert "node rank 0" in first.err and "keeps the rendezvous" in first.err + second.err
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_hosts_come_and_go(hosts, reference):
 
 @pytest.mark.slow
 def test_the_keeper_of_the_store_is_lost(hosts, reference):
-    """Who keeps the meeting place takes it along: the other says so and ends; the same commands go on."""
+    """Who keeps the rendezvous takes it along: the other says so and ends; the same commands go on."""
     first = hosts.start("a", gate(10), rank=0, options=QUICK)
     second = hosts.start("b", rank=1, options=QUICK)
     second.wait_for_step(10)
@@ -124,7 +124,7 @@ def test_the_keeper_of_the_store_is_lost(hosts, reference):
     began = time.monotonic()
     assert second.finish(60) == 1, second.err
     assert time.monotonic() - began < 30
-    assert "lost the meeting place" in second.err and "Hint: start the same command again" in second.err
+    assert "lost the rendezvous" in second.err and "Hint: start the same command again" in second.err
     again = [hosts.start(name, rank=rank) for rank, name in enumerate(("a2", "b2"))]
     assert hosts.finish(*again) == [0, 0], hosts.words()
     assert result_of(hosts.out)["resumed_from_step"] >= 4
@@ -178,7 +178,7 @@ def test_nobody_comes(hosts, tmp_path):
     hosts.endpoint = "127.0.0.1:1"
     looks = hosts.start("b", rank=1, options=("--rdzv-timeout", "2"))
     assert looks.finish(60) == 1, looks.err
-    assert "no host keeps the meeting place 127.0.0.1:1 after 2 s" in looks.err
+    assert "no host keeps the rendezvous 127.0.0.1:1 after 2 s" in looks.err
     assert "Permission denied" in looks.err or "nothing listens there" in looks.err
 
 
@@ -243,7 +243,7 @@ def test_two_hosts_meet_over_ipv6(hosts):
 
 @pytest.mark.slow
 def test_each_host_chooses_its_own_gpus(hosts):
-    """Host a's ranks see its two chosen ones, host b's rank its one; too many ranks are refused before any meeting."""
+    """Host a's ranks see its two chosen ones, host b's rank its one; too many ranks are refused before any rendezvous."""
     hosts.env |= pretend_gpus(hosts.folder, 4)
     script = hosts.folder / "nothing.py"
     script.write_text("")

@@ -11,8 +11,8 @@ from unisono.errors import PeerLost
 from unisono.launchers.local import Signals
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import Called
-from unisono.nodes.peer_monitor import Attempt, Liaison, beat_key
-from unisono.nodes.values import Board
+from unisono.nodes.peer_monitor import Attempt, PeerMonitor, beat_key
+from unisono.nodes.values import SharedValues
 from unisono.nodes.verdicts import NodeEnding
 from unisono.store.client import Client
 from unisono.store.secret import key_of
@@ -33,49 +33,49 @@ def server():
 def boards(server):
     """A board of the job and one of an attempt."""
     client = Client("127.0.0.1", server.port, KEY)
-    yield Board(client, "job"), Board(client, "attempt")
+    yield SharedValues(client, "job"), SharedValues(client, "attempt")
     client.close()
 
 
 @pytest.fixture
 def start(boards):
-    """Start a liaison with its attempt."""
+    """Start a peer monitor with its attempt."""
     started = []
 
     def start(number, silence_s, num_waiting=None):
-        liaison = Liaison(boards[0], number, silence_s, Signals())
+        peer_monitor = PeerMonitor(boards[0], number, silence_s, Signals())
         attempt = Attempt(boards[1], [0, 1], number, num_waiting)
-        liaison.enter(attempt)
-        started.append(liaison)
-        return liaison, attempt, liaison._signals.events
+        peer_monitor.enter(attempt)
+        started.append(peer_monitor)
+        return peer_monitor, attempt, peer_monitor._signals.events
 
     yield start
-    for liaison in started:
-        liaison.close()
+    for peer_monitor in started:
+        peer_monitor.close()
 
 
 def test_values(boards):
     """A board gives back JSON, decides who was first, and counts; `None` stands for nothing yet."""
-    board, other = boards
-    assert board.look("a") is None
-    board.put("a", {"x": [1, None, "é"]})
-    assert board.look("a") == {"x": [1, None, "é"]}
+    values, other = boards
+    assert values.look("a") is None
+    values.put("a", {"x": [1, None, "é"]})
+    assert values.look("a") == {"x": [1, None, "é"]}
     assert other.look("a") is None
-    assert (board.settle("b", 1), board.settle("b", 2)) == (1, 1)
-    assert [board.number("c") for _ in range(3)] == [0, 1, 2]
-    assert board.asked("c") == 3
+    assert (values.settle("b", 1), values.settle("b", 2)) == (1, 1)
+    assert [values.number("c") for _ in range(3)] == [0, 1, 2]
+    assert values.asked("c") == 3
 
 
 def test_a_call_that_would_wait_for_ever(boards):
     """A guarded board gives up when it is told why, also in the midst of a call; afterwards it goes on as before."""
     why = []
-    board = boards[0].guarded(lambda: why[0] if why else "")
+    values = boards[0].guarded(lambda: why[0] if why else "")
     boards[0].put("a", 1)
     threading.Timer(0.3, lambda: why.append("the store is gone")).start()
     with pytest.raises(PeerLost, match="the store is gone"):
-        board._ask(b"get", b"60000", b"never")
+        values._ask(b"get", b"60000", b"never")
     why.clear()
-    assert board.look("a") == 1
+    assert values.look("a") == 1
 
 
 @contextlib.contextmanager
@@ -108,11 +108,11 @@ def test_silence_is_a_loss(start):
 @pytest.mark.slow
 def test_the_living_are_not_lost(start, boards):
     """Two that beat hear each other; the control: when one falls silent, the other notices."""
-    liaison, attempt, events = start(0, 3.0)
+    peer_monitor, attempt, events = start(0, 3.0)
     other, _, _ = start(1, 3.0)
     while (boards[0].look(beat_key(1)) or [0])[0] < 5:
         time.sleep(0.05)
-    assert not attempt.lost and not liaison.cut_off
+    assert not attempt.lost and not peer_monitor.cut_off
     other.close()
     assert events.get(timeout=60) == Called("a host is lost")
 
@@ -144,15 +144,15 @@ def test_a_host_that_waits(start):
 
 def test_a_store_that_is_gone(start, server):
     """A server that ends is told; the control is every test above."""
-    liaison, _, events = start(0, 0)
+    peer_monitor, _, events = start(0, 0)
     server.close()
     assert isinstance(events.get(timeout=60), Called)
-    assert liaison.cut_off.startswith("the connection to the store broke: ")
+    assert peer_monitor.cut_off.startswith("the connection to the store broke: ")
 
 
 def test_a_store_that_does_not_answer(start, server):
     """A connection that is there, and over which nothing comes, is told after the longest silence."""
     with server_that_stands_still(server):
-        liaison, _, events = start(0, 1.0)
+        peer_monitor, _, events = start(0, 1.0)
         assert isinstance(events.get(timeout=60), Called)
-        assert "the store has not answered for" in liaison.cut_off
+        assert "the store has not answered for" in peer_monitor.cut_off

@@ -1,4 +1,4 @@
-"""The meeting place: who keeps it, who fits, and what is said to those who do not; launchers are threads here."""
+"""The rendezvous: who keeps it, who fits, and what is said to those who do not; launchers are threads here."""
 
 import contextlib
 import socket
@@ -17,29 +17,31 @@ from unisono.nodes import rendezvous as module
 from unisono.nodes.launch import _serve_workers
 from unisono.nodes.network import Interface
 from unisono.nodes.plan import NodesPlan
-from unisono.nodes.rendezvous import Interrupted, Meeting, NotNeeded
-from unisono.nodes.roll import Card
+from unisono.nodes.rendezvous import Interrupted, NotNeeded, Rendezvous
+from unisono.nodes.roll import NodeInfo
 from unisono.store import client as client_module
 from unisono.store.secret import key_of
 from unisono.store.server import Server
 
 LOOPBACK = Interface("lo", "127.0.0.1")
-CARD = Card(
-    number=0, host="here", address="127.0.0.1", door=1, pid=1, workers=1, nodes="2:2", node_rank=-1, program="p",
+CARD = NodeInfo(
+    number=0, host="here", address="127.0.0.1", probe_port=1, pid=1, workers=1, nodes="2:2", node_rank=-1, program="p",
     code="c" * 64, arguments="", software="s", threads="1", rules="r",
 )  # fmt: skip
 
 
 @pytest.fixture
 def meet(tmp_path):
-    """Make meetings at one endpoint."""
+    """Make rendezvous at one endpoint."""
     port, opened = free_port(), []
 
-    def meet(signals=None, card=CARD, **settings):
+    def meet(signals=None, info=CARD, **settings):
         plan = NodesPlan(
             **{"min_nodes": 2, "max_nodes": 2, "host": "127.0.0.1", "port": port, "join_s": 30, **settings}
         )
-        place = Meeting(plan, LOOPBACK, lambda number: replace(card, number=number), signals or Signals(), 20, tmp_path)
+        place = Rendezvous(
+            plan, LOOPBACK, lambda number: replace(info, number=number), signals or Signals(), 20, tmp_path
+        )
         opened.append(place)
         return place
 
@@ -49,14 +51,14 @@ def meet(tmp_path):
 
 
 def rounds(*places):
-    """Return the next round of several meetings."""
+    """Return the next round of several rendezvous."""
     found = {}
 
     def join(place):
         try:
-            found[place.card.number] = place.next_round()[1:]
+            found[place.info.number] = place.next_round()[1:]
         except Exception as error:  # noqa: BLE001 - looked at by the test
-            found[place.card.number] = error
+            found[place.info.number] = error
 
     threads = [threading.Thread(target=join, args=(place,)) for place in places]
     for thread in threads:
@@ -71,12 +73,12 @@ def test_two_meet_and_meet_again(meet):
     first = meet()
     second = meet()
     assert first.is_keeper and not second.is_keeper
-    assert [place.card.number for place in (first, second)] == [0, 1]
+    assert [place.info.number for place in (first, second)] == [0, 1]
     for _ in range(2):
         found = rounds(first, second)
         assert sorted(place for place, _ in found.values()) == [0, 1]
         assert {count for _, count in found.values()} == {2}
-    first.board.put("begun", True)
+    first.values.put("begun", True)
     spare = meet()
     waiting = threading.Timer(0.5, lambda: first.close(is_over=True))
     waiting.start()
@@ -90,7 +92,7 @@ def test_one_that_does_not_fit(meet):
     first = meet()
     other = replace(CARD, code="d" * 64)
     with pytest.raises(ConfigError, match="code of the program"):
-        meet(card=other)
+        meet(info=other)
     with pytest.raises(ConfigError, match="code of the program"):
         first.next_round()
 
@@ -98,9 +100,9 @@ def test_one_that_does_not_fit(meet):
 def test_one_that_does_not_fit_and_comes_late(meet):
     """The run that is going on is not disturbed."""
     first = meet()
-    first.board.put("begun", True)
+    first.values.put("begun", True)
     with pytest.raises(ConfigError, match="code of the program"):
-        meet(card=replace(CARD, code="d" * 64))
+        meet(info=replace(CARD, code="d" * 64))
     first.check()
 
 
@@ -124,7 +126,7 @@ def test_nobody_else_comes(meet):
 
 def test_nobody_keeps_the_place(meet):
     """A host that is not the first does not wait for ever, and says what it has met; a signal ends the waiting."""
-    with pytest.raises(LaunchError, match=r"no host keeps the meeting place .* after 1 s .*nothing listens there"):
+    with pytest.raises(LaunchError, match=r"no host keeps the rendezvous .* after 1 s .*nothing listens there"):
         meet(node_rank=1, join_s=1)
     signals = Signals()
     signals.events.put(Signalled(15))
@@ -148,7 +150,7 @@ def test_the_place_of_somebody_else(meet, monkeypatch):
 
 def test_node_rank_0_on_the_wrong_machine(meet):
     """The endpoint must be its own: an address that is nobody's here is refused at once."""
-    with pytest.raises(ConfigError, match=r"--node-rank 0 keeps the meeting place, but 192\.0\.2\.1:29999"):
+    with pytest.raises(ConfigError, match=r"--node-rank 0 keeps the rendezvous, but 192\.0\.2\.1:29999"):
         meet(host="192.0.2.1", port=29999, node_rank=0)
 
 

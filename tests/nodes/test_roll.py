@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.nodes.roll import Card, check_counts, check_roll, disagreement, first_ranks, order, skew, unreached
+from unisono.nodes.roll import NodeInfo, check_counts, check_roll, disagreement, first_ranks, order, skew, unreached
 
-FIRST = Card(
-    number=0, host="a", address="10.0.0.1", door=1, pid=10, workers=2, nodes="2:2", node_rank=0, program="train.py",
+FIRST = NodeInfo(
+    number=0, host="a", address="10.0.0.1", probe_port=1, pid=10, workers=2, nodes="2:2", node_rank=0, program="train.py",
     code="c" * 64, arguments="a" * 64, software="torch 2.13", threads="1", rules="--max-restarts 0",
 )  # fmt: skip
 SECOND = replace(FIRST, number=1, host="b", address="10.0.0.2", pid=20, node_rank=1)
@@ -61,14 +61,14 @@ def test_who_sits_where():
 
 def test_pairs_that_cannot_talk():
     """Each pair is named with the reason, and whether the way back works."""
-    cards = [FIRST, SECOND, replace(FIRST, number=2, host="c", node_rank=2)]
-    assert unreached(cards, [{}, {}, {}]) == ""
-    one_way = unreached(cards, [{}, {"2": "no answer"}, {}])
+    infos = [FIRST, SECOND, replace(FIRST, number=2, host="c", node_rank=2)]
+    assert unreached(infos, [{}, {}, {}]) == ""
+    one_way = unreached(infos, [{}, {"2": "no answer"}, {}])
     assert (
         "node rank 1 (b, 10.0.0.2, process 20) cannot reach node rank 2 (c, 10.0.0.1, process 10): no answer" in one_way
     )
     assert "the way back works" in one_way
-    assert "neither way works" in unreached(cards, [{}, {"2": "no answer"}, {"1": "no answer"}])
+    assert "neither way works" in unreached(infos, [{}, {"2": "no answer"}, {"1": "no answer"}])
 
 
 def test_hosts_that_have_not_come():

@@ -1,6 +1,6 @@
 """When a round begins and who plays it: decided from requests, signs of life and one steady clock."""
 
-from unisono.nodes.rounds import LAST_CALL_S, Gathering, Pulse, Told
+from unisono.nodes.rounds import LAST_CALL_S, Gathering, RecentBeats, Told
 
 
 def requests(*numbers, request=1):
@@ -67,7 +67,7 @@ def test_who_was_lost_is_no_newcomer():
 
 def test_signs_of_life():
     """A beat that changes is life; the first one alone is not yet; silence is told apart from not having listened."""
-    pulse = Pulse(10.0)
+    pulse = RecentBeats(10.0)
     assert not pulse.is_silent(1, 100.0)
     pulse.hear(1, None, 0.0)
     assert not pulse.is_alive(1, 1.0) and not pulse.is_silent(1, 10.0)
@@ -77,6 +77,6 @@ def test_signs_of_life():
     assert pulse.is_alive(1, 30.0) and not pulse.is_alive(1, 30.1)
     pulse.forget()
     assert not pulse.is_silent(1, 99.0)
-    patient = Pulse(0.0)
+    patient = RecentBeats(0.0)
     patient.hear(1, 1, 0.0)
     assert not patient.is_silent(1, 1e9)

@@ -16,14 +16,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from unisono.launchers.local import Signals
 from unisono.nodes.network import Interface
 from unisono.nodes.plan import NodesPlan
-from unisono.nodes.rendezvous import Meeting
-from unisono.nodes.roll import Card
+from unisono.nodes.rendezvous import Rendezvous
+from unisono.nodes.roll import NodeInfo
 from unisono.store.client import Client, NotOurStore
 from unisono.store.secret import key_of
 
 SOURCE = Path(__file__).parents[2] / "src" / "unisono"
-CARD = Card(
-    number=0, host="here", address="127.0.0.1", door=1, pid=1, workers=1, nodes="2:2", node_rank=-1, program="p",
+CARD = NodeInfo(
+    number=0, host="here", address="127.0.0.1", probe_port=1, pid=1, workers=1, nodes="2:2", node_rank=-1, program="p",
     code="c" * 64, arguments="", software="s", threads="1", rules="r",
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_a_stranger_gets_nothing_into_ours(tmp_path, capfd):
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as held:
         port = held.getsockname()[1]
     plan = NodesPlan(min_nodes=2, max_nodes=2, host="127.0.0.1", port=port, join_s=30)
-    place = Meeting(plan, Interface("lo", "127.0.0.1"), lambda number: CARD, Signals(), 20, tmp_path / "cache")
+    place = Rendezvous(plan, Interface("lo", "127.0.0.1"), lambda number: CARD, Signals(), 20, tmp_path / "cache")
     try:
         before = place._client.ask(b"count")
 
@@ -106,7 +106,7 @@ def test_a_stranger_gets_nothing_into_ours(tmp_path, capfd):
         if os.geteuid() == 0:
             assert not as_stranger(read_the_secret)
         assert place._server.refused >= 4
-        assert place.board.look("round") is None
+        assert place.values.look("round") is None
         assert place._client.ask(b"count") == before or int(place._client.ask(b"count")[0]) <= int(before[0]) + 1
         assert capfd.readouterr().err.count("refused a connection from 127.0.0.1") == 1
     finally:

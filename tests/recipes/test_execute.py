@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from unisono.recipes import digits, images, imdb, mnist, text
 from unisono.recipes import execute as play_module
 from unisono.recipes.catalog import RECIPES, Options
-from unisono.recipes.execute import play, spread, thinned
+from unisono.recipes.execute import execute, spread, thinned
 
 
 def test_a_warning_of_ours_is_one_line():
@@ -60,5 +60,5 @@ def test_play_finds_the_recipe_s_file(monkeypatch, name, module):
     played = []
     monkeypatch.setattr(module, "train", played.append)
     options = Options(recipe=name, model=RECIPES[name].models[0], epochs=1, batch_size=8, replicas=2)
-    play(options)
+    execute(options)
     assert played == [options]

@@ -19,7 +19,7 @@ from unisono.data.sets.augment import Augment
 from unisono.data.sets.images import load_images
 from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
-from unisono.recipes.execute import play
+from unisono.recipes.execute import execute
 from unisono.recipes.images import ImageCNN
 from unisono.recipes.speed import channels_last
 
@@ -61,7 +61,7 @@ def result_of(tmp_path, **options) -> dict:
         "out": str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"),
     }
     chosen = Options(**{**defaults, **options})
-    play(chosen)
+    execute(chosen)
     return json.loads((tmp_path / chosen.out / "result.json").read_text())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from unisono.errors import ConfigError
 from unisono.scaling.failures import Reliability
-from unisono.scaling.forecast import STRATEGIES, Job, compute_s, forecast, largest_of, predict
+from unisono.scaling.forecast import STRATEGIES, Workload, compute_s, forecast, largest_of, predict
 from unisono.scaling.machine import Link, Machine
 
 SLOW = Link(latency_s=5e-6, s_per_byte=1 / 50e9, overhead_s=1e-6)
@@ -16,7 +16,7 @@ FAST = Link(latency_s=2e-6, s_per_byte=1 / 450e9, overhead_s=5e-7)
 FREE = Link(latency_s=0.0, s_per_byte=0.0)
 NODES = Machine(inside=FAST, between=SLOW, node_size=8, nics=8, add_s_per_byte=1e-12)
 IDEAL = Machine(inside=FREE, between=FREE)
-JOB = Job(gradient_bytes=1e9, batch_size=4096, sample_s=0.01)
+JOB = Workload(gradient_bytes=1e9, batch_size=4096, sample_s=0.01)
 
 
 def test_an_ideal_machine_scales_ideally():
@@ -60,7 +60,7 @@ def test_overlap_hides_communication_and_no_more():
 
 def test_replicas_are_placed_whole():
     """8 micro-batches on 3 ranks: the fullest computes 3 of them; on 2 cores one has two of them."""
-    job = Job(gradient_bytes=1.0, batch_size=64, sample_s=1e-3, micro_s=2e-3, replicas=8)
+    job = Workload(gradient_bytes=1.0, batch_size=64, sample_s=1e-3, micro_s=2e-3, replicas=8)
     assert compute_s(job, IDEAL, 3) == pytest.approx(3 * 0.010)
     box = Machine(inside=FREE, between=FREE, node_size=64, cores=2, crowding=1.2)
     assert compute_s(job, box, 1) == pytest.approx(8 * 0.010)

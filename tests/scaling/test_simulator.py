@@ -10,7 +10,7 @@ from unisono.scaling.costs import ALGORITHMS, parameter_server
 from unisono.scaling.hierarchies import hierarchical
 from unisono.scaling.hierarchies import parameter_server as server_schedule
 from unisono.scaling.machine import Link, Machine
-from unisono.scaling.simulator import play
+from unisono.scaling.simulator import run_schedule
 
 SLOW = Link(latency_s=5e-6, s_per_byte=1 / 50e9, overhead_s=1e-6)
 FAST = Link(latency_s=2e-6, s_per_byte=1 / 450e9, overhead_s=5e-7)
@@ -24,16 +24,18 @@ S = 10_000_000
 def test_formula_and_simulation_agree(name, ranks):
     """Within 1 % (in fact within rounding of the chunks), with and without contention for ports, on equal links."""
     formula = ALGORITHMS[name](ranks, S, FLAT).seconds
-    assert play(plan(name, ranks), S, FLAT).seconds == pytest.approx(formula, rel=0.001)
+    assert run_schedule(plan(name, ranks), S, FLAT).seconds == pytest.approx(formula, rel=0.001)
     if name != "halving-doubling":  # whose spare ranks meet the others' messages
-        assert play(plan(name, ranks), S, FLAT, contention=True).seconds == pytest.approx(formula, rel=0.001)
+        assert run_schedule(plan(name, ranks), S, FLAT, contention=True).seconds == pytest.approx(formula, rel=0.001)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 16, 64])
 def test_trees_of_powers_of_two_agree(ranks):
     """For other numbers some ranks have less to do than the formula's rounds say."""
-    assert play(plan("tree", ranks), S, FLAT).seconds == pytest.approx(ALGORITHMS["tree"](ranks, S, FLAT).seconds)
-    odd = play(plan("tree", ranks + 1), S, FLAT).seconds
+    assert run_schedule(plan("tree", ranks), S, FLAT).seconds == pytest.approx(
+        ALGORITHMS["tree"](ranks, S, FLAT).seconds
+    )
+    odd = run_schedule(plan("tree", ranks + 1), S, FLAT).seconds
     assert odd <= ALGORITHMS["tree"](ranks + 1, S, FLAT).seconds * 1.0001
 
 
@@ -43,20 +45,20 @@ def test_the_hierarchy_agrees(nodes, nics):
     """Cards shared by ranks of a node slow the formula and the simulation alike."""
     machine = Machine(inside=FAST, between=SLOW, node_size=8, nics=nics, add_s_per_byte=1e-12)
     formula = ALGORITHMS["hierarchical"](8 * nodes, S, machine).seconds
-    assert play(hierarchical(nodes, 8), S, machine).seconds == pytest.approx(formula, rel=0.001)
+    assert run_schedule(hierarchical(nodes, 8), S, machine).seconds == pytest.approx(formula, rel=0.001)
 
 
 def test_a_wrong_formula_would_be_noticed():
     """The control: a ring of one round more is not within 1 %."""
     formula = ALGORITHMS["ring"](8, S, FLAT).seconds
-    assert play(plan("ring", 9), S, FLAT).seconds != pytest.approx(formula, rel=0.01)
+    assert run_schedule(plan("ring", 9), S, FLAT).seconds != pytest.approx(formula, rel=0.01)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6, 16])
 def test_a_parameter_server_agrees_with_contention(workers):
     """Its port takes the workers in turn, and it adds when all have arrived."""
     formula = parameter_server(workers, S, FLAT, 1).seconds
-    found = play(server_schedule(workers, 1), S, FLAT, contention=True).seconds
+    found = run_schedule(server_schedule(workers, 1), S, FLAT, contention=True).seconds
     assert found == pytest.approx(formula, rel=0.01)
 
 
@@ -64,23 +66,23 @@ def test_a_parameter_server_agrees_with_contention(workers):
 def test_several_servers_are_near_the_formula(workers, servers):
     """Workers that visit servers in the same order meet; servers that are done early answer early."""
     formula = parameter_server(workers, S, FLAT, servers).seconds
-    found = play(server_schedule(workers, servers), S, FLAT, contention=True).seconds
+    found = run_schedule(server_schedule(workers, servers), S, FLAT, contention=True).seconds
     assert 0.75 * formula < found < 1.5 * formula
 
 
 def test_rings_across_nodes_are_bounded_by_the_formula():
     """Ranks do not wait for all others after each round, so the slow links cost at most what the formula says."""
     formula = ALGORITHMS["ring"](64, S, NODES).seconds
-    assert 0.4 * formula < play(plan("ring", 64), S, NODES).seconds <= formula
+    assert 0.4 * formula < run_schedule(plan("ring", 64), S, NODES).seconds <= formula
 
 
 def test_stragglers_hold_everybody_up():
     """A late rank delays all by as much; a slow one by its share, and all of them."""
     schedule = plan("ring", 8)
-    quiet = play(schedule, S, FLAT)
-    late = play(schedule, S, FLAT, late_s=[0.0] * 7 + [0.5])
+    quiet = run_schedule(schedule, S, FLAT)
+    late = run_schedule(schedule, S, FLAT, late_s=[0.0] * 7 + [0.5])
     assert late.seconds == pytest.approx(quiet.seconds + 0.5, rel=0.02)
-    slow = play(schedule, S, FLAT, slow={3: 2.0})
+    slow = run_schedule(schedule, S, FLAT, slow={3: 2.0})
     assert 1.5 * quiet.seconds < slow.seconds < 2.2 * quiet.seconds
     assert min(slow.finished_s) > quiet.seconds
 
@@ -88,17 +90,19 @@ def test_stragglers_hold_everybody_up():
 def test_contention_for_one_card_takes_turns():
     """8 ranks behind one card: with contention an all-to-all takes at least its bytes through that card."""
     shared = Machine(inside=FAST, between=SLOW, node_size=8, nics=1)
-    found = play(plan("owner-computes", 16), S, shared, contention=True)
+    found = run_schedule(plan("owner-computes", 16), S, shared, contention=True)
     through_card_s = 2 * 8 * 8 * S / 16 / 50e9
     assert found.seconds > through_card_s
-    own = play(plan("owner-computes", 16), S, Machine(inside=FAST, between=SLOW, node_size=8, nics=8), contention=True)
+    own = run_schedule(
+        plan("owner-computes", 16), S, Machine(inside=FAST, between=SLOW, node_size=8, nics=8), contention=True
+    )
     assert found.seconds > 3 * own.seconds
 
 
 @pytest.mark.parametrize("contention", [False, True])
 def test_ports_carry_one_message_at_a_time(contention):
     """No two messages of a source overlap; every message takes its time; all of the schedule's bytes are carried."""
-    found = play(plan("owner-computes", 6), 6000, FLAT, contention=contention)
+    found = run_schedule(plan("owner-computes", 6), 6000, FLAT, contention=contention)
     assert sum(message.num_bytes for message in found.messages) == 2 * 6 * 5 * 1000
     for rank in range(6):
         mine = sorted((one for one in found.messages if one.source == rank), key=lambda one: one.began_s)
@@ -110,11 +114,11 @@ def test_ports_carry_one_message_at_a_time(contention):
 def test_wrong_settings_are_refused():
     """As many times as ranks, and factors that slow down."""
     with pytest.raises(ConfigError, match="late_s"):
-        play(plan("ring", 3), S, FLAT, late_s=[0.0])
+        run_schedule(plan("ring", 3), S, FLAT, late_s=[0.0])
     with pytest.raises(ConfigError, match="slow"):
-        play(plan("ring", 3), S, FLAT, slow={7: 2.0})
+        run_schedule(plan("ring", 3), S, FLAT, slow={7: 2.0})
     with pytest.raises(ConfigError, match="slow"):
-        play(plan("ring", 3), S, FLAT, slow={1: 0.5})
+        run_schedule(plan("ring", 3), S, FLAT, slow={1: 0.5})
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(1, 1), (1, 4), (2, 2), (3, 4), (4, 3)])

@@ -14,7 +14,7 @@ from unisono.store import client as client_module
 from unisono.store import wire
 from unisono.store.client import Client, NotOurStore, StoreLate, StoreLost, StoreRefused
 from unisono.store.secret import key_of
-from unisono.store.server import Limits, Server, listen
+from unisono.store.server import Server, ServerLimits, listen
 
 KEY = key_of("the secret of these tests")
 
@@ -27,7 +27,7 @@ def told():
 @pytest.fixture
 def server(told):
     """A server that is quick to lose its patience."""
-    here = Server(listen("127.0.0.1", 0), KEY, told.append, Limits(connections=64, strangers=8, handshake_s=1.0))
+    here = Server(listen("127.0.0.1", 0), KEY, told.append, ServerLimits(connections=64, strangers=8, handshake_s=1.0))
     yield here
     here.close()
     here.close()

@@ -6,12 +6,12 @@ import pytest
 from torch.distributed import HashStore
 
 from unisono.store.questions import Answer, Wait, answer, wait_over
-from unisono.store.table import Bounds, Full, Table
+from unisono.store.table import Bounds, Full, KeyTable
 
 
 def test_as_torchs_stores():
     """A thousand random calls give what torch's HashStore gives."""
-    ours, theirs, dice = Table(), HashStore(), random.Random(0)
+    ours, theirs, dice = KeyTable(), HashStore(), random.Random(0)
     for _ in range(1000):
         key = dice.choice("abc")
         name = key.encode()
@@ -38,7 +38,7 @@ def test_as_torchs_stores():
 
 def test_bounds():
     """A key, a value, their number and their sum have bounds; what does not fit leaves everything as it was."""
-    table = Table(Bounds(key_bytes=4, value_bytes=8, keys=2, total_bytes=14))
+    table = KeyTable(Bounds(key_bytes=4, value_bytes=8, keys=2, total_bytes=14))
     table.set(b"a", b"12345678")
     for key, value in ((b"12345", b""), (b"b", b"123456789"), (b"bb", b"12345")):
         with pytest.raises(Full):
@@ -52,17 +52,17 @@ def test_bounds():
     assert table.drop(b"") == 2
     table.set(b"bb", b"12345678")  # the room is there again
     for value in (b"x", b"9" * 30, b"\xff"):
-        wrong = Table()
+        wrong = KeyTable()
         wrong.set(b"n", value)
         with pytest.raises(Full):
             wrong.add(b"n", 1)
     with pytest.raises(Full, match="64 bits"):
-        Table().add(b"n", 1 << 63)
+        KeyTable().add(b"n", 1 << 63)
 
 
 def test_questions():
     """Questions get their answers; those that wait are told apart from those that are answered."""
-    table = Table()
+    table = KeyTable()
     assert answer(table, [b"set", b"a", b"1", b"b", b"2"]) == Answer([b"ok"], [b"a", b"b"])
     assert answer(table, [b"get", b"0", b"a", b"b"]) == Answer([b"ok", b"1", b"2"])
     assert answer(table, [b"get", b"0", b"c"]) == Answer([b"late"])
@@ -87,7 +87,7 @@ def test_questions():
 )  # fmt: skip
 def test_questions_that_are_none(question):
     """They are answered with a reason, and change nothing."""
-    table = Table()
+    table = KeyTable()
     found = answer(table, question)
     assert found.fields[0] == b"no"
     assert not len(table)
@@ -95,7 +95,7 @@ def test_questions_that_are_none(question):
 
 def test_more_values_than_fit_one_answer():
     """The answer is a reason, not a frame that nobody takes."""
-    table = Table()
+    table = KeyTable()
     for key in (b"a", b"b"):
         table.set(key, bytes(4 << 20))
     assert answer(table, [b"get", b"0", b"a", b"b"]).fields[0] == b"no"

@@ -7,7 +7,7 @@ import unisono
 from ranks import run_threads
 from strategies.conformance import loss_of, mlp
 from strategies.strategy_runs import train
-from unisono.collectives.execute import play
+from unisono.collectives.execute import execute
 from unisono.collectives.placement import cut
 from unisono.collectives.schedules import SCHEDULES, plan, simulate, start
 from unisono.errors import ConfigError, RankDivergence
@@ -25,7 +25,7 @@ def test_schedules_played_have_the_bits_of_the_simulation(name, world_size):
 
     def program(transport):
         mine = values[transport.rank].clone()
-        play(schedule, mine, transport)
+        execute(schedule, mine, transport)
         return mine.tolist()
 
     found = run_threads(program, world_size)
@@ -38,7 +38,7 @@ def test_schedules_played_have_the_bits_of_the_simulation(name, world_size):
 def test_a_schedule_for_other_ranks_is_refused():
     """A schedule knows how many ranks it is for."""
     with pytest.raises(ConfigError, match="schedule for 1 ranks, got one for 3"):
-        run_threads(lambda transport: play(plan("ring", 3), torch.ones(3), transport), 1)
+        run_threads(lambda transport: execute(plan("ring", 3), torch.ones(3), transport), 1)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -10,7 +10,7 @@ from strategies.conformance import loss_of
 from strategies.strategy_runs import toy_data, train
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.errors import ConfigError, StepError
-from unisono.strategies.base import Setting
+from unisono.strategies.base import StrategyContext
 from unisono.strategies.data_parallel import DataParallel
 
 
@@ -43,7 +43,7 @@ class Recorder(nn.Module):
 
 def engine(model, **options):
     chosen = unisono.strategy("balanced_dp", **options)
-    setting = Setting(transport=LoopbackTransport(), placement=[range(1)], seed=0, device=torch.device("cpu"))
+    setting = StrategyContext(transport=LoopbackTransport(), placement=[range(1)], seed=0, device=torch.device("cpu"))
     return DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), setting, chosen)
 
 

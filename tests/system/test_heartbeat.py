@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from unisono.system.heartbeat import JOINED, QUIET, STOPPED, Beacon, Pulse, Reading
+from unisono.system.heartbeat import JOINED, QUIET, STOPPED, HeartbeatPage, HeartbeatThread, Reading
 
 
 def test_what_is_told_is_read(tmp_path):
     """Every word of the worker arrives, also after it has let go of the page."""
-    launcher = Beacon.create(tmp_path / "beacon-0")
+    launcher = HeartbeatPage.create(tmp_path / "heartbeat-0")
     assert launcher.read() == Reading()
-    worker = Beacon(tmp_path / "beacon-0")
+    worker = HeartbeatPage(tmp_path / "heartbeat-0")
     worker.join(os.getpid())
     worker.begin(7)
     worker.take_up(3, b"".join(number.to_bytes(8, "little") for number in (11, 12)))
@@ -32,14 +32,14 @@ def test_what_is_told_is_read(tmp_path):
 
 def test_long_batches_are_cut(tmp_path):
     """A thousand samples do not run over the end of the page."""
-    beacon = Beacon.create(tmp_path / "beacon-0")
-    beacon.take_up(0, bytes(8 * 1000))
-    assert len(beacon.read().samples) == 500
+    heartbeat = HeartbeatPage.create(tmp_path / "heartbeat-0")
+    heartbeat.take_up(0, bytes(8 * 1000))
+    assert len(heartbeat.read().samples) == 500
 
 
 def test_the_launcher_asks(tmp_path):
     """One word goes the other way."""
-    launcher, worker = Beacon.create(tmp_path / "b"), Beacon(tmp_path / "b")
+    launcher, worker = HeartbeatPage.create(tmp_path / "b"), HeartbeatPage(tmp_path / "b")
     assert not worker.is_stop_asked
     launcher.ask_stop()
     assert worker.is_stop_asked
@@ -47,30 +47,30 @@ def test_the_launcher_asks(tmp_path):
 
 def test_leaving():
     """A worker whose run is over is judged no more; one that stopped on request is remembered as such."""
-    beacon = Beacon(None)
-    beacon.join(1)
-    beacon.leave()
-    assert beacon.read().state == QUIET
-    beacon.set_state(STOPPED)
-    beacon.leave()
-    assert beacon.read().state == STOPPED
+    heartbeat = HeartbeatPage(None)
+    heartbeat.join(1)
+    heartbeat.leave()
+    assert heartbeat.read().state == QUIET
+    heartbeat.set_state(STOPPED)
+    heartbeat.leave()
+    assert heartbeat.read().state == STOPPED
 
 
 def test_the_file_is_private(tmp_path):
     """Only its owner may read it, and a link in its place is not followed."""
-    Beacon.create(tmp_path / "beacon-0")
-    assert stat.S_IMODE((tmp_path / "beacon-0").stat().st_mode) == 0o600
-    (tmp_path / "link").symlink_to(tmp_path / "beacon-0")
+    HeartbeatPage.create(tmp_path / "heartbeat-0")
+    assert stat.S_IMODE((tmp_path / "heartbeat-0").stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "heartbeat-0")
     with pytest.raises(OSError, match="symbolic"):
-        Beacon(tmp_path / "link")
+        HeartbeatPage(tmp_path / "link")
 
 
 def test_a_pulse_beats_until_it_is_stopped():
     """Signs of life come by themselves."""
-    beacon = Beacon(None)
-    pulse = Pulse(beacon)
+    heartbeat = HeartbeatPage(None)
+    pulse = HeartbeatThread(heartbeat)
     deadline = time.monotonic() + 20
-    while beacon.read().beats < 2 and time.monotonic() < deadline:
+    while heartbeat.read().beats < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert beacon.read().beats >= 2
+    assert heartbeat.read().beats >= 2
     pulse.stop()

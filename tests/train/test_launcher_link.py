@@ -12,8 +12,8 @@ from unisono.collectives.loopback import run_ranks
 from unisono.errors import RunStopped
 from unisono.observe import phases
 from unisono.report.run_diff import compare_runs
-from unisono.system.heartbeat import JOINED, QUIET, STOPPED, Beacon
-from unisono.train.launcher_link import Watch
+from unisono.system.heartbeat import JOINED, QUIET, STOPPED, HeartbeatPage
+from unisono.train.launcher_link import LauncherLink
 from unisono.world import World
 
 
@@ -36,13 +36,13 @@ def play(toy, run, model, at, act):
     """Train and call `act` in the midst of step `at`; returns the last step done."""
 
     def loss(micro):
-        if run._course.done + 1 == at:
+        if run._progress.done + 1 == at:
             act()
         return F.cross_entropy(model(micro.x), micro.y)
 
     for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
         run.step(batch, loss)
-    return run._course.done
+    return run._progress.done
 
 
 USUAL = {
@@ -120,9 +120,9 @@ def test_the_last_step_is_no_stop(toy, tmp_path):
 
 
 def test_what_a_run_tells(toy, tmp_path, monkeypatch):
-    """Steps, phases, replica, samples and checkpoints stand on the beacon."""
-    page = Beacon.create(tmp_path / "beacon-0")
-    monkeypatch.setattr(World, "current", classmethod(lambda cls: cls(beacon=str(tmp_path / "beacon-0"))))
+    """Steps, phases, replica, samples and checkpoints stand on the heartbeat page."""
+    page = HeartbeatPage.create(tmp_path / "heartbeat-0")
+    monkeypatch.setattr(World, "current", classmethod(lambda cls: cls(heartbeat=str(tmp_path / "heartbeat-0"))))
     seen = []
     with toy.run(out=tmp_path / "run", checkpoint_every=2) as (run, model, _):
         assert page.read().is_joined
@@ -140,12 +140,12 @@ def test_what_a_run_tells(toy, tmp_path, monkeypatch):
 
 def test_a_stopped_run_is_remembered_as_such(tmp_path):
     """The launcher must be able to tell a stop on request from a program that exits with the same code."""
-    Beacon.create(tmp_path / "b")
-    watch = Watch(World(rank=1, world_size=2, beacon=str(tmp_path / "b")), is_process=True)
+    HeartbeatPage.create(tmp_path / "b")
+    watch = LauncherLink(World(rank=1, world_size=2, heartbeat=str(tmp_path / "b")), is_process=True)
     watch.stopped(3)
     watch.close()
     watch.close()
-    assert Beacon(tmp_path / "b").read().state == STOPPED
+    assert HeartbeatPage(tmp_path / "b").read().state == STOPPED
 
 
 def test_time_goes_to_the_phase_it_was_spent_in(toy, tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ class Facts:
         fencing_token: Number of the launch that wrote it; a later launch has a larger one.
         metrics: Measured with exactly these weights; finite.
         ledger_head: The ledger's chain value at this step; empty where there is none.
-        spent: What the steps have cost up to this one, over all launches: see `Course`; empty where unknown.
+        spent: What the steps have cost up to this one, over all launches: see `RunProgress`; empty where unknown.
         score: As in ``score.json``.
         environment: As in ``environment.json``: software and hardware it was computed with.
     """

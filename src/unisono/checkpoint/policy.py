@@ -43,7 +43,7 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class KeptCheckpoint:
     """One checkpoint, as far as keeping it is concerned.
 
     Attributes:
@@ -57,7 +57,7 @@ class Candidate:
     metric: float | None = None
 
 
-def choose_kept(others: Sequence[Candidate], new: Candidate, policy: CheckpointPolicy) -> list[bool]:
+def choose_kept(others: Sequence[KeptCheckpoint], new: KeptCheckpoint, policy: CheckpointPolicy) -> list[bool]:
     """Say for each of `others`, newest first, whether it stays beside `new`, which stays in any case.
 
     Returns:

@@ -31,7 +31,7 @@ from unisono.checkpoint.manifest import (
     may_be_link,
     read_manifest,
 )
-from unisono.checkpoint.policy import Candidate, CheckpointPolicy, choose_kept, stem_of
+from unisono.checkpoint.policy import CheckpointPolicy, KeptCheckpoint, choose_kept, stem_of
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory, entered
@@ -109,7 +109,7 @@ def remove(home: Directory, name: str) -> None:
 
 def choose_removed(home: Directory, name: str, manifest: Manifest, policy: CheckpointPolicy) -> list[str]:
     """Return the checkpoints that `policy` does not keep beside that of a name; another run's stay."""
-    found: list[tuple[str, Candidate]] = []
+    found: list[tuple[str, KeptCheckpoint]] = []
     kept_valid = 0
     for step, path in list_steps(home):
         other = path.name
@@ -123,10 +123,10 @@ def choose_removed(home: Directory, name: str, manifest: Manifest, policy: Check
             if kept_valid < policy.keep - 1 or policy.best is not None:
                 verify(place)  # a damaged one must not take the place of a good one
             kept_valid += 1
-            found.append((other, Candidate(step=step, is_valid=True, metric=_metric(theirs, policy))))
+            found.append((other, KeptCheckpoint(step=step, is_valid=True, metric=_metric(theirs, policy))))
             continue
-        found.append((other, Candidate(step=step, is_valid=False)))
-    new = Candidate(step=manifest.step, is_valid=True, metric=_metric(manifest, policy))
+        found.append((other, KeptCheckpoint(step=step, is_valid=False)))
+    new = KeptCheckpoint(step=manifest.step, is_valid=True, metric=_metric(manifest, policy))
     stays = choose_kept([candidate for _, candidate in found], new, policy)
     return [other for (other, _), is_kept in zip(found, stays, strict=True) if not is_kept]
 

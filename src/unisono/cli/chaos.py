@@ -142,25 +142,25 @@ def _undisturbed(target: str, args: tuple[str, ...], workers: int, given: dict[s
 def _disturbed(
     target: str, args: tuple[str, ...], workers: int, given: dict[str, Any], scratch: Path, faults: list[Any]
 ) -> tuple[list["Blow"], int]:
-    from unisono.experiments.injector import Player
+    from unisono.experiments.injector import Injector
 
     out = scratch / "disturbed"
-    player = Player(
+    injector = Injector(
         lambda count: _command(target, args, count, given, out),
         _environment(target, given, workers, out), scratch, workers,
     )  # fmt: skip
     blows = []
     try:
-        player.start()
+        injector.start()
         for fault in faults:
-            blow = player.strike(fault)
+            blow = injector.strike(fault)
             blows.append(blow)
             click.echo(_line(blow, len(faults)), err=True)
             if not blow.has_landed and blow.step == 0:
                 break
-        return blows, player.finish()
+        return blows, injector.finish()
     finally:
-        player.close()
+        injector.close()
 
 
 def _line(blow: "Blow", count: int) -> str:

@@ -257,9 +257,9 @@ def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[
                     (out / name).write_bytes(data)
         if not as_json:
             click.echo(f"playing step {step + 1} from {chosen.name} ...", err=True)
-        _play(home, out, lines[step + 1], args, given)
-        played = {line["step"]: line for line in read_lines(out / "ledger.jsonl")}.get(step + 1, {})
-    differing = [name for name, value in lines[step + 1].items() if played.get(name) != value]
+        _run_step(home, out, lines[step + 1], args, given)
+        replayed = {line["step"]: line for line in read_lines(out / "ledger.jsonl")}.get(step + 1, {})
+    differing = [name for name, value in lines[step + 1].items() if replayed.get(name) != value]
     if as_json:
         click.echo(to_json({"equal": not differing, "checkpoint": chosen.name, "differing": differing}))
     elif differing:
@@ -283,7 +283,7 @@ def _newest_with_next(found: Path, lines: dict[int, Any]) -> Path:
     )
 
 
-def _play(home: Path, out: Path, line: dict[str, Any], args: tuple[str, ...], given: dict[str, Any]) -> None:
+def _run_step(home: Path, out: Path, line: dict[str, Any], args: tuple[str, ...], given: dict[str, Any]) -> None:
     """Play one step in the run directory `out`, in processes of its own."""
     from dataclasses import replace
 
@@ -307,7 +307,7 @@ def _play(home: Path, out: Path, line: dict[str, Any], args: tuple[str, ...], gi
         )  # fmt: skip
     from unisono.cli.train import plan
     from unisono.launchers.api import describe_function
-    from unisono.recipes.execute import play as play_recipe
+    from unisono.recipes.execute import execute as execute_recipe
 
     result = json.loads((home / "result.json").read_text()) if (home / "result.json").exists() else {}
     options = {name: score[name] for name in ("seed", "replicas", "batch_size", "threads")}
@@ -315,7 +315,7 @@ def _play(home: Path, out: Path, line: dict[str, Any], args: tuple[str, ...], gi
     options |= {"out": str(out), "data": given["data"], "allow_drift": given["allow_drift"] or None}
     options["epochs"] = max(line["epoch"] + 1, result.get("epochs", 1))
     job = plan(recipe, given["workers"], options)
-    target_function = describe_function(play_recipe, (replace(job.options, checkpoint_every=line["step"]),))
+    target_function = describe_function(execute_recipe, (replace(job.options, checkpoint_every=line["step"]),))
     run_local(
         LaunchSpec(target=target_function, workers=job.workers, threads=score["threads"], env=env, output="quiet")
     )

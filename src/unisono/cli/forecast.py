@@ -27,7 +27,7 @@ from unisono.options.quantities import (
 
 if TYPE_CHECKING:
     from unisono.scaling.failures import Reliability
-    from unisono.scaling.forecast import Job
+    from unisono.scaling.forecast import Workload
     from unisono.scaling.machine import Machine
 
 KIND, VERSION = "unisono forecast", 1
@@ -142,7 +142,7 @@ def parse_counts(text: str) -> list[int]:
     return sorted(found)
 
 
-def settle(recipe: str | None, given: dict[str, Any]) -> "tuple[Job, Machine, list[str]]":
+def settle(recipe: str | None, given: dict[str, Any]) -> "tuple[Workload, Machine, list[str]]":
     """Return job and machine from measurement and command line, and notes on where they come from.
 
     Raises:
@@ -151,7 +151,7 @@ def settle(recipe: str | None, given: dict[str, Any]) -> "tuple[Job, Machine, li
     from dataclasses import replace
 
     from unisono.errors import ConfigError
-    from unisono.scaling.forecast import Job
+    from unisono.scaling.forecast import Workload
     from unisono.scaling.machine import Link, Machine, parse_rate, parse_seconds
 
     notes: list[str] = []
@@ -169,7 +169,7 @@ def settle(recipe: str | None, given: dict[str, Any]) -> "tuple[Job, Machine, li
             between=Link(latency_s=5e-6, s_per_byte=1 / 50e9, overhead_s=1e-6),
             node_size=size, nics=max(1, size), add_s_per_byte=1e-12,
         )  # fmt: skip
-        job = Job(gradient_bytes=0.0, batch_size=given["batch_size"], sample_s=parse_seconds(given["sample_time"]))
+        job = Workload(gradient_bytes=0.0, batch_size=given["batch_size"], sample_s=parse_seconds(given["sample_time"]))
         notes.append("from the command line; what was not given has its default")
     else:
         from unisono.experiments.calibrate import calibrate
@@ -225,7 +225,7 @@ def reliability_of(given: dict[str, Any]) -> "Reliability | None":
 
 
 def tell(
-    job: "Job", machine: "Machine", reliability: "Reliability | None", counts: list[int], straggler: float | None,
+    job: "Workload", machine: "Machine", reliability: "Reliability | None", counts: list[int], straggler: float | None,
     notes: list[str],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the forecast as plain values, as it is kept."""
@@ -235,7 +235,7 @@ def tell(
     from unisono.scaling.forecast import forecast as predict_all
 
     found = predict_all(job, machine, counts, reliability)
-    played = [] if straggler is None else list(compare(job.gradient_bytes, machine, counts, straggler))
+    simulated = [] if straggler is None else list(compare(job.gradient_bytes, machine, counts, straggler))
     rows = [asdict(one) for one in found]
     for row in rows:
         if row["run_s"] == math.inf:  # which JSON does not have
@@ -243,7 +243,7 @@ def tell(
     return {
         "kind": KIND, "version": VERSION, "notes": notes, "job": asdict(job), "machine": asdict(machine),
         "reliability": None if reliability is None else asdict(reliability),
-        "forecasts": rows, "simulated": [asdict(one) for one in played],
+        "forecasts": rows, "simulated": [asdict(one) for one in simulated],
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ _KINDS = {name: number(quantity) for name, quantity in NUMBERS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class TrainJob:
     """A recipe ready to start: its options, with the data checked; workers on this host, and how it meets others."""
 
     options: "Options"
@@ -220,7 +220,7 @@ def _train(
             home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))
         try:
             scratch = None if kept else place
-            result = play(job, output="stderr" if as_json else "leader", scratch=scratch, **settings)
+            result = run_job(job, output="stderr" if as_json else "leader", scratch=scratch, **settings)
         except RunStopped as stopped:
             if given["out"]:
                 raise
@@ -250,7 +250,7 @@ def plan(
     given: dict[str, Any],
     devices: tuple[str, ...] | None = None,
     nodes: "NodesPlan | None" = None,
-) -> Job:
+) -> TrainJob:
     """Check recipe, settings, world and data, before anything starts.
 
     Args:
@@ -305,7 +305,7 @@ def plan(
             count = strategy.usual_workers(count)
     strategy.place(options.replicas, count * hosts)
     found.check_data(options)
-    return Job(options=options, workers=count, nodes=nodes)
+    return TrainJob(options=options, workers=count, nodes=nodes)
 
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
@@ -329,7 +329,7 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     return score
 
 
-def play(job: Job, *, output: str, **settings: Any) -> dict[str, Any]:
+def run_job(job: TrainJob, *, output: str, **settings: Any) -> dict[str, Any]:
     """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
 
     Args:
@@ -343,9 +343,9 @@ def play(job: Job, *, output: str, **settings: Any) -> dict[str, Any]:
     """
     from unisono.launchers.api import describe_function
     from unisono.launchers.spec import LaunchSpec
-    from unisono.recipes.execute import play as play_recipe
+    from unisono.recipes.execute import execute as execute_recipe
 
-    target = describe_function(play_recipe, (job.options,))
+    target = describe_function(execute_recipe, (job.options,))
     spec = LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **settings)
     start(spec, job.nodes, program=json.dumps(job.options.score, sort_keys=True))
     result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())

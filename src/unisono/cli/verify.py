@@ -28,7 +28,7 @@ from unisono.options.quantities import REPLICAS, THREADS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class VerifiedRun:
     """One run of the score.
 
     Attributes:
@@ -80,7 +80,7 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
         raise ConfigError(f"expected at least two runs to compare, got --workers {workers}. Hint: --workers 1,2.")
     with scratch_directory("verify") as scratch:
         start = (_script if is_script(target) else _recipe)(target, args, counts, given, scratch)
-        trials: list[Trial] = []
+        trials: list[VerifiedRun] = []
         for number, count in enumerate(counts):
             click.echo(f"[{number + 1}/{len(counts)}] {target} on {count} worker{'s' * (count > 1)} ...", err=True)
             trials.append(_try(start, count, Path(scratch) / f"{number}-{count}", given))
@@ -88,13 +88,15 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
 
 
 def _recipe(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any], scratch: str) -> Start:
-    from unisono.cli.train import plan, play
+    from unisono.cli.train import plan, run_job
 
     refuse_arguments(target, args)
     job = plan(target, str(max(counts)), given)
 
     def start(count: int, out: Path) -> None:
-        play(replace(job, workers=count, options=replace(job.options, out=str(out))), output="quiet", scratch=scratch)
+        run_job(
+            replace(job, workers=count, options=replace(job.options, out=str(out))), output="quiet", scratch=scratch
+        )
 
     for count in counts:
         plan(target, str(count), given)
@@ -107,7 +109,7 @@ def _script(target: str, args: tuple[str, ...], counts: list[int], given: dict[s
     return script_starter(target, args, threads=given["threads"], replicas_of=lambda _: replicas, scratch=scratch)
 
 
-def _try(start: Start, count: int, out: Path, given: dict[str, Any]) -> Trial:
+def _try(start: Start, count: int, out: Path, given: dict[str, Any]) -> VerifiedRun:
     from unisono.errors import ConfigError
 
     began = time.monotonic()
@@ -121,7 +123,7 @@ def _try(start: Start, count: int, out: Path, given: dict[str, Any]) -> Trial:
                 f"--{name} {given[name]} was given, but the script sets {name}={score[name]} itself. "
                 f"Hint: leave --{name} out, or {name} unset in unisono.Run()."
             )
-    return Trial(
+    return VerifiedRun(
         workers=count,
         seconds=seconds,
         steps=result["steps"],
@@ -130,7 +132,7 @@ def _try(start: Start, count: int, out: Path, given: dict[str, Any]) -> Trial:
     )
 
 
-def _judge(trials: list[Trial], as_json: bool) -> int:
+def _judge(trials: list[VerifiedRun], as_json: bool) -> int:
     from unisono.observe.compare import first_difference
 
     first = trials[0]

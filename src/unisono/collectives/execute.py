@@ -10,7 +10,7 @@ from unisono.collectives.tree import combine
 from unisono.errors import ConfigError
 
 
-def play(schedule: Schedule, flat: Tensor, transport: Transport) -> None:
+def execute(schedule: Schedule, flat: Tensor, transport: Transport) -> None:
     """Play a schedule on this rank's buffer, in place; collective.
 
     Every round is one `Transport.all_to_all`.

@@ -148,7 +148,7 @@ def run_ranks(program: Callable[[LoopbackTransport], T], world_size: int) -> lis
     stage = _Stage(world_size)
     results: list[T | None] = [None] * world_size
 
-    def play(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         stage.wait_for_turn(rank)
         failure: BaseException | None = None
         try:
@@ -160,7 +160,7 @@ def run_ranks(program: Callable[[LoopbackTransport], T], world_size: int) -> lis
             stage.waits = 0
         stage.pass_on(rank)
 
-    threads = [threading.Thread(target=play, args=(rank,), name=f"rank-{rank}") for rank in range(world_size)]
+    threads = [threading.Thread(target=run_rank, args=(rank,), name=f"rank-{rank}") for rank in range(world_size)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -13,7 +13,7 @@ from unisono.launchers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from unisono.scaling.calibration import Solo, StepTimes
-    from unisono.scaling.forecast import Job
+    from unisono.scaling.forecast import Workload
     from unisono.scaling.machine import Machine
 
 STEPS, WARMUP = 25, 5
@@ -23,14 +23,14 @@ Start = Callable[[int, Path], None]
 """Plays the job alone with so many replicas into a new run directory."""
 
 
-def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Job, Machine, list[str]]":
+def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Workload, Machine, list[str]]":
     """Measure a recipe and this machine, and return both as numbers, with notes for people.
 
     Raises:
         ConfigError: No such recipe, or a setting out of range.
         WorkerFailed: A measured process failed.
     """
-    from unisono.cli.train import plan, play
+    from unisono.cli.train import plan, run_job
     from unisono.launchers.spec import usable_cores
     from unisono.scaling.calibration import crowding_of, fit_job
 
@@ -39,7 +39,7 @@ def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Job, Machine, list[s
 
     def start(replicas: int, out: Path) -> None:
         options = replace(job.options, out=str(out), replicas=replicas)
-        play(replace(job, options=options), output="quiet", env={"UNISONO_LAST_STEP": str(STEPS)})
+        run_job(replace(job, options=options), output="quiet", env={"UNISONO_LAST_STEP": str(STEPS)})
 
     cores = usable_cores()
     click.echo(f"measuring {recipe} on one worker, then on all {cores} cores ...", err=True)

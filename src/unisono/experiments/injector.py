@@ -1,7 +1,7 @@
 """Play a run and hurt it as planned: start its launcher, wait for its own signs of progress, inject, see it land.
 
 In: a command line, a run directory and `Fault`s. Out: one `Blow` per fault, with what was seen. Every launcher gets a
-temporary directory of its own, in which its workers' beacons are found. Signals go through process descriptors, so
+temporary directory of its own, in which its workers' heartbeat pages are found. Signals go through process descriptors, so
 that no stranger who inherits a process id is ever hit.
 """
 
@@ -18,7 +18,7 @@ from typing import final
 
 from unisono.errors import LaunchError, RunStopped
 from unisono.experiments.fault_schedule import Fault
-from unisono.system.heartbeat import QUIET, STOPPED, Beacon, Reading
+from unisono.system.heartbeat import QUIET, STOPPED, HeartbeatPage, Reading
 
 _LOOK_S = 0.001
 _DEATH_S = 15.0
@@ -48,13 +48,13 @@ class Blow:
 class _Worker:
     """A worker as seen through its page, and its process descriptor."""
 
-    beacon: Beacon
+    heartbeat: HeartbeatPage
     reading: Reading
     descriptor: int
 
 
 @final
-class Player:
+class Injector:
     """One run under attack.
 
     Args:
@@ -97,19 +97,19 @@ class Player:
         Raises:
             LaunchError: A launcher ended by itself with a failure.
         """
-        crew = self._wait_for(max(fault.step, self._passed + 1))
-        if crew is None:
+        worker_group = self._wait_for(max(fault.step, self._passed + 1))
+        if worker_group is None:
             return Blow(fault=fault, step=0, phase="", has_landed=False)
         try:
-            hit = crew[fault.rank % len(crew)]
+            hit = worker_group[fault.rank % len(worker_group)]
             began = time.monotonic()
-            has_landed = self._inject(fault, crew, hit)
-            last = [worker.beacon.read() for worker in crew]
-            phase = hit.beacon.read().phase
+            has_landed = self._inject(fault, worker_group, hit)
+            last = [worker.heartbeat.read() for worker in worker_group]
+            phase = hit.heartbeat.read().phase
             self._passed = max(reading.step for reading in last)
-            pids = {worker.reading.pid for worker in crew}
+            pids = {worker.reading.pid for worker in worker_group}
         finally:
-            for worker in crew:
+            for worker in worker_group:
                 os.close(worker.descriptor)
         blow = Blow(fault=fault, step=self._passed, phase=phase, has_landed=has_landed)
         if not has_landed or fault.kind == "stop":
@@ -135,16 +135,16 @@ class Player:
     def _temporary(self) -> Path:
         return self._scratch / f"tmp-{self._num_launches}"
 
-    def _crew(self) -> list[_Worker]:
+    def _worker_group(self) -> list[_Worker]:
         """Return all workers of the present attempt, empty while they are not complete."""
         workers: list[_Worker] = []
         try:
-            for path in sorted(beacon_files(self._temporary), key=lambda path: int(path.name[7:])):
-                beacon = Beacon(path)
-                reading = beacon.read()
+            for path in sorted(heartbeat_files(self._temporary), key=lambda path: int(path.name[7:])):
+                heartbeat = HeartbeatPage(path)
+                reading = heartbeat.read()
                 if not reading.is_joined:
                     raise ProcessLookupError
-                workers.append(_Worker(beacon, reading, os.pidfd_open(reading.pid)))
+                workers.append(_Worker(heartbeat, reading, os.pidfd_open(reading.pid)))
         except (FileNotFoundError, ProcessLookupError):  # ended, or between two attempts
             for worker in workers:
                 os.close(worker.descriptor)
@@ -154,11 +154,11 @@ class Player:
     def _wait_for(self, step: int) -> list[_Worker] | None:
         """Return the workers once one of them has begun `step`, None if the run ends before."""
         while True:
-            for path in beacon_files(self._temporary):
+            for path in heartbeat_files(self._temporary):
                 with contextlib.suppress(FileNotFoundError, ValueError):
-                    reading = Beacon(path).read()
-                    if reading.is_joined and reading.step >= step and (crew := self._crew()):
-                        return crew
+                    reading = HeartbeatPage(path).read()
+                    if reading.is_joined and reading.step >= step and (worker_group := self._worker_group()):
+                        return worker_group
             if self._has_ended():
                 return None
             time.sleep(_LOOK_S)
@@ -167,9 +167,9 @@ class Player:
         """Wait until a worker that is not an old one has finished a step; False if the run ends before."""
         first: dict[int, int] = {}
         while True:
-            for path in beacon_files(self._temporary):
+            for path in heartbeat_files(self._temporary):
                 with contextlib.suppress(FileNotFoundError, ValueError):
-                    reading = Beacon(path).read()
+                    reading = HeartbeatPage(path).read()
                     is_new = reading.pid and reading.pid not in old_pids and reading.step
                     if is_new and reading.done >= first.setdefault(reading.pid, reading.step):
                         return True
@@ -187,14 +187,14 @@ class Player:
             )
         return code == 0
 
-    def _inject(self, fault: Fault, crew: list[_Worker], hit: _Worker) -> bool:
+    def _inject(self, fault: Fault, worker_group: list[_Worker], hit: _Worker) -> bool:
         assert self._launcher is not None
         if fault.kind == "stop":
             return _hold(hit, fault.hold_s)
         if fault.kind == "kill-worker":
             return _kill([hit])
         if fault.kind == "kill-all":
-            return _kill(crew)
+            return _kill(worker_group)
         self.workers = fault.workers
         if fault.kind == "resize":
             self._launcher.send_signal(signal.SIGTERM)
@@ -203,16 +203,16 @@ class Player:
         else:
             self._launcher.kill()
             self._launcher.wait()
-            if not all(_was_at_work(worker) for worker in crew):
+            if not all(_was_at_work(worker) for worker in worker_group):
                 return False
         self.start()  # at once: the old workers may still be dying
         return True
 
 
-def beacon_files(temporary: Path) -> list[Path]:
-    """Return the beacons of the launch that has `temporary` for its temporary files; none while it is being removed."""
+def heartbeat_files(temporary: Path) -> list[Path]:
+    """Return the heartbeat pages of the launch that has `temporary` for its temporary files; none while it is being removed."""
     try:
-        return list(temporary.glob("unisono-*/beacon-*"))
+        return list(temporary.glob("unisono-*/heartbeat-*"))
     except FileNotFoundError:  # the launch has ended meanwhile
         return []
 
@@ -230,7 +230,7 @@ def _kill(workers: list[_Worker]) -> bool:
 
 def _was_at_work(worker: _Worker) -> bool:
     """Whether a worker's last words are those of a run in progress."""
-    return worker.beacon.read().state not in (QUIET, STOPPED)
+    return worker.heartbeat.read().state not in (QUIET, STOPPED)
 
 
 def _hold(worker: _Worker, seconds: float) -> bool:

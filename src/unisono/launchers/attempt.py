@@ -1,6 +1,6 @@
 """One attempt of a launch: start the workers, watch them, find out how it ended, leave nothing behind.
 
-In: a `LaunchSpec` and the queue of events. Out: an `Outcome`. The supervisor is one loop over one queue (`crew`).
+In: a `LaunchSpec` and the queue of events. Out: an `Outcome`. The supervisor is one loop over one queue (`group`).
 Whether another attempt follows is not decided here. Must not import torch.
 """
 
@@ -18,8 +18,8 @@ from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill
 from unisono.launchers.supervision.memory_kills import count_kills
 from unisono.launchers.supervision.restarts import Ending
-from unisono.launchers.supervision.supervisor import Watchman
-from unisono.launchers.worker_group import Called, Crew, Events, OutputBroken, Signalled, next_event
+from unisono.launchers.supervision.supervisor import Supervisor
+from unisono.launchers.worker_group import Called, Events, OutputBroken, Signalled, WorkerGroup, next_event
 from unisono.system.heartbeat import STEPPING
 
 # How long to wait for a better culprit after the first failure that blames a peer.
@@ -60,107 +60,107 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
         None when every worker ended well.
     """
     with scratch_directory() as directory, _reserved_port() as port:
-        crew = Crew(spec, directory, events)
+        group = WorkerGroup(spec, directory, events)
         memory_kills = count_kills()
         try:
-            crew.start(port)
-            outcome = _supervise(crew, events, memory_kills)
+            group.start(port)
+            outcome = _supervise(group, events, memory_kills)
             # Before a restart the survivors' work is lost anyway; else they may end in their own way.
             is_lost = isinstance(outcome, Failed) and spec.max_restarts > 0
             if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
-                _stop(crew, events, outcome)
+                _stop(group, events, outcome)
             if isinstance(outcome, Signalled):
-                _tell_what_is_kept(crew)
+                _tell_what_is_kept(group)
         except LaunchError as error:
-            outcome = Failed(error, Ending(rank=crew.num_started, what="could not be started"))
+            outcome = Failed(error, Ending(rank=group.num_started, what="could not be started"))
         finally:
-            crew.close()
+            group.close()
     if outcome is None:
-        _tell_of_loners(crew)
-        return OutputBroken() if crew.is_output_broken else crew.interrupted
+        _tell_of_loners(group)
+        return OutputBroken() if group.is_output_broken else group.interrupted
     return outcome
 
 
-def _supervise(crew: Crew, events: Events, memory_kills: int) -> Outcome:
+def _supervise(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
-    watchman = Watchman(crew)
-    while crew.running:
+    supervisor = Supervisor(group)
+    while group.running:
         event = next_event(events, time.monotonic() + _LOOK_S)
         if event is None:
-            watchman.look()
-            if watchman.unkillable is not None:
-                return _unkillable(crew, watchman.unkillable)
+            supervisor.look()
+            if supervisor.unkillable is not None:
+                return _unkillable(group, supervisor.unkillable)
             continue
-        crew.note(event)
+        group.note(event)
         if isinstance(event, Signalled | Called):
-            return _stop_between_steps(crew, events, event)
+            return _stop_between_steps(group, events, event)
         if isinstance(event, OutputBroken):
             return event
-        if isinstance(event, WorkerExit) and event.code != 0 and not crew.has_stopped(event):
-            return _find_failure(crew, events, memory_kills)
-    return _stopped(crew)
+        if isinstance(event, WorkerExit) and event.code != 0 and not group.has_stopped(event):
+            return _find_failure(group, events, memory_kills)
+    return _stopped(group)
 
 
-def _tell_of_loners(crew: Crew) -> None:
+def _tell_of_loners(group: WorkerGroup) -> None:
     """Say that workers which ended well have each trained the same thing, where it looks like that."""
-    if crew.spec.world_size == 1 or crew.spec.output == "quiet":
+    if group.spec.world_size == 1 or group.spec.output == "quiet":
         return
-    if all(crew.last_reading(rank).is_alone for rank in crew.spec.ranks):
+    if all(group.last_reading(rank).is_alone for rank in group.spec.ranks):
         tell(
-            f"each of the {crew.spec.world_size} workers has trained by itself: none has joined the others, none did a "
+            f"each of the {group.spec.world_size} workers has trained by itself: none has joined the others, none did a "
             "part of the work. Hint: unisono.Run() joins them, as torch.distributed.init_process_group() does; "
             "a program for one worker needs no -n."
         )
 
 
-def _stopped(crew: Crew) -> Stopped | None:
+def _stopped(group: WorkerGroup) -> Stopped | None:
     """Judge workers that have all ended well."""
-    steps = [crew.last_reading(end.rank).done for end in crew.exits.values() if crew.has_stopped(end)]
+    steps = [group.last_reading(end.rank).done for end in group.exits.values() if group.has_stopped(end)]
     return Stopped(max(steps)) if steps else None
 
 
-def _stop_between_steps(crew: Crew, events: Events, asked: Signalled | Called) -> Outcome:
+def _stop_between_steps(group: WorkerGroup, events: Events, asked: Signalled | Called) -> Outcome:
     """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
     if isinstance(asked, Called) and not asked.is_gentle:
         return Ended(asked.why, is_gentle=False)
-    if any(reading.state != STEPPING for reading in crew.readings().values()):
+    if any(reading.state != STEPPING for reading in group.readings().values()):
         return Ended(asked.why, is_gentle=True) if isinstance(asked, Called) else asked
-    crew.ask_stop()
-    deadline = time.monotonic() + crew.spec.stop_grace_s
-    while crew.running and (event := next_event(events, deadline)):
-        crew.note(event)
+    group.ask_stop()
+    deadline = time.monotonic() + group.spec.stop_grace_s
+    while group.running and (event := next_event(events, deadline)):
+        group.note(event)
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.
         if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
             return Signalled(event.signum, is_final=True)
         if isinstance(event, Called) and not event.is_gentle:
             return Ended(event.why, is_gentle=False)
-    are_well = all(end.code == 0 or crew.has_stopped(end) for end in crew.exits.values())
-    if not crew.running and are_well:
-        return _stopped(crew)
+    are_well = all(end.code == 0 or group.has_stopped(end) for end in group.exits.values())
+    if not group.running and are_well:
+        return _stopped(group)
     return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
 
 
-def _find_failure(crew: Crew, events: Events, memory_kills: int) -> Outcome:
+def _find_failure(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome:
     """Return the root cause; give it time to show when so far every failure blames a peer."""
     deadline = time.monotonic() + _ROOT_WAIT_S
-    root = crew.root()
-    while root is not None and root.is_secondary and crew.running:
+    root = group.root()
+    while root is not None and root.is_secondary and group.running:
         event = next_event(events, deadline)
         if event is None:
             break
         if isinstance(event, Signalled):
             return event
-        crew.note(event)
-        root = crew.root()
+        group.note(event)
+        root = group.root()
     assert root is not None
-    ended = [end.rank for end in crew.exits.values() if end.code == 0]
-    known = describe_kill(crew.killed.get(root.rank, ""), count_kills() - memory_kills)
-    message = describe(root, crew.spec.world_size, ended, crew.running, known)
-    return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), _ending(crew, root, message))
+    ended = [end.rank for end in group.exits.values() if end.code == 0]
+    known = describe_kill(group.killed.get(root.rank, ""), count_kills() - memory_kills)
+    message = describe(root, group.spec.world_size, ended, group.running, known)
+    return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), _ending(group, root, message))
 
 
-def _ending(crew: Crew, root: Failure, message: str) -> Ending:
-    told = {rank: crew.last_reading(rank) for rank in crew.spec.ranks}
+def _ending(group: WorkerGroup, root: Failure, message: str) -> Ending:
+    told = {rank: group.last_reading(rank) for rank in group.spec.ranks}
     last, report = told[root.rank], root.report
     return Ending(
         rank=-1 if root.is_secondary else root.rank,
@@ -175,39 +175,39 @@ def _ending(crew: Crew, root: Failure, message: str) -> Ending:
     )
 
 
-def _unkillable(crew: Crew, rank: int) -> Failed:
+def _unkillable(group: WorkerGroup, rank: int) -> Failed:
     text = (
-        f"rank {rank} of {crew.spec.world_size} does not end, although it was killed {crew.killed[rank]} "
+        f"rank {rank} of {group.spec.world_size} does not end, although it was killed {group.killed[rank]} "
         "Hint: it ends when the kernel lets go of it; a restart of the machine may be needed."
     )
     return Failed(WorkerFailed(text, rank=rank, exit_code=137), Ending(rank=rank, what=text, is_unkillable=True))
 
 
-def _stop(crew: Crew, events: Events, outcome: Outcome) -> None:
+def _stop(group: WorkerGroup, events: Events, outcome: Outcome) -> None:
     """Ask the running workers to end, and wait for it at most the grace period."""
     interrupted = isinstance(outcome, Signalled) and outcome.signum == signal.SIGINT
     if isinstance(outcome, Signalled) and outcome.is_final:
         return
-    crew.signal(signal.SIGINT if interrupted else signal.SIGTERM)
-    deadline = time.monotonic() + crew.spec.grace_s
-    while crew.running and (event := next_event(events, deadline)):
-        crew.note(event)
+    group.signal(signal.SIGINT if interrupted else signal.SIGTERM)
+    deadline = time.monotonic() + group.spec.grace_s
+    while group.running and (event := next_event(events, deadline)):
+        group.note(event)
         if isinstance(event, Signalled):
             if event.signum == signal.SIGINT:
                 return  # the user is out of patience: `close` kills
             # A closing terminal sends SIGHUP twice: that is no reason to shorten the grace.
-            crew.signal(signal.SIGTERM)
+            group.signal(signal.SIGTERM)
 
 
-def _tell_what_is_kept(crew: Crew) -> None:
+def _tell_what_is_kept(group: WorkerGroup) -> None:
     """Say how far an interrupted run came, and what goes on with it; nothing of programs in which no run lived."""
-    told = [crew.last_reading(rank) for rank in crew.spec.ranks]
-    if not crew.spec.again or not any(reading.pid for reading in told):
+    told = [group.last_reading(rank) for rank in group.spec.ranks]
+    if not group.spec.again or not any(reading.pid for reading in told):
         return
     done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
     where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
     kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
-    tell(f"{where}; {kept}. {'Go on' if saved else 'Begin anew'} with: {crew.spec.again}")
+    tell(f"{where}; {kept}. {'Go on' if saved else 'Begin anew'} with: {group.spec.again}")
 
 
 @contextlib.contextmanager

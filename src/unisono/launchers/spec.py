@@ -81,7 +81,7 @@ Target = ScriptTarget | ModuleTarget | ProgramTarget | FunctionTarget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class NodePlacement:
     """Where this host's workers sit in a world of several hosts; made anew for every attempt.
 
     Attributes:
@@ -155,7 +155,7 @@ class LaunchSpec:
     backend: str | None = None
     devices: tuple[str, ...] | None = None
     share_devices: bool = False
-    seat: Seat | None = None
+    placement: NodePlacement | None = None
     scratch: str | None = None
     again: str = ""
     attempt: int = 0
@@ -166,13 +166,13 @@ class LaunchSpec:
     @property
     def ranks(self) -> range:
         """The ranks of this host's workers."""
-        first = self.seat.first_rank if self.seat else 0
+        first = self.placement.first_rank if self.placement else 0
         return range(first, first + self.workers)
 
     @property
     def world_size(self) -> int:
         """Number of workers on all hosts."""
-        return self.seat.world_size if self.seat else self.workers
+        return self.placement.world_size if self.placement else self.workers
 
     def __post_init__(self) -> None:
         settle(

@@ -4,7 +4,7 @@ In: a `LaunchSpec` and a queue. Out: events in that queue: a worker ended, nobod
 import torch.
 
 No worker outlives the launcher, however that one dies: the kernel kills each worker when the launching thread
-ends (`child`), and a *warden* process, which holds the read end of a pipe that only the launcher writes to,
+ends (`child`), and a *reaper* process, which holds the read end of a pipe that only the launcher writes to,
 then kills the workers' process groups with their data loaders, and removes the launch's private directory and
 scratch. Only a process that starts a session of its own escapes.
 """
@@ -28,12 +28,12 @@ from unisono.launchers.output import OutputPump
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
 from unisono.launchers.streams import STDERR, STDOUT
 from unisono.launchers.supervision.failure import Failure, WorkerExit, find_root, load_reports
-from unisono.launchers.supervision.reaper import Warden
+from unisono.launchers.supervision.reaper import Reaper
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
 from unisono.launchers.worker.child import FUNCTION_FILE
 from unisono.launchers.worker.environment import worker_environment
 from unisono.launchers.worker.error_file import with_recorded
-from unisono.system.heartbeat import STOPPED, Beacon, Reading
+from unisono.system.heartbeat import STOPPED, HeartbeatPage, Reading
 
 # How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
 _KILL_WAIT_S = 5.0
@@ -73,7 +73,7 @@ Events = queue.SimpleQueue[Event]
 
 
 @final
-class Crew:
+class WorkerGroup:
     """The processes of one launch. Nobody else signals them, and none is reaped before `close`.
 
     An ended worker stays a zombie until `close`, so that its process group's number cannot pass to a
@@ -88,9 +88,9 @@ class Crew:
         self.interrupted: Signalled | None = None  # while the last output was written
         self.killed: dict[int, str] = {}  # by us, and why
         self._events = events
-        self._beacons: dict[int, Beacon] = {}  # both by rank
+        self._heartbeats: dict[int, HeartbeatPage] = {}  # both by rank
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
-        self._warden: Warden | None = None
+        self._reaper: Reaper | None = None
         self._pump = OutputPump(on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone()))
 
     @property
@@ -104,15 +104,15 @@ class Crew:
         return [rank for rank in self._workers if rank not in self.exits]
 
     def start(self, port: int) -> None:
-        """Start all workers and the warden."""
+        """Start all workers and the reaper."""
         _flush_own_output()
         try:
             command = _command(self.spec, self.directory)
             with _interrupts_held_back():
                 # First: it must know of every worker, whenever we die.
-                self._warden = warden = Warden([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
+                self._reaper = reaper = Reaper([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
                 for rank in self.spec.ranks:
-                    self._start_worker(command, rank, port, warden)
+                    self._start_worker(command, rank, port, reaper)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
             raise LaunchError(
                 f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
@@ -120,8 +120,8 @@ class Crew:
             ) from error
         self._pump.start()
 
-    def _start_worker(self, command: list[str], rank: int, port: int, warden: Warden) -> None:
-        self._beacons[rank] = Beacon.create(beacon_file(self.directory, rank))
+    def _start_worker(self, command: list[str], rank: int, port: int, reaper: Reaper) -> None:
+        self._heartbeats[rank] = HeartbeatPage.create(heartbeat_file(self.directory, rank))
         outputs: list[int | None] = []
         try:
             for stream in (STDOUT, STDERR):
@@ -139,13 +139,16 @@ class Crew:
                 if fd is not None:
                     os.close(fd)
         self._workers[rank] = worker
-        warden.watch(worker.pid)
+        reaper.watch(worker.pid)
         threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
 
     def _open_output(self, rank: int, stream: int) -> int | None:
         """Return the pipe into which a worker writes `stream`; None for our own descriptor directly."""
         spec = self.spec
-        local_rank, attempt = rank - spec.ranks.start, spec.seat.attempt if spec.seat else spec.attempt
+        local_rank, attempt = (
+            rank - spec.ranks.start,
+            spec.placement.attempt if spec.placement else spec.attempt,
+        )
         kept = spec.streams.open(attempt, local_rank, stream)
         lines = spec.streams.lines(spec.output, stream, rank, local_rank, spec.world_size, is_kept=kept is not None)
         return self._pump.open(*lines, kept) if lines else None
@@ -169,16 +172,16 @@ class Crew:
 
     def readings(self) -> dict[int, Reading]:
         """Return what the running workers have told, by rank."""
-        return {rank: self._beacons[rank].read() for rank in self.running}
+        return {rank: self._heartbeats[rank].read() for rank in self.running}
 
     def last_reading(self, rank: int) -> Reading:
         """Return what a worker has told, also after its end."""
-        return self._beacons[rank].read()
+        return self._heartbeats[rank].read()
 
     def ask_stop(self) -> None:
         """Ask the run to stop after the step in progress."""
-        for beacon in self._beacons.values():
-            beacon.ask_stop()
+        for heartbeat in self._heartbeats.values():
+            heartbeat.ask_stop()
 
     def process_state(self, rank: int) -> str:
         """Return the kernel's letter for a worker: R, S, D, T (stopped), t (traced), Z; empty where unknown."""
@@ -228,8 +231,8 @@ class Crew:
         deadline = time.monotonic() + _KILL_WAIT_S
         while self.running and (event := next_event(self._events, deadline)):
             self.note(event)
-        if self._warden is not None:  # before the workers' numbers become free
-            self._warden.dismiss()
+        if self._reaper is not None:  # before the workers' numbers become free
+            self._reaper.dismiss()
         for rank in self.exits:
             self._workers[rank].wait()
         self._finish_output()
@@ -258,12 +261,12 @@ class Crew:
 
     def has_stopped(self, end: WorkerExit) -> bool:
         """Whether a worker has ended because its run was asked to stop, and has saved."""
-        return end.code == RunStopped.exit_code and self._beacons[end.rank].read().state == STOPPED
+        return end.code == RunStopped.exit_code and self._heartbeats[end.rank].read().state == STOPPED
 
 
-def beacon_file(directory: str, rank: int) -> Path:
+def heartbeat_file(directory: str, rank: int) -> Path:
     """Return where a worker tells what it does."""
-    return Path(directory) / f"beacon-{rank}"
+    return Path(directory) / f"heartbeat-{rank}"
 
 
 def wait_event(events: Events) -> Event:

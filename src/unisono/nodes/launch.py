@@ -19,7 +19,7 @@ from unisono.errors import PeerLost, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
 from unisono.launchers.local import Signals, deliver, stop_signals
 from unisono.launchers.output import tell
-from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, Seat, check_target
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, NodePlacement, ScriptTarget, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
@@ -27,10 +27,10 @@ from unisono.nodes.env_store import EnvStore
 from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
 from unisono.nodes.peer_monitor import Attempt
 from unisono.nodes.plan import NodesPlan, join_endpoint
-from unisono.nodes.reachability import Door, knock
-from unisono.nodes.rendezvous import Interrupted, Meeting, NotNeeded
-from unisono.nodes.roll import Card, check_roll, first_ranks, order, unreached
-from unisono.nodes.values import Board
+from unisono.nodes.reachability import ProbePort, probe
+from unisono.nodes.rendezvous import Interrupted, NotNeeded, Rendezvous
+from unisono.nodes.roll import NodeInfo, check_roll, first_ranks, order, unreached
+from unisono.nodes.values import SharedValues
 from unisono.nodes.verdicts import NodeEnding, Verdict, judge
 from unisono.store.secret import derive, given_secret, key_of
 from unisono.store.server import Server, listen
@@ -46,10 +46,10 @@ _POLL_S = 0.1
 class Round:
     """One attempt of all hosts, with everybody in place."""
 
-    board: Board
-    cards: list[Card]
+    values: SharedValues
+    infos: list[NodeInfo]
     node_rank: int
-    seat: Seat
+    placement: NodePlacement
     replicas: int
     history: list[dict[str, Any]]
     stores: contextlib.ExitStack
@@ -67,7 +67,7 @@ def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, 
     Raises:
         ConfigError: A setting, on this host or between hosts, is wrong.
         LaunchError: The hosts could not meet, or the processes could not be started.
-        PeerLost: The host that keeps the meeting place is gone, or out of reach.
+        PeerLost: The host that keeps the rendezvous is gone, or out of reach.
         WorkerFailed: A worker failed, on any host.
         RunStopped: The run, or this host, was asked to stop; the run has saved.
         KeyboardInterrupt: SIGINT came; the workers are gone.
@@ -81,7 +81,7 @@ def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, 
     plan = replace(plan, secret=given_secret(environ) or "")
     with stop_signals() as signals:
         try:
-            verdict = _Player(spec, plan, interface, signals, environ, program).play()
+            verdict = _HostLaunch(spec, plan, interface, signals, environ, program).run()
         except Interrupted as interrupted:
             verdict = Verdict(what="interrupted", exit_code=128 + interrupted.event.signum)
         except NotNeeded:
@@ -98,7 +98,7 @@ def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, 
         raise SystemExit(verdict.exit_code)
 
 
-class _Player:
+class _HostLaunch:
     def __init__(
         self, spec: LaunchSpec, plan: NodesPlan, interface: Interface, signals: Signals,
         environ: Mapping[str, str], program: str,
@@ -109,28 +109,28 @@ class _Player:
         self._replicas = int(environ.get("UNISONO_REPLICAS") or spec.env.get("UNISONO_REPLICAS") or 0)
         self._num_attempts = 0
 
-    def play(self) -> Verdict:
+    def run(self) -> Verdict:
         """Return the last verdict, as it concerns this host."""
-        with contextlib.closing(Door(self._interface)) as self._door:
-            meeting = Meeting(
+        with contextlib.closing(ProbePort(self._interface)) as self._probe_port:
+            rendezvous = Rendezvous(
                 self._plan, self._interface, self._describe, self._signals, self._spec.heartbeat_s,
                 default_cache(self._environ),
             )  # fmt: skip
             is_over = False
             try:
                 self._say(
-                    f"{meeting.card.name} talks to the others over {self._interface.name}"
-                    + (", and keeps the meeting place." if meeting.is_keeper else ".")
+                    f"{rendezvous.info.name} talks to the others over {self._interface.name}"
+                    + (", and keeps the rendezvous." if rendezvous.is_keeper else ".")
                 )
-                verdict = self._rounds(meeting)
+                verdict = self._rounds(rendezvous)
                 is_over = verdict.what != "again"
             except PeerLost as error:
                 raise PeerLost(
-                    f"lost the meeting place {self._plan.endpoint}: {error}. The workers of this host were stopped. "
+                    f"lost the rendezvous {self._plan.endpoint}: {error}. The workers of this host were stopped. "
                     "Hint: start the same command again on all hosts; a run goes on from its last checkpoint."
                 ) from error
             finally:
-                meeting.close(is_over=is_over)
+                rendezvous.close(is_over=is_over)
         if verdict.what != "again":
             return verdict
         # Only this host leaves.
@@ -138,16 +138,16 @@ class _Player:
             return replace(verdict, what="stopped")
         return replace(verdict, what="interrupted", exit_code=128 + self._signals.received[0])
 
-    def _rounds(self, meeting: Meeting) -> Verdict:
+    def _rounds(self, rendezvous: Rendezvous) -> Verdict:
         while True:
-            board, index, count = meeting.next_round()
-            current = self._call_roll(meeting, board, index, count)
+            values, index, count = rendezvous.next_round()
+            current = self._call_roll(rendezvous, values, index, count)
             if current is None:
                 continue  # one of them is gone again
             with current.stores:
-                verdict, mine = self._play_round(meeting, current)
+                verdict, mine = self._run_round(rendezvous, current)
             self._history = verdict.history
-            self._num_attempts = current.seat.attempt + 1
+            self._num_attempts = current.placement.attempt + 1
             if verdict.what != "again":
                 return verdict
             if current.node_rank in verdict.leaving:
@@ -155,41 +155,41 @@ class _Player:
             self._say(verdict.text)
             self._signals.events = type(self._signals.events)()
 
-    def _call_roll(self, meeting: Meeting, board: Board, index: int, count: int) -> Round | None:
+    def _call_roll(self, rendezvous: Rendezvous, values: SharedValues, index: int, count: int) -> Round | None:
         """Find out who is here, refuse what does not fit, and sit down; None when somebody has gone meanwhile."""
-        board = board.guarded(lambda: meeting.liaison.cut_off)
+        values = values.guarded(lambda: rendezvous.peer_monitor.cut_off)
         entry = {
-            "card": asdict(meeting.card), "history": self._history, "replicas": self._replicas,
+            "info": asdict(rendezvous.info), "history": self._history, "replicas": self._replicas,
             "attempt": self._num_attempts,
         }  # fmt: skip
-        entries = self._exchange(meeting, board, "entry", index, count, entry)
+        entries = self._exchange(rendezvous, values, "entry", index, count, entry)
         if entries is None:
             return None
-        found = [Card(**told["card"]) for told in entries]
+        found = [NodeInfo(**told["info"]) for told in entries]
         if problem := check_roll(found):
-            raise meeting.refuse(problem)
+            raise rendezvous.refuse(problem)
         places = order(found)
-        cards, mine = [found[place] for place in places], places.index(index)
-        doors = {i: (card.address, card.door) for i, card in enumerate(cards) if i != mine}
-        reports = self._exchange(meeting, board, "reach", mine, count, knock(self._interface, doors))
-        self._door.sweep()
+        infos, mine = [found[place] for place in places], places.index(index)
+        probe_ports = {i: (info.address, info.probe_port) for i, info in enumerate(infos) if i != mine}
+        reports = self._exchange(rendezvous, values, "reach", mine, count, probe(self._interface, probe_ports))
+        self._probe_port.sweep()
         if reports is None:
             return None
-        if problem := unreached(cards, reports):
-            raise meeting.refuse(problem)
+        if problem := unreached(infos, reports):
+            raise rendezvous.refuse(problem)
         told = max(entries, key=lambda one: one["attempt"])
-        secret = derive(meeting.secret, f"workers of attempt {told['attempt']}")
+        secret = derive(rendezvous.secret, f"workers of attempt {told['attempt']}")
         stores = contextlib.ExitStack()
         if mine == 0:
-            board.put("workers", [cards[0].address, *_serve_workers(cards[0].address, secret, stores)])
-            meeting.board.put("begun", True)
-            meeting.board.put("sitting", [[card.number, card.node_rank, card.name] for card in cards])
-        workers = self._await(meeting, board, "workers")
+            values.put("workers", [infos[0].address, *_serve_workers(infos[0].address, secret, stores)])
+            rendezvous.values.put("begun", True)
+            rendezvous.values.put("sitting", [[info.number, info.node_rank, info.name] for info in infos])
+        workers = self._await(rendezvous, values, "workers")
         if workers is None:
             stores.close()
             return None
-        firsts = first_ranks(cards)
-        seat = Seat(
+        firsts = first_ranks(infos)
+        placement = NodePlacement(
             node_rank=mine, num_nodes=count, first_rank=firsts[mine], world_size=firsts[-1], master_addr=workers[0],
             master_port=workers[1], interface=self._interface.name, attempt=told["attempt"], run_id=self._plan.run_id,
             store=join_endpoint(workers[0], workers[2]), secret=secret,
@@ -198,73 +198,77 @@ class _Player:
         if not replicas:
             replicas = firsts[-1]
             if self._plan.is_elastic:  # the most that there can be: hosts that come later must find work
-                replicas = max(replicas, self._plan.max_nodes * max(card.workers for card in cards))
-        return Round(board, cards, mine, seat, replicas, told["history"], stores)
+                replicas = max(replicas, self._plan.max_nodes * max(info.workers for info in infos))
+        return Round(values, infos, mine, placement, replicas, told["history"], stores)
 
-    def _exchange(self, meeting: Meeting, board: Board, key: str, mine: int, count: int, value: Any) -> Any:
-        board.put(f"{key}/{mine}", value)
-        told = [self._await(meeting, board, f"{key}/{other}") for other in range(count)]
+    def _exchange(
+        self, rendezvous: Rendezvous, values: SharedValues, key: str, mine: int, count: int, value: Any
+    ) -> Any:
+        values.put(f"{key}/{mine}", value)
+        told = [self._await(rendezvous, values, f"{key}/{other}") for other in range(count)]
         return None if None in told else told
 
-    def _await(self, meeting: Meeting, board: Board, key: str) -> Any:
+    def _await(self, rendezvous: Rendezvous, values: SharedValues, key: str) -> Any:
         deadline = time.monotonic() + _ROLL_S
-        while (value := board.look(key)) is None:
-            meeting.check()
+        while (value := values.look(key)) is None:
+            rendezvous.check()
             if time.monotonic() > deadline:
                 return None
             time.sleep(_POLL_S / 2)
         return value
 
-    def _play_round(self, meeting: Meeting, current: Round) -> tuple[Verdict, NodeEnding]:
+    def _run_round(self, rendezvous: Rendezvous, current: Round) -> tuple[Verdict, NodeEnding]:
         self._replicas, self._history = current.replicas, current.history
-        seat, cards = current.seat, current.cards
-        spec = replace(self._spec, seat=seat, env={**self._spec.env, "UNISONO_REPLICAS": str(current.replicas)})
+        placement, infos = current.placement, current.infos
+        spec = replace(
+            self._spec, placement=placement, env={**self._spec.env, "UNISONO_REPLICAS": str(current.replicas)}
+        )
         self._say(
-            f"attempt {seat.attempt}: {seat.num_nodes} hosts, {seat.world_size} workers; this is node {seat.node_rank} "
+            f"attempt {placement.attempt}: {placement.num_nodes} hosts, {placement.world_size} workers; this is node {placement.node_rank} "
             f"with rank {spec.ranks.start} to {spec.ranks.stop - 1}."
         )
-        asks = meeting.num_waiting if seat.node_rank == 0 and self._plan.is_elastic else None
-        watched = Attempt(current.board.guarded(None), [card.number for card in cards], seat.node_rank, asks)
-        meeting.liaison.enter(watched)
+        asks = rendezvous.num_waiting if placement.node_rank == 0 and self._plan.is_elastic else None
+        watched = Attempt(current.values.guarded(None), [info.number for info in infos], placement.node_rank, asks)
+        rendezvous.peer_monitor.enter(watched)
         try:
             outcome = attempt(spec, self._signals.events)
             mine = self._ending_of(outcome)
-            if meeting.liaison.cut_off:
-                raise PeerLost(meeting.liaison.cut_off)
-            current.board.put(f"ending/{seat.node_rank}", mine.packed())
-            endings = self._gather(meeting, watched)
-            keeper = next(i for i, card in enumerate(cards) if card.number == 0)
+            if rendezvous.peer_monitor.cut_off:
+                raise PeerLost(rendezvous.peer_monitor.cut_off)
+            current.values.put(f"ending/{placement.node_rank}", mine.packed())
+            endings = self._gather(rendezvous, watched)
+            keeper = next(i for i, info in enumerate(infos) if info.number == 0)
             verdict = judge(
-                endings, [card.name for card in cards], current.history, min_nodes=self._plan.min_nodes,
+                endings, [info.name for info in infos], current.history, min_nodes=self._plan.min_nodes,
                 is_elastic=self._plan.is_elastic, max_restarts=spec.max_restarts, keeper=keeper,
             )  # fmt: skip
-            verdict = Verdict(**current.board.settle("verdict", verdict.packed()))
-            self._part(meeting, current.board, watched, verdict)
+            verdict = Verdict(**current.values.settle("verdict", verdict.packed()))
+            self._part(rendezvous, current.values, watched, verdict)
         finally:
-            meeting.liaison.leave()
+            rendezvous.peer_monitor.leave()
         if isinstance(outcome, OutputBroken):
             raise BrokenPipeError("the reader of the output went away; the workers were stopped")
         return verdict, mine
 
-    def _gather(self, meeting: Meeting, watched: Attempt) -> list[NodeEnding]:
+    def _gather(self, rendezvous: Rendezvous, watched: Attempt) -> list[NodeEnding]:
         """Return how it ended on all hosts; waits for those whose workers still run."""
         nodes = range(len(watched.numbers))
         while any(watched.ending_of(node) is None for node in nodes):
-            if meeting.liaison.cut_off:
-                raise PeerLost(meeting.liaison.cut_off)
+            if rendezvous.peer_monitor.cut_off:
+                raise PeerLost(rendezvous.peer_monitor.cut_off)
             event = next_event(self._signals.events, time.monotonic() + _POLL_S)
             if isinstance(event, Signalled):
                 raise Interrupted(event)
         return [ending for node in nodes if (ending := watched.ending_of(node)) is not None]
 
-    def _part(self, meeting: Meeting, board: Board, watched: Attempt, verdict: Verdict) -> None:
+    def _part(self, rendezvous: Rendezvous, values: SharedValues, watched: Attempt, verdict: Verdict) -> None:
         """Say that the verdict is known here; who keeps the store, or the workers', waits until all know it."""
         deadline = time.monotonic() + _BYE_S
-        board.put(f"bye/{watched.node_rank}", True)
-        if not meeting.is_keeper or verdict.what == "again":
+        values.put(f"bye/{watched.node_rank}", True)
+        if not rendezvous.is_keeper or verdict.what == "again":
             return
         for node in range(len(watched.numbers)):
-            while node not in watched.lost and board.look(f"bye/{node}") is None and time.monotonic() < deadline:
+            while node not in watched.lost and values.look(f"bye/{node}") is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S / 2)
 
     def _ending_of(self, outcome: Outcome) -> NodeEnding:
@@ -285,7 +289,7 @@ class _Player:
             return NodeEnding(kind="failed", message=text, exit_code=141, ending=ending)
         return NodeEnding(kind="interrupted", signum=outcome.signum)
 
-    def _describe(self, number: int) -> Card:
+    def _describe(self, number: int) -> NodeInfo:
         spec, plan = self._spec, self._plan
         target = spec.target
         if isinstance(target, FunctionTarget):
@@ -295,11 +299,11 @@ class _Player:
         else:
             program, code, args = target.name, target.name, "\0".join(target.args)
         versions = f"unisono {metadata.version('unisono')}, torch {metadata.version('torch')}"
-        return Card(
+        return NodeInfo(
             number=number,
             host=socket.gethostname(),
             address=self._interface.address,
-            door=self._door.port,
+            probe_port=self._probe_port.port,
             pid=os.getpid(),
             workers=spec.workers,
             nodes=f"{plan.min_nodes}:{plan.max_nodes}",

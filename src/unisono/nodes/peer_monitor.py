@@ -13,8 +13,8 @@ from typing import final
 from unisono.errors import PeerLost
 from unisono.launchers.local import Signals
 from unisono.launchers.worker_group import Called
-from unisono.nodes.rounds import Pulse
-from unisono.nodes.values import Board
+from unisono.nodes.rounds import RecentBeats
+from unisono.nodes.values import SharedValues
 from unisono.nodes.verdicts import NodeEnding
 
 _TALK_S = 0.3
@@ -32,7 +32,7 @@ def beat_key(number: int) -> str:
 @final
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of all hosts, as the liaison sees it.
+    """One attempt of all hosts, as the peer monitor sees it.
 
     Attributes:
         board: Of this attempt alone.
@@ -43,7 +43,7 @@ class Attempt:
         lost: Hosts that do not answer.
     """
 
-    board: Board
+    values: SharedValues
     numbers: list[int]
     node_rank: int
     num_waiting: Callable[[], int] | None
@@ -58,7 +58,7 @@ class Attempt:
 
 
 @final
-class Liaison:
+class PeerMonitor:
     """Shows signs of life, listens for those of the others, and passes on what concerns the workers.
 
     Args:
@@ -71,17 +71,17 @@ class Liaison:
         cut_off: Why the store cannot be reached any more; empty while it can.
     """
 
-    def __init__(self, board: Board, number: int, silence_s: float, signals: Signals) -> None:
+    def __init__(self, values: SharedValues, number: int, silence_s: float, signals: Signals) -> None:
         self.cut_off = ""
-        self._board, self._number, self._silence_s, self._signals = board, number, silence_s, signals
+        self._values, self._number, self._silence_s, self._signals = values, number, silence_s, signals
         self._attempt: Attempt | None = None
-        self._pulse = Pulse(silence_s)
+        self._pulse = RecentBeats(silence_s)
         self._told: set[str] = set()
         self._count = 0
         self._contact_s = self._talked_s = self._looked_s = time.monotonic()
         self._stopped = threading.Event()
         acts = (self._talk_on, self._watch_contact)
-        self._threads = [threading.Thread(target=act, name="unisono-liaison", daemon=True) for act in acts]
+        self._threads = [threading.Thread(target=act, name="unisono-peer_monitor", daemon=True) for act in acts]
         for thread in self._threads:
             thread.start()
 
@@ -111,7 +111,7 @@ class Liaison:
 
     def _talk(self) -> None:
         self._count += 1
-        self._board.put(beat_key(self._number), [self._count, time.time()])
+        self._values.put(beat_key(self._number), [self._count, time.time()])
         now = self._contact_s = time.monotonic()
         if now - self._talked_s > _OWN_GAP_S:
             self._pulse.forget()
@@ -120,7 +120,7 @@ class Liaison:
         if attempt is None:
             return
         for node, number in enumerate(attempt.numbers):
-            if node not in attempt.endings and (told := attempt.board.look(f"ending/{node}")) is not None:
+            if node not in attempt.endings and (told := attempt.values.look(f"ending/{node}")) is not None:
                 attempt.endings[node] = NodeEnding.unpacked(told)
             if node != attempt.node_rank and node not in attempt.endings:
                 self._listen(attempt, node, number, now)
@@ -128,11 +128,11 @@ class Liaison:
         if attempt.num_waiting and not is_over and now - self._looked_s > _LOOK_FOR_NEWCOMERS_S:
             self._looked_s = now
             if attempt.num_waiting():
-                attempt.board.settle("call", "a host has come")
+                attempt.values.settle("call", "a host has come")
         self._pass_on(attempt)
 
     def _listen(self, attempt: Attempt, node: int, number: int, now: float) -> None:
-        self._pulse.hear(number, self._board.look(beat_key(number)), now)
+        self._pulse.hear(number, self._values.look(beat_key(number)), now)
         if self._pulse.is_silent(number, now):
             attempt.lost.add(node)
 
@@ -146,7 +146,7 @@ class Liaison:
             # Those that stop between two steps have agreed on it with our workers.
             if ending.kind in ("failed", "ended", "interrupted", "lost"):
                 self._call(f"the workers of host {node} have ended")
-        if "gentle" not in self._told and attempt.board.look("call") is not None:
+        if "gentle" not in self._told and attempt.values.look("call") is not None:
             self._told.add("gentle")
             self._signals.events.put(Called("a host has come", is_gentle=True))
 

@@ -64,7 +64,7 @@ class NodesPlan:
 
     @property
     def endpoint(self) -> str:
-        """The meeting place as the user writes it."""
+        """The rendezvous as the user writes it."""
         return join_endpoint(self.host, self.port)
 
 

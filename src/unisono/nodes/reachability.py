@@ -1,4 +1,4 @@
-"""Who reaches whom: every host opens a port, and every other knocks.
+"""Who reaches whom: every host opens a port, and every other probes.
 
 Gloo and nccl connect all pairs of ranks; a pair that cannot would show up minutes later, as a timeout without a name.
 """
@@ -16,7 +16,7 @@ _MOST_THREADS = 64
 
 
 @final
-class Door:
+class ProbePort:
     """A port that takes connections and says nothing; the kernel answers for us.
 
     Args:
@@ -44,21 +44,21 @@ class Door:
         self._listener.close()
 
 
-def knock(own: Interface, doors: Mapping[int, tuple[str, int]]) -> dict[str, str]:
-    """Return why doors cannot be reached from an interface, by their key in words; empty where all can.
+def probe(own: Interface, probe_ports: Mapping[int, tuple[str, int]]) -> dict[str, str]:
+    """Return why probe ports cannot be reached from an interface, by their key in words; empty where all can.
 
     Args:
         own: Connections leave from its address.
-        doors: Address and port, by index of the host.
+        probe_ports: Address and port, by index of the host.
     """
 
-    def try_one(door: tuple[str, int]) -> str:
+    def try_one(probe_port: tuple[str, int]) -> str:
         try:
-            socket.create_connection(door, timeout=_KNOCK_S, source_address=(own.address, 0)).close()
+            socket.create_connection(probe_port, timeout=_KNOCK_S, source_address=(own.address, 0)).close()
         except OSError as error:
             return explain(error)
         return ""
 
-    with ThreadPoolExecutor(max(1, min(_MOST_THREADS, len(doors)))) as threads:
-        answers = zip(doors, threads.map(try_one, doors.values()), strict=True)
+    with ThreadPoolExecutor(max(1, min(_MOST_THREADS, len(probe_ports)))) as threads:
+        answers = zip(probe_ports, threads.map(try_one, probe_ports.values()), strict=True)
         return {str(index): why for index, why in answers if why}

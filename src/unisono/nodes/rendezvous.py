@@ -19,11 +19,11 @@ from unisono.launchers.local import Signals
 from unisono.launchers.output import tell
 from unisono.launchers.worker_group import Signalled, next_event
 from unisono.nodes.network import Interface, explain
-from unisono.nodes.peer_monitor import Liaison, beat_key
+from unisono.nodes.peer_monitor import PeerMonitor, beat_key
 from unisono.nodes.plan import NodesPlan
-from unisono.nodes.roll import Card, check_counts, disagreement, skew
-from unisono.nodes.rounds import Gathering, Pulse, Told
-from unisono.nodes.values import Board
+from unisono.nodes.roll import NodeInfo, check_counts, disagreement, skew
+from unisono.nodes.rounds import Gathering, RecentBeats, Told
+from unisono.nodes.values import SharedValues
 from unisono.store.client import Client, NotOurStore, StoreLost
 from unisono.store.secret import VARIABLE, derive, key_of, new_secret, user_secret
 from unisono.store.server import Server, listen
@@ -35,7 +35,7 @@ _LINGER_S = 3.0
 
 
 class Interrupted(Exception):
-    """A signal came while the hosts were meeting."""
+    """A signal came while the hosts were rendezvous."""
 
     def __init__(self, event: Signalled) -> None:
         super().__init__(event.signum)
@@ -47,22 +47,22 @@ class NotNeeded(Exception):
 
 
 @final
-class Meeting:
-    """One launcher's side of the meeting place.
+class Rendezvous:
+    """One launcher's side of the rendezvous.
 
     Args:
         plan: What it was told.
         interface: For everything between hosts.
-        describe: Makes the card from the number of arrival.
+        describe: Makes the node info from the number of arrival.
         signals: Interrupt the waiting.
         silence_s: Longest silence of a host.
         cache: Of this user, for the secret of hosts that are all on this machine.
 
     Attributes:
         secret: That the hosts share.
-        card: What this launcher has said about itself.
+        node info: What this launcher has said about itself.
         board: Of the job.
-        liaison: Talks to the others.
+        peer monitor: Talks to the others.
 
     Raises:
         ConfigError: Node rank 0 is not where the endpoint is; this host has no secret, or does not fit to the others.
@@ -74,13 +74,13 @@ class Meeting:
         self,
         plan: NodesPlan,
         interface: Interface,
-        describe: Callable[[int], Card],
+        describe: Callable[[int], NodeInfo],
         signals: Signals,
         silence_s: float,
         cache: Path,
     ) -> None:
         self._plan, self._interface, self._signals = plan, interface, signals
-        self._silence_s, self._request, self._waiting = silence_s, 0, Pulse(silence_s)
+        self._silence_s, self._request, self._waiting = silence_s, 0, RecentBeats(silence_s)
         listener = self._listen()
         try:
             self.secret = self._find_secret(cache, is_first=listener is not None)
@@ -96,20 +96,20 @@ class Meeting:
             self._close_store()
             raise
 
-    def _begin(self, describe: Callable[[int], Card]) -> None:
+    def _begin(self, describe: Callable[[int], NodeInfo]) -> None:
         plan = self._plan
         if self._server is None:
             self._wait_for_keeper()
         self._find_store()
-        self.board = Board(self._client, f"unisono/{plan.run_id}")
+        self.values = SharedValues(self._client, f"unisono/{plan.run_id}")
         if self._server is None:
             self._find_reference()
-        self.card = describe(self.board.number("arrivals"))
-        self.board.put(f"card/{self.card.number}", asdict(self.card))
-        if self.card.number == 0:
-            self.board.put("reference", asdict(self.card))
-        self.liaison = Liaison(self.board, self.card.number, self._silence_s, self._signals)
-        self.board = self.board.guarded(lambda: self.liaison.cut_off)
+        self.info = describe(self.values.number("arrivals"))
+        self.values.put(f"info/{self.info.number}", asdict(self.info))
+        if self.info.number == 0:
+            self.values.put("reference", asdict(self.info))
+        self.peer_monitor = PeerMonitor(self.values, self.info.number, self._silence_s, self._signals)
+        self.values = self.values.guarded(lambda: self.peer_monitor.cut_off)
         try:
             self._check_fit()
         except BaseException:
@@ -121,7 +121,7 @@ class Meeting:
         """Whether this launcher keeps the store."""
         return self._server is not None
 
-    def next_round(self) -> tuple[Board, int, int]:
+    def next_round(self) -> tuple[SharedValues, int, int]:
         """Wait for the other hosts; return a board for this round alone, a place among them, and their number.
 
         Raises:
@@ -131,23 +131,23 @@ class Meeting:
             Interrupted: A signal came.
         """  # noqa: DOC501 - check_counts makes a ConfigError
         self._request += 1
-        mine = (self.card.number, self._request)
-        self.board.put(f"request/{mine[0]}", mine[1])
+        mine = (self.info.number, self._request)
+        self.values.put(f"request/{mine[0]}", mine[1])
         holders: dict[int, object] = {}
-        gathering, pulse, wanted_s = None, Pulse(self._silence_s), time.monotonic()
+        gathering, pulse, wanted_s = None, RecentBeats(self._silence_s), time.monotonic()
         is_told = False
         while True:
-            told = Told.unpacked(self.board.look("round"))
+            told = Told.unpacked(self.values.look("round"))
             if (place := told.place_of(*mine)) is not None:
-                return self.board.below(f"round/{told.index}"), place, len(told.members)
+                return self.values.below(f"round/{told.index}"), place, len(told.members)
             if self.is_keeper:
                 if gathering is None:
                     gathering = Gathering(self._plan.min_nodes, self._plan.max_nodes, mine[0], told)
                     told = replace(told, is_gathering=True)
-                    self.board.put("round", told.packed())
+                    self.values.put("round", told.packed())
                 self._gather(gathering, told, pulse)
             self.check()
-            if self.board.look("over") is not None:
+            if self.values.look("over") is not None:
                 self._take_back()
                 raise NotNeeded
             self._check_taken(holders)
@@ -162,25 +162,25 @@ class Meeting:
                 raise check_counts(came, self._plan.min_nodes, self._plan.join_s)
             time.sleep(_POLL_S)
 
-    def _gather(self, gathering: Gathering, told: Told, pulse: Pulse) -> None:
+    def _gather(self, gathering: Gathering, told: Told, pulse: RecentBeats) -> None:
         """Begin the next round when it is time; only where the store is kept."""
         requests = told.waiting(self._requests())
         now_s = time.monotonic()
         for number, _ in requests:
-            pulse.hear(number, self.board.look(beat_key(number)), now_s)
+            pulse.hear(number, self.values.look(beat_key(number)), now_s)
         found = gathering.look(now_s, [one for one in requests if not pulse.is_silent(one[0], now_s)])
         if found is not None:
             if found.index > 1:  # nobody is left who still reads what was said two rounds ago
-                self.board.below(f"round/{found.index - 2}").clear()
-            self.board.put("round", found.packed())
+                self.values.below(f"round/{found.index - 2}").clear()
+            self.values.put("round", found.packed())
 
     def _requests(self) -> list[tuple[int, int]]:
         """Return the last request of every host that has come: its number, and the number of the request."""
-        numbers = range(self.board.asked("arrivals"))
-        return [(number, int(self.board.look(f"request/{number}") or 0)) for number in numbers]
+        numbers = range(self.values.asked("arrivals"))
+        return [(number, int(self.values.look(f"request/{number}") or 0)) for number in numbers]
 
     def _take_back(self) -> None:
-        self.board.put(f"request/{self.card.number}", 0)
+        self.values.put(f"request/{self.info.number}", 0)
 
     def check(self) -> None:
         """Raise what keeps this host from going on.
@@ -192,23 +192,23 @@ class Meeting:
         """
         if self._signals.received:
             raise Interrupted(Signalled(self._signals.received[0]))
-        if self.liaison.cut_off:
-            raise PeerLost(self.liaison.cut_off)
+        if self.peer_monitor.cut_off:
+            raise PeerLost(self.peer_monitor.cut_off)
         self._raise_refusal()
 
     def refuse(self, problem: str) -> ConfigError:
         """Tell all who wait what is wrong, unless the run has begun; return the error for this host."""
-        if self.board.look("begun") is None:
-            self.board.settle("refusal", problem)
+        if self.values.look("begun") is None:
+            self.values.settle("refusal", problem)
         return ConfigError(problem)
 
     def num_waiting(self) -> int:
         """Return how many hosts wait to take part and can be used; asked by one thread, again and again."""
-        told = Told.unpacked(self.board.look("round"))
+        told = Told.unpacked(self.values.look("round"))
         now_s = time.monotonic()
         numbers = [number for number, _ in told.waiting(self._requests())]
         for number in numbers:
-            self._waiting.hear(number, self.board.look(beat_key(number)), now_s)
+            self._waiting.hear(number, self.values.look(beat_key(number)), now_s)
         room = self._plan.max_nodes - len(told.members)
         return min(room, sum(self._waiting.is_alive(number, now_s) for number in numbers))
 
@@ -221,13 +221,13 @@ class Meeting:
         with contextlib.suppress(PeerLost):  # the others may be gone by now
             if self._request:
                 self._take_back()
-            if is_over and not self.liaison.cut_off:
-                self.board.put("over", True)
-                self._linger(lambda: not Told.unpacked(self.board.look("round")).waiting(self._requests()))
-            elif self.board.look("refusal") is not None:
-                self.board.number("heard")
-                self._linger(lambda: self.board.asked("heard") >= self.board.asked("arrivals"))
-        self.liaison.close()
+            if is_over and not self.peer_monitor.cut_off:
+                self.values.put("over", True)
+                self._linger(lambda: not Told.unpacked(self.values.look("round")).waiting(self._requests()))
+            elif self.values.look("refusal") is not None:
+                self.values.number("heard")
+                self._linger(lambda: self.values.asked("heard") >= self.values.asked("arrivals"))
+        self.peer_monitor.close()
         self._close_store()
 
     def _close_store(self) -> None:
@@ -258,7 +258,7 @@ class Meeting:
                 if isinstance(error, socket.gaierror):
                     why = f"no address at all: {explain(error)}"
                 raise ConfigError(
-                    f"--node-rank 0 keeps the meeting place, but {plan.endpoint} (--rdzv-endpoint, --master-addr) is "
+                    f"--node-rank 0 keeps the rendezvous, but {plan.endpoint} (--rdzv-endpoint, --master-addr) is "
                     f"{why}; this machine has {self._interface.address}. "
                     "Hint: give the address of the host of node rank 0, the same on all hosts."
                 ) from error
@@ -306,7 +306,7 @@ class Meeting:
                 why, now = explain(error), time.monotonic()
                 if now - began > plan.join_s:
                     raise LaunchError(
-                        f"no host keeps the meeting place {plan.endpoint} after {plan.join_s:g} s (--rdzv-timeout): "
+                        f"no host keeps the rendezvous {plan.endpoint} after {plan.join_s:g} s (--rdzv-timeout): "
                         f"{why}. Hint: start the launcher on that host too, and look at its output; the endpoint must "
                         "be an address by which all hosts reach it."
                     ) from error
@@ -321,7 +321,7 @@ class Meeting:
 
     def _find_reference(self) -> None:
         deadline = time.monotonic() + _ANSWER_S
-        while self.board.look("reference") is None:
+        while self.values.look("reference") is None:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"what answers at {self._plan.endpoint} is no launcher of unisono with the job "
@@ -331,41 +331,41 @@ class Meeting:
 
     def _check_fit(self) -> None:
         """Compare this host with the one that came first."""
-        first = Card(**self.board.look("reference"))
-        if first.number == self.card.number:
+        first = NodeInfo(**self.values.look("reference"))
+        if first.number == self.info.number:
             return
-        if problem := disagreement(self.card, first):
+        if problem := disagreement(self.info, first):
             raise self.refuse(problem)
-        if self.card.arguments != first.arguments:
-            tell(f"the program's arguments on {self.card.name} are not those on {first.name}.")
+        if self.info.arguments != first.arguments:
+            tell(f"the program's arguments on {self.info.name} are not those on {first.name}.")
         key = beat_key(first.number)
-        before, deadline = self.board.look(key), time.monotonic() + _ANSWER_S
-        while (now := self.board.look(key)) is None or now == before:
+        before, deadline = self.values.look(key), time.monotonic() + _ANSWER_S
+        while (now := self.values.look(key)) is None or now == before:
             if time.monotonic() > deadline:
                 raise LaunchError(f"{first.name} has shown no sign of life for {_ANSWER_S:g} s, but keeps the store.")
             time.sleep(_POLL_S)
-        if problem := skew(time.time(), now[1], self.card, first):
+        if problem := skew(time.time(), now[1], self.info, first):
             tell(problem)
 
     def _raise_refusal(self) -> None:
-        if (problem := self.board.look("refusal")) is not None:
+        if (problem := self.values.look("refusal")) is not None:
             raise ConfigError(problem)
 
     def _check_taken(self, holders: dict[int, object]) -> None:
         """Refuse a node rank on which a living host sits."""
-        if self.card.node_rank < 0:
+        if self.info.node_rank < 0:
             return
-        for number, node_rank, name in self.board.look("sitting") or []:
-            if node_rank == self.card.node_rank and number != self.card.number:
-                beat = self.board.look(beat_key(number))
+        for number, node_rank, name in self.values.look("sitting") or []:
+            if node_rank == self.info.node_rank and number != self.info.number:
+                beat = self.values.look(beat_key(number))
                 if holders.setdefault(number, beat) != beat:
                     raise ConfigError(
                         f"node rank {node_rank} is taken by {name}, which is at work. "
                         "Hint: give each host its own --node-rank."
                     )
 
-    def _present(self) -> list[Card]:
+    def _present(self) -> list[NodeInfo]:
         """Return the hosts that wait for the round."""
-        told = Told.unpacked(self.board.look("round"))
-        cards = [self.board.look(f"card/{number}") for number, _ in told.waiting(self._requests())]
-        return [Card(**card) for card in cards]
+        told = Told.unpacked(self.values.look("round"))
+        infos = [self.values.look(f"info/{number}") for number, _ in told.waiting(self._requests())]
+        return [NodeInfo(**info) for info in infos]

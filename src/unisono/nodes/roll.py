@@ -1,6 +1,6 @@
 """The roll of the hosts that have come: do they fit together, and who sits where (pure).
 
-In: one `Card` from every launcher. Out: what is wrong in words, or the order of the hosts and the ranks of each.
+In: one `NodeInfo` from every launcher. Out: what is wrong in words, or the order of the hosts and the ranks of each.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ MOST_SKEW_S = 5.0
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Card:
+class NodeInfo:
     """What a launcher says about itself when it comes.
 
     Attributes:
         number: Order of arrival, from 0; the first one keeps the store.
         host: Name of the machine.
         address: By which the others reach it.
-        door: A port that answers, to find out who reaches whom.
+        probe port: A port that answers, to find out who reaches whom.
         pid: Of the launcher.
         workers: On this host.
         nodes: ``MIN:MAX`` as it was told.
@@ -38,7 +38,7 @@ class Card:
     number: int
     host: str
     address: str
-    door: int
+    probe_port: int
     pid: int
     workers: int
     nodes: str
@@ -66,7 +66,7 @@ _MUST_AGREE = {
 }
 
 
-def disagreement(mine: Card, first: Card) -> str:
+def disagreement(mine: NodeInfo, first: NodeInfo) -> str:
     """Return in words where a newcomer differs from the host that came first, empty where they fit together."""
     lines = []
     for field, words in _MUST_AGREE.items():
@@ -80,7 +80,7 @@ def disagreement(mine: Card, first: Card) -> str:
     return f"the hosts do not fit together: {'; '.join(lines)}. Hint: start the same command, code and software on all."
 
 
-def skew(mine_s: float, theirs_s: float, mine: Card, first: Card) -> str:
+def skew(mine_s: float, theirs_s: float, mine: NodeInfo, first: NodeInfo) -> str:
     """Return in words that two clocks are too far apart, empty where they are not.
 
     Args:
@@ -98,50 +98,50 @@ def skew(mine_s: float, theirs_s: float, mine: Card, first: Card) -> str:
     )
 
 
-def check_roll(cards: Sequence[Card]) -> str:
+def check_roll(infos: Sequence[NodeInfo]) -> str:
     """Return in words what is wrong with those who have come, empty where nothing is."""
-    by_rank: dict[int, Card] = {}
-    for card in sorted(cards, key=lambda card: card.number):
-        if card.node_rank < 0:
+    by_rank: dict[int, NodeInfo] = {}
+    for info in sorted(infos, key=lambda info: info.number):
+        if info.node_rank < 0:
             continue
-        if (other := by_rank.setdefault(card.node_rank, card)) is not card:
+        if (other := by_rank.setdefault(info.node_rank, info)) is not info:
             return (
-                f"two hosts say that they are node rank {card.node_rank}: {other.name} and {card.name}. "
-                f"Hint: --node-rank 0 to {len(cards) - 1}, each once."
+                f"two hosts say that they are node rank {info.node_rank}: {other.name} and {info.name}. "
+                f"Hint: --node-rank 0 to {len(infos) - 1}, each once."
             )
     return ""
 
 
-def order(cards: Sequence[Card]) -> list[int]:
-    """Return the indices of `cards` in the order of their node ranks.
+def order(infos: Sequence[NodeInfo]) -> list[int]:
+    """Return the indices of `infos` in the order of their node ranks.
 
     As the user numbers them; else as they came, launchers of one machine side by side: ranks that share memory must be
     consecutive (see `hosts.group_by_host` of the collectives).
     """
     came: dict[str, int] = {}
-    for card in sorted(cards, key=lambda card: card.number):
-        came.setdefault(card.host, card.number)
+    for info in sorted(infos, key=lambda info: info.number):
+        came.setdefault(info.host, info.number)
     return sorted(
-        range(len(cards)), key=lambda i: (cards[i].node_rank, came[cards[i].host], cards[i].host, cards[i].number)
+        range(len(infos)), key=lambda i: (infos[i].node_rank, came[infos[i].host], infos[i].host, infos[i].number)
     )
 
 
-def first_ranks(cards: Sequence[Card]) -> list[int]:
+def first_ranks(infos: Sequence[NodeInfo]) -> list[int]:
     """Return each host's first rank, and last of all the world size, for hosts in the order of their node ranks."""
     firsts = [0]
-    for card in cards:
-        firsts.append(firsts[-1] + card.workers)
+    for info in infos:
+        firsts.append(firsts[-1] + info.workers)
     return firsts
 
 
-def unreached(cards: Sequence[Card], reports: Sequence[dict[str, str]]) -> str:
+def unreached(infos: Sequence[NodeInfo], reports: Sequence[dict[str, str]]) -> str:
     """Return in words which hosts cannot talk to which, empty where all can.
 
     Args:
-        cards: In the order of node ranks.
+        infos: In the order of node ranks.
         reports: From each host: why it does not reach another, by that one's index.
     """
-    pairs = [(cards[i], cards[int(j)], why) for i, report in enumerate(reports) for j, why in sorted(report.items())]
+    pairs = [(infos[i], infos[int(j)], why) for i, report in enumerate(reports) for j, why in sorted(report.items())]
     if not pairs:
         return ""
     lines = [f"{one.name} cannot reach {other.name}: {why}" for one, other, why in pairs]
@@ -153,12 +153,12 @@ def unreached(cards: Sequence[Card], reports: Sequence[dict[str, str]]) -> str:
     )
 
 
-def check_counts(came: Sequence[Card], min_nodes: int, seconds: float) -> ConfigError:
+def check_counts(came: Sequence[NodeInfo], min_nodes: int, seconds: float) -> ConfigError:
     """Return the error for hosts that have not come in time."""
-    ranks = {card.node_rank for card in came}
+    ranks = {info.node_rank for info in came}
     missing = [str(rank) for rank in range(min_nodes) if rank not in ranks] if -1 not in ranks else []
     who = f" Missing: node rank {', '.join(missing)}." if missing else ""
-    names = "; ".join(card.name for card in came) or "none"
+    names = "; ".join(info.name for info in came) or "none"
     return ConfigError(
         f"expected {min_nodes} hosts (--nnodes) within {seconds:g} s (--rdzv-timeout), got {len(came)}: {names}.{who} "
         "Hint: start the same command on the others; look into their output if they have started."

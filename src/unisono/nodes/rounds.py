@@ -14,7 +14,7 @@ LAST_CALL_S = 3.0
 
 @final
 @dataclass(slots=True)
-class Pulse:
+class RecentBeats:
     """Who has been heard lately, by beats that change.
 
     Attributes:

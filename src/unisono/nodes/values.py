@@ -10,7 +10,7 @@ from unisono.store.client import Client, StoreLate, StoreLost, StoreRefused
 
 
 @final
-class Board:
+class SharedValues:
     """JSON values under the keys of a store; no call waits for a value.
 
     Args:
@@ -24,13 +24,13 @@ class Board:
     def __init__(self, client: Client, prefix: str, cut_off: Callable[[], str] | None = None) -> None:
         self._client, self._prefix, self._cut_off = client, prefix, cut_off
 
-    def guarded(self, cut_off: Callable[[], str] | None) -> "Board":
+    def guarded(self, cut_off: Callable[[], str] | None) -> "SharedValues":
         """Return the same board, whose calls give up when `cut_off` says why; None: never."""
-        return Board(self._client, self._prefix, cut_off)
+        return SharedValues(self._client, self._prefix, cut_off)
 
-    def below(self, name: str) -> "Board":
+    def below(self, name: str) -> "SharedValues":
         """Return a board whose keys are apart from those of this one."""
-        return Board(self._client, f"{self._prefix}/{name}", self._cut_off)
+        return SharedValues(self._client, f"{self._prefix}/{name}", self._cut_off)
 
     def put(self, key: str, value: Any) -> None:
         """Write a value, whatever was there."""

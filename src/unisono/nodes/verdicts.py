@@ -65,7 +65,7 @@ class Verdict:
         exit_code: Of ``failed`` and ``interrupted``.
         rank: That failed first.
         step: Of the stop.
-        leaving: Hosts that do not come to the next meeting, because they were asked to stop.
+        leaving: Hosts that do not come to the next rendezvous, because they were asked to stop.
         history: Failures so far, for the next verdict.
     """
 
@@ -109,7 +109,7 @@ def judge(
         min_nodes: Fewest hosts to go on with.
         is_elastic: Whether hosts may come and go.
         max_restarts: In a row without progress.
-        keeper: The host that keeps the store: without it, no meeting.
+        keeper: The host that keeps the store: without it, no rendezvous.
     """
     past = [dict(line) for line in history]
     indices = range(len(endings))

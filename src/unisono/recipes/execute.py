@@ -18,7 +18,7 @@ _OURS = Path(__file__).parent.parent
 _PYTHONS = warnings.formatwarning
 
 
-def play(options: Options) -> None:
+def execute(options: Options) -> None:
     """Train and evaluate a recipe in the world of this process; results go to the run directory."""
     warnings.formatwarning = _one_line
     importlib.import_module(f"unisono.recipes.{options.recipe}").train(options)

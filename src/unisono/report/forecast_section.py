@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.report.page import Chart, Finding, Section, Table, values_of
+from unisono.report.page import Chart, Remark, Section, Table, values_of
 from unisono.report.svg import Series, line_chart, stacked_bars
 from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
@@ -84,7 +84,7 @@ def _section(told: Mapping[str, Any]) -> Section:
     if told["simulated"]:
         tables.append(_simulated(told["simulated"]))
     kind = "weak" if told["job"]["weak"] else "strong"
-    findings = [Finding(text=str(note)) for note in told["notes"]]
+    findings = [Remark(text=str(note)) for note in told["notes"]]
     return Section(
         title=f"Forecast: {kind} scaling to {spell_count(last['ranks'])} ranks", findings=findings, tables=tables,
         charts=charts, folded=[Table(title="What was assumed", head=["name", "value"], rows=assumed)],

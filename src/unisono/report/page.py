@@ -62,7 +62,7 @@ class Chart:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Remark:
     """A sentence worth reading; `tone` is ``good``, ``alarm`` or empty."""
 
     text: str
@@ -85,7 +85,7 @@ class Section:
 
     title: str
     lines: Sequence[str] = ()
-    findings: Sequence[Finding] = ()
+    findings: Sequence[Remark] = ()
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     folded: Sequence[Table] = field(default=())

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from unisono.report.page import Chart, Finding, Section, Table, thinned, values_of
+from unisono.report.page import Chart, Remark, Section, Table, thinned, values_of
 from unisono.report.run_diff import compare_runs
 from unisono.report.run_view import RunView, by_rank, own_seconds
 from unisono.report.svg import Series, Span, line_chart, span_chart, stacked_bars
@@ -50,13 +50,13 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     for run, name in zip(runs[1:], names[1:], strict=True):
         found = compare_runs(runs[0].path, run.path)
         if found.damage:
-            findings.append(Finding(text=f"{name} and {names[0]} cannot be compared: {'; '.join(found.damage)}."))
+            findings.append(Remark(text=f"{name} and {names[0]} cannot be compared: {'; '.join(found.damage)}."))
         elif found.equal:
-            findings.append(Finding(text=f"{name} and {names[0]} are equal, bit for bit.", tone="good"))
+            findings.append(Remark(text=f"{name} and {names[0]} are equal, bit for bit.", tone="good"))
         else:
             where = f"from step {found.step} on" if found.step else "in their final weights or settings"
             causes = f": {found.notes[0]}" if found.notes else f": {found.score[0]}" if found.score else ""
-            findings.append(Finding(text=f"{name} and {names[0]} differ {where}{causes}"))
+            findings.append(Remark(text=f"{name} and {names[0]} differ {where}{causes}"))
     head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
     table = Table(title="The runs side by side", head=head, rows=rows,
                   numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
@@ -113,29 +113,29 @@ def _overview(run: RunView) -> Table:
     return Table(title="In short", head=["what", "value"], rows=rows, mono=frozenset({1}))
 
 
-def _findings(run: RunView) -> Iterator[Finding]:
+def _findings(run: RunView) -> Iterator[Remark]:
     result = run.result
     if not result:
-        yield Finding(text="The run has not ended: there is no result.", tone="alarm")
+        yield Remark(text="The run has not ended: there is no result.", tone="alarm")
     elif not result.get("finished", True):
-        yield Finding(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
+        yield Remark(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
     else:
-        yield Finding(text=f"Finished after {spell_count(result.get('steps', 0))} steps.", tone="good")
+        yield Remark(text=f"Finished after {spell_count(result.get('steps', 0))} steps.", tone="good")
     if run.changed:
-        yield Finding(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
+        yield Remark(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
     for before, after in zip(run.launches, run.launches[1:], strict=False):
         again = before.last_step - after.first_step + 1
         redone = f", {again} steps done again" if again > 0 else ""
         world = "" if before.world_size == after.world_size else f", on {after.world_size} workers"
-        yield Finding(
+        yield Remark(
             text=f"Interrupted after step {before.last_step}; launch {after.number} went on from step "
             f"{after.first_step} after {spell_seconds(max(0.0, after.began_s - before.ended_s))}{redone}{world}.",
             tone="alarm",
         )
     if run.environment.get("drifted"):
-        yield Finding(text="The environment has changed during the run; see Environment.", tone="alarm")
+        yield Remark(text="The environment has changed during the run; see Environment.", tone="alarm")
     if not run.phases:
-        yield Finding(text="No step phases were recorded: nothing is known of where the time went.")
+        yield Remark(text="No step phases were recorded: nothing is known of where the time went.")
         return
     steps = run.final_phases()
     parts = by_rank(steps, run.launches[-1].world_size)
@@ -144,7 +144,7 @@ def _findings(run: RunView) -> Iterator[Finding]:
         whole = sum(mean.values())
         top = sorted(mean.items(), key=lambda part: -part[1])[:3]
         told = ", ".join(f"{seconds / whole:.0%} {phase}" for phase, seconds in top) if whole else "nothing"
-        yield Finding(text=f"A step takes {spell_seconds(whole)}: {told}.")
+        yield Remark(text=f"A step takes {spell_seconds(whole)}: {told}.")
 
 
 def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:

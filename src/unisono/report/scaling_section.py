@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from unisono.report.page import Chart, Finding, Section, Table, values_of
+from unisono.report.page import Chart, Remark, Section, Table, values_of
 from unisono.report.svg import Series, line_chart, stacked_bars
 from unisono.scaling.study import STEP_PHASES, Study, beyond_ideal, summarise
 from unisono.system.words import spell_count, spell_seconds
@@ -118,14 +118,14 @@ def _section(study: Study) -> Section:
                 spell_seconds(row.checkpoint_s), f"{min(loads):.1f}-{max(loads):.1f}",
             ]
         )  # fmt: skip
-    findings = [Finding(text=line) for line in why_it_flattens(study)]
+    findings = [Remark(text=line) for line in why_it_flattens(study)]
     if study.agrees is not None:
         text = f"{len(study.fingerprints)} different fingerprints, where one is promised"
         findings.append(
-            Finding(text=f"One fingerprint on {_list(study.workers)} workers: {next(iter(study.fingerprints))[:16]}",
-                    tone="good") if study.agrees else Finding(text=text, tone="alarm")
+            Remark(text=f"One fingerprint on {_list(study.workers)} workers: {next(iter(study.fingerprints))[:16]}",
+                    tone="good") if study.agrees else Remark(text=text, tone="alarm")
         )  # fmt: skip
-    findings += [Finding(text=text, tone="alarm") for text in doubts(study)]
+    findings += [Remark(text=text, tone="alarm") for text in doubts(study)]
     points = [(float(row.workers), row.step_s) for row in rows]
     spread = [(row.low_s, row.high_s) for row in rows]
     ideal = [(x, rows[0].step_s * (1.0 if study.weak else rows[0].workers / x)) for x, _ in points]

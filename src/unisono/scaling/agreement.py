@@ -8,7 +8,7 @@ from unisono.collectives.schedules import Schedule, plan
 from unisono.scaling.costs import ALGORITHMS
 from unisono.scaling.hierarchies import hierarchical
 from unisono.scaling.machine import Machine
-from unisono.scaling.simulator import play
+from unisono.scaling.simulator import run_schedule
 
 MOST_RANKS = 64
 """An all-to-all of more ranks takes the simulator longer than a user wants to wait."""
@@ -56,9 +56,9 @@ def compare(num_bytes: float, machine: Machine, ranks: Sequence[int], straggler:
                 ranks=count,
                 algorithm=name,
                 formula_s=ALGORITHMS[name](count, num_bytes, here).seconds,
-                simulated_s=play(made, size, here).seconds,
-                contention_s=play(made, size, here, contention=True).seconds,
-                straggler_s=play(made, size, here, contention=True, slow={count - 1: straggler}).seconds,
+                simulated_s=run_schedule(made, size, here).seconds,
+                contention_s=run_schedule(made, size, here, contention=True).seconds,
+                straggler_s=run_schedule(made, size, here, contention=True, slow={count - 1: straggler}).seconds,
             )
 
 

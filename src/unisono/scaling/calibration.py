@@ -1,4 +1,4 @@
-"""From a few short measurements to the numbers of a `Machine` and a `Job` (pure).
+"""From a few short measurements to the numbers of a `Machine` and a `Workload` (pure).
 
 What is measured: a step on one rank with two sizes of micro-batches; the same on all cores at once; the all-reduce
 between 2 ranks, and between twice as many ranks as cores, for some sizes. No step of several ranks is looked at: those
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from unisono.errors import ConfigError
-from unisono.scaling.forecast import Job
+from unisono.scaling.forecast import Workload
 from unisono.scaling.machine import Link, Machine
 from unisono.scaling.study import Record
 
@@ -129,7 +129,7 @@ def fit_machine(
     )  # fmt: skip
 
 
-def fit_job(solo: Solo, *, gradient_bytes: float, replicas: int) -> Job:
+def fit_job(solo: Solo, *, gradient_bytes: float, replicas: int) -> Workload:
     """Return the job, from steps of one rank.
 
     Args:
@@ -143,7 +143,7 @@ def fit_job(solo: Solo, *, gradient_bytes: float, replicas: int) -> Job:
     points = [(solo.batch_size / parts, times.compute_s / parts) for parts, times in solo.times.items()]
     micro_s, sample_s = fit_line(points)
     nearest = solo.times[min(solo.times, key=lambda parts: abs(parts - replicas))]
-    return Job(
+    return Workload(
         gradient_bytes=gradient_bytes, batch_size=solo.batch_size, sample_s=sample_s, micro_s=micro_s,
         update_s=nearest.update_s, step_s=nearest.rest_s, replicas=replicas, messages=1,
     )  # fmt: skip

@@ -27,7 +27,7 @@ STRATEGIES = (*ALGORITHMS, "ps", "ps-async")
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class Workload:
     """What is trained.
 
     Attributes:
@@ -147,7 +147,7 @@ def largest_of(ranks: int) -> float:
     return 0.0 if ranks == 1 else NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-def compute_s(job: Job, machine: Machine, ranks: int) -> float:
+def compute_s(job: Workload, machine: Machine, ranks: int) -> float:
     """Return forward and backward of the rank with most work, in seconds.
 
     Where ranks share cores, one core has ``ceil(ranks / cores)`` of them: within a step they hardly move.
@@ -170,7 +170,7 @@ def sums_of(replicas: int, ranks: int) -> int:
     return max(len(found) for found in owned_nodes(placement, replicas))
 
 
-def predict(job: Job, machine: Machine, ranks: int, strategy: str) -> Prediction:
+def predict(job: Workload, machine: Machine, ranks: int, strategy: str) -> Prediction:
     """Return what a step takes.
 
     Raises:
@@ -208,7 +208,7 @@ def predict(job: Job, machine: Machine, ranks: int, strategy: str) -> Prediction
 
 
 def forecast(
-    job: Job, machine: Machine, ranks: Sequence[int], reliability: Reliability | None = None
+    job: Workload, machine: Machine, ranks: Sequence[int], reliability: Reliability | None = None
 ) -> list[Forecast]:
     """Return all strategies on each number of ranks.
 
@@ -237,23 +237,23 @@ def forecast(
     return found
 
 
-def _batch(job: Job, ranks: int) -> int:
+def _batch(job: Workload, ranks: int) -> int:
     return job.batch_size * ranks if job.weak else job.batch_size
 
 
-def _idle(job: Job, ranks: int) -> int:
+def _idle(job: Workload, ranks: int) -> int:
     """Return how many ranks have no sample or no replica."""
     parts = ranks if job.weak or not job.replicas else job.replicas
     return max(0, ranks - min(_batch(job, ranks), parts))
 
 
-def _alone_s(job: Job, machine: Machine) -> float:
+def _alone_s(job: Workload, machine: Machine) -> float:
     own_s = compute_s(job, machine, 1)
     feed_s = 0.0 if job.data_samples_per_s is None else job.batch_size / job.data_samples_per_s
     return max(own_s, feed_s) + job.update_s + job.step_s
 
 
-def _cost(job: Job, machine: Machine, ranks: int, strategy: str) -> Cost:
+def _cost(job: Workload, machine: Machine, ranks: int, strategy: str) -> Cost:
     if strategy == "ps":
         return parameter_server(ranks, job.gradient_bytes, machine, job.servers)
     if strategy == "owner-computes" and job.replicas and not job.weak:

@@ -46,7 +46,7 @@ class Message:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Played:
+class SimulatedRun:
     """What came out.
 
     Attributes:
@@ -60,7 +60,7 @@ class Played:
     messages: tuple[Message, ...]
 
 
-def play(
+def run_schedule(
     schedule: Schedule,
     num_bytes: int,
     machine: Machine,
@@ -68,7 +68,7 @@ def play(
     contention: bool = False,
     late_s: Sequence[float] | None = None,
     slow: Mapping[int, float] | None = None,
-) -> Played:
+) -> SimulatedRun:
     """Play a schedule of one collective on a buffer.
 
     Args:
@@ -90,7 +90,7 @@ def play(
         raise ConfigError(f"expected {world_size} times of 0 s or more in late_s, got {starts[:8]}.")
     if any(not factor >= 1 for factor in factors.values()) or len(factors) != world_size:
         raise ConfigError(f"expected factors of 1 or more for ranks 0 to {world_size - 1} in slow, got {slow}.")
-    return _Play(schedule, num_bytes, machine, contention, starts, factors).run()
+    return _Simulation(schedule, num_bytes, machine, contention, starts, factors).run()
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class _Stage:
     ready_s: float = 0.0
 
 
-class _Play:
+class _Simulation:
     def __init__(
         self, schedule: Schedule, num_bytes: int, machine: Machine, contention: bool,
         starts: list[float], factors: Mapping[int, float],
@@ -121,7 +121,7 @@ class _Play:
         self._numbers = itertools.count()
         self._messages: list[Message] = []
 
-    def run(self) -> Played:
+    def run(self) -> SimulatedRun:
         for rank, start in enumerate(self._starts):
             self._enter(rank, start)
         while self._events:
@@ -130,7 +130,7 @@ class _Play:
                 self._close(rank, number, now)
             else:
                 self._send(rank, number, place, now, kind)
-        return Played(
+        return SimulatedRun(
             seconds=max(self._finished), finished_s=tuple(self._finished), messages=tuple(self._messages)
         )  # fmt: skip
 

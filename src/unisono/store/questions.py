@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from unisono.store.table import Full, Table
+from unisono.store.table import Full, KeyTable
 
 OK, LATE, NO = b"ok", b"late", b"no"
 MOST_WAIT_MS = 86_400_000
@@ -39,7 +39,7 @@ class Wait:
     wants_values: bool
 
 
-def answer(table: Table, fields: Sequence[bytes]) -> Answer | Wait:
+def answer(table: KeyTable, fields: Sequence[bytes]) -> Answer | Wait:
     """Return what follows from a question."""
     name, arguments = fields[0], list(fields[1:])
     act = _ACTS.get(name)
@@ -51,21 +51,21 @@ def answer(table: Table, fields: Sequence[bytes]) -> Answer | Wait:
         return Answer([NO, str(error).encode()])
 
 
-def wait_over(table: Table, wait: Wait) -> Answer:
+def wait_over(table: KeyTable, wait: Wait) -> Answer:
     """Return the answer to a question that has waited: the values, or that it was in vain."""
     if not table.has(wait.keys):
         return Answer([LATE])
     return _values(table, wait.keys) if wait.wants_values else Answer([OK])
 
 
-def _values(table: Table, keys: Sequence[bytes]) -> Answer:
+def _values(table: KeyTable, keys: Sequence[bytes]) -> Answer:
     found = [table.get(key) for key in keys]
     if sum(map(len, found)) > _MOST_VALUES_BYTES:
         return Answer([NO, b"more bytes than fit one answer"])
     return Answer([OK, *found])
 
 
-def _wait(table: Table, arguments: list[bytes], wants_values: bool) -> Answer | Wait:
+def _wait(table: KeyTable, arguments: list[bytes], wants_values: bool) -> Answer | Wait:
     wait = Wait(arguments[1:], min(max(0, _number(arguments[0])), MOST_WAIT_MS) / 1000, wants_values)
     if table.has(wait.keys) or not wait.seconds:
         return wait_over(table, wait)
@@ -79,7 +79,7 @@ def _number(text: bytes) -> int:
         raise Full("expected a number.") from None
 
 
-def _set(table: Table, arguments: list[bytes]) -> Answer:
+def _set(table: KeyTable, arguments: list[bytes]) -> Answer:
     if len(arguments) % 2:
         return Answer([NO, b"expected keys and values in pairs"])
     keys = arguments[::2]
@@ -88,18 +88,18 @@ def _set(table: Table, arguments: list[bytes]) -> Answer:
     return Answer([OK], keys)
 
 
-def _append(table: Table, arguments: list[bytes]) -> Answer:
+def _append(table: KeyTable, arguments: list[bytes]) -> Answer:
     table.append(*arguments)
     return Answer([OK], arguments[:1])
 
 
-def _compare(table: Table, arguments: list[bytes]) -> Answer:
+def _compare(table: KeyTable, arguments: list[bytes]) -> Answer:
     return Answer([OK, table.compare_set(*arguments)], arguments[:1] if table.has(arguments[:1]) else ())
 
 
 _MANY = 10_000
 _MOST_VALUES_BYTES = 7 << 20
-_ACTS: dict[bytes, tuple[int, int, Callable[[Table, list[bytes]], Answer | Wait]]] = {
+_ACTS: dict[bytes, tuple[int, int, Callable[[KeyTable, list[bytes]], Answer | Wait]]] = {
     b"set": (2, _MANY, _set),
     b"get": (2, _MANY, lambda table, arguments: _wait(table, arguments, wants_values=True)),
     b"wait": (1, _MANY, lambda table, arguments: _wait(table, arguments, wants_values=False)),

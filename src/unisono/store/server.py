@@ -1,7 +1,7 @@
 """The server of the store: one thread that answers whoever has shown that he knows the key, and drops everybody else.
 
 In: a listening socket and the key. A connection that has proved nothing owns a greeting and at most 72 bytes of our
-memory, for at most `Limits.handshake_s`; its bytes are compared, never looked into. Afterwards a connection asks one
+memory, for at most `ServerLimits.handshake_s`; its bytes are compared, never looked into. Afterwards a connection asks one
 question at a time.
 """
 
@@ -17,7 +17,7 @@ from typing import final
 
 from unisono.store import wire
 from unisono.store.questions import Answer, Wait, answer, wait_over
-from unisono.store.table import Table
+from unisono.store.table import KeyTable
 
 _RECEIVE_BYTES = 1 << 16
 _MOST_UNSENT_BYTES = 2 * wire.MOST_BODY_BYTES
@@ -30,7 +30,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class ServerLimits:
     """What a server allows.
 
     Attributes:
@@ -79,12 +79,12 @@ class Server:
         listener: socket.socket,
         key: bytes,
         tell: Callable[[str], None] | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
-        self._listener, self._key, self._tell, self._limits = listener, key, tell, limits or Limits()
+        self._listener, self._key, self._tell, self._limits = listener, key, tell, limits or ServerLimits()
         self.port = int(listener.getsockname()[1])
         self.refused = 0
-        self._table = Table()
+        self._table = KeyTable()
         self._peers: dict[_Peer, None] = {}
         self._strangers: dict[_Peer, None] = {}  # the oldest first
         self._waiting: dict[bytes, dict[_Peer, None]] = {}

@@ -30,7 +30,7 @@ class Bounds:
 
 
 @final
-class Table:
+class KeyTable:
     """The values by key; every method is one step that others see whole or not at all."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:

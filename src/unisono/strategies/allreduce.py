@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.collectives.execute import play
+from unisono.collectives.execute import execute
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import plan
 from unisono.errors import ConfigError
-from unisono.strategies.base import Setting
+from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import AllReduceOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.precision import Precise
@@ -33,7 +33,9 @@ class AllReduce(Precise):
         options: `AllReduceOptions`.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: AllReduceOptions) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: AllReduceOptions
+    ) -> None:
         super().__init__(model, optimizer, setting, options)
         self.options = options
         self.keeps_equal = options.algorithm != "naive_ring" and options.sync_every == 1
@@ -44,7 +46,7 @@ class AllReduce(Precise):
             raise ConfigError("algorithm torch needs processes. Hint: algorithm ring or tree works in threads too.")
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting, options)
 
@@ -120,7 +122,7 @@ class AllReduce(Precise):
             rank = self.transport.rank
             tree_all_reduce([((rank, rank + 1), flat)], leaves, world_size, flat, self.transport)
         else:
-            play(plan(ALGORITHMS[self.options.algorithm], world_size), flat, self.transport)
+            execute(plan(ALGORITHMS[self.options.algorithm], world_size), flat, self.transport)
         for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
             tensor.detach().copy_(piece.view(tensor.shape))
 

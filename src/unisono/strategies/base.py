@@ -58,7 +58,7 @@ class Gradients(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class StrategyContext:
     """Where a strategy works.
 
     Attributes:
@@ -152,7 +152,7 @@ class Strategy(ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """Return the strategy at work on a model; it does all wrapping and sharding.
 
         Raises:
@@ -262,9 +262,9 @@ __all__ = [
     "Gradients",
     "LossFunction",
     "Micro",
-    "Setting",
     "State",
     "Strategy",
+    "StrategyContext",
     "StrategyOptions",
     "check_reached",
     "check_trainable",

@@ -23,7 +23,7 @@ from unisono.data.loader import move
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, StepError
-from unisono.strategies.base import Setting
+from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import BalancedDPOptions, DPOptions
 from unisono.strategies.parts.precision import Precise
 from unisono.strategies.parts.split import balanced_sizes
@@ -33,7 +33,7 @@ from unisono.strategies.parts.split import balanced_sizes
 class DataParallel(Precise):
     """See the module."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: DPOptions) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: DPOptions) -> None:
         super().__init__(model, optimizer, setting, options)
         self._options = options
         if setting.device.type == "cuda":
@@ -49,7 +49,7 @@ class DataParallel(Precise):
         self.sizes: list[int] = []
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting, options)
 
@@ -83,7 +83,7 @@ class DataParallel(Precise):
             return replicate(self.model, [self._devices[index] for index in used])
         return [_shadow(self.model) if number else self.model for number in range(len(used))]
 
-    def _play_in_turn(self, play: Callable[[int], None], used: list[int]) -> None:
+    def _run_in_turn(self, run_replica: Callable[[int], None], used: list[int]) -> None:
         """Play one device after the other, each with a random stream of its own, and notice whether any draws."""
         before, drew = torch.default_generator.get_state(), False
         for number, index in enumerate(used):
@@ -91,7 +91,7 @@ class DataParallel(Precise):
                 drew |= not torch.equal(torch.default_generator.get_state(), before)
                 set_generators(mix(self.setting.seed, "device", self._step, self._calls, index))
                 before = torch.default_generator.get_state()
-            play(number)
+            run_replica(number)
         drew |= not torch.equal(torch.default_generator.get_state(), before)
         self._draws = bool(self._draws) or drew
 
@@ -103,7 +103,7 @@ class DataParallel(Precise):
             torch.get_autocast_dtype(self.setting.device.type),
         )
 
-        def play(number: int) -> None:
+        def run_replica(number: int) -> None:
             try:
                 args, kwargs = inputs[number]
                 with (
@@ -115,9 +115,9 @@ class DataParallel(Precise):
                 results[number] = error
 
         if self._draws is not False and self.setting.device.type == "cpu":
-            self._play_in_turn(play, used)
+            self._run_in_turn(run_replica, used)
         else:
-            threads = [threading.Thread(target=play, args=(number,)) for number in range(len(replicas))]
+            threads = [threading.Thread(target=run_replica, args=(number,)) for number in range(len(replicas))]
             for thread in threads:
                 thread.start()
             for thread in threads:

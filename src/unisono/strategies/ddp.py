@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from unisono.collectives.process_groups.default_group import GroupOwner
 from unisono.collectives.transport import Transport
 from unisono.errors import StepError
-from unisono.strategies.base import Setting
+from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import DDPOptions
 from unisono.strategies.parts.precision import Precise
 
@@ -50,7 +50,7 @@ class DDP(Precise):
     (a short last batch) is reduced after backward instead.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: DDPOptions) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: DDPOptions) -> None:
         super().__init__(model, optimizer, setting, options)
         self.options = options
         self._group = join_alone(self.transport)
@@ -64,7 +64,7 @@ class DDP(Precise):
             raise
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting, options)
 

@@ -26,8 +26,8 @@ from unisono.strategies.base import (
     Gradients,
     LossFunction,
     Micro,
-    Setting,
     Strategy,
+    StrategyContext,
     check_reached,
     check_trainable,
 )
@@ -74,7 +74,7 @@ class Exact(Strategy):
         check_trainable(model)
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`; nothing of the model is changed."""
         return cls(model, setting.transport, setting.placement, setting.seed)
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from unisono.data.loader import move
 from unisono.errors import ConfigError
 from unisono.strategies.allreduce import AllReduce
-from unisono.strategies.base import Setting
+from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import AllReduceOptions, ModelParallelOptions
 from unisono.strategies.parts.split import cut_by_cost
 from unisono.strategies.replicated import Replicated
@@ -28,7 +28,9 @@ from unisono.strategies.replicated import Replicated
 class ModelParallel(Replicated):
     """See the module."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: ModelParallelOptions) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: ModelParallelOptions
+    ) -> None:
         super().__init__(model, optimizer, setting)
         layers = dict(model.named_children())
         self.stages = place_layers(layers, options)
@@ -40,7 +42,7 @@ class ModelParallel(Replicated):
         self._averager = AllReduce(model, optimizer, setting, AllReduceOptions(algorithm="tree", bucket_mb=25.0))
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting, options)
 

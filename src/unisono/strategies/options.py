@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from unisono.strategies.base import Setting, Strategy
+    from unisono.strategies.base import Strategy, StrategyContext
 
 
 MICRO_BATCHES = Count(1, 65_536, "micro-batches")
@@ -131,7 +131,7 @@ class StrategyOptions:
         """Return what belongs to the score."""
         return {"name": self.name, **asdict(self)}
 
-    def build(self, model: "nn.Module", optimizer: "Optimizer", setting: "Setting") -> "Strategy":
+    def build(self, model: "nn.Module", optimizer: "Optimizer", setting: "StrategyContext") -> "Strategy":
         """Return the strategy at work on a model and its optimizer; collective."""
         module, _, name = self.engine.partition(":")
         built: Strategy = getattr(importlib.import_module(f"unisono.strategies.{module}"), name).build(

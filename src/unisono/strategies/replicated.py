@@ -20,8 +20,8 @@ from unisono.strategies.base import (
     Gradients,
     LossFunction,
     Micro,
-    Setting,
     Strategy,
+    StrategyContext,
     check_reached,
     check_trainable,
     mean_loss,
@@ -47,7 +47,7 @@ class Replicated(Strategy):
 
     keeps_equal = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext) -> None:
         self.model, self.optimizer, self.setting = model, optimizer, setting
         self.transport, self.placement = setting.transport, setting.placement
         self.plain_front = Front(model, self.forward)
@@ -57,7 +57,7 @@ class Replicated(Strategy):
         check_trainable(model)
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting)
 

@@ -1,6 +1,6 @@
 """What a worker tells its launcher while it runs: one small shared page for each worker.
 
-In: a file of one page in the launch's private directory, named in ``UNISONO_BEACON``. The worker writes signs of
+In: a file of one page in the launch's private directory, named in ``UNISONO_HEARTBEAT``. The worker writes signs of
 life, its step and what it is doing; the launcher writes one word: stop. Plain stores into mapped memory, so that
 telling costs no system call, and the last words of a killed worker can still be read. Must not import torch.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-BEACON_VARIABLE = "UNISONO_BEACON"
+HEARTBEAT_VARIABLE = "UNISONO_HEARTBEAT"
 BEAT_S = 0.25
 
 QUIET, JOINED, STEPPING, STOPPED = range(4)
@@ -68,7 +68,7 @@ class Reading:
 
 
 @final
-class Beacon:
+class HeartbeatPage:
     """One worker's page, from either side.
 
     Args:
@@ -90,14 +90,14 @@ class Beacon:
             os.close(descriptor)
 
     @classmethod
-    def create(cls, path: Path) -> "Beacon":
+    def create(cls, path: Path) -> "HeartbeatPage":
         """Make the file; written out in full, so that no later store can find the disk full."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(bytes(_BYTES))
-        beacon = cls(path)
-        _INT.pack_into(beacon._page, _REPLICA, -1)
-        return beacon
+        heartbeat = cls(path)
+        _INT.pack_into(heartbeat._page, _REPLICA, -1)
+        return heartbeat
 
     def read(self) -> Reading:
         """Return what the worker has told so far."""
@@ -176,12 +176,12 @@ class Beacon:
 
 
 @final
-class Pulse:
+class HeartbeatThread:
     """A thread that beats until `stop`: it needs the interpreter's lock, so that a deadlock on it shows as silence."""
 
-    def __init__(self, beacon: Beacon) -> None:
+    def __init__(self, heartbeat: HeartbeatPage) -> None:
         self._stopped = threading.Event()
-        self._beacon = beacon
+        self._heartbeat = heartbeat
         threading.Thread(target=self._run, name="unisono-pulse", daemon=True).start()
 
     def stop(self) -> None:
@@ -189,6 +189,6 @@ class Pulse:
         self._stopped.set()
 
     def _run(self) -> None:
-        self._beacon.beat()
+        self._heartbeat.beat()
         while not self._stopped.wait(BEAT_S):
-            self._beacon.beat()
+            self._heartbeat.beat()

@@ -1,6 +1,6 @@
 """A run's side of supervision: it tells its launcher what it does, and hears that it should stop.
 
-In: the steps of a run. Out: notes on the worker's `Beacon`, a `Pulse`, the times of a `PhaseClock`, and whether
+In: the steps of a run. Out: notes on the worker's `HeartbeatPage`, a `HeartbeatThread`, the times of a `PhaseClock`, and whether
 someone wants the run to stop: the launcher, or whoever sent SIGTERM, SIGINT or SIGUSR1 to this process. Costs no
 system call per step.
 """
@@ -20,18 +20,18 @@ from unisono.collectives.places import HERE, Insider
 from unisono.data.sampler import Indices
 from unisono.observe.phases import BACKWARD, DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
 from unisono.strategies.base import LossFunction, Micro
-from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, Beacon, Pulse
+from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
 from unisono.world import World
 
 T = TypeVar("T")
 
 
 @final
-class Watch:
+class LauncherLink:
     """What one rank tells and hears.
 
     Args:
-        world: The world that the run has joined; names the beacon, if a launcher of ours looks at one.
+        world: The world that the run has joined; names the heartbeat page, if a launcher of ours looks at one.
         is_process: Whether the rank is this whole process, not a thread of it.
 
     Attributes:
@@ -42,46 +42,46 @@ class Watch:
         self._world = world
         self._is_process = is_process
         self._signalled = False
-        self._beacon = Beacon(world.beacon if is_process else None)
-        self._pulse = Pulse(self._beacon) if is_process and world.beacon else None
-        self._beacon.join(os.getpid())
+        self._heartbeat = HeartbeatPage(world.heartbeat if is_process else None)
+        self._pulse = HeartbeatThread(self._heartbeat) if is_process and world.heartbeat else None
+        self._heartbeat.join(os.getpid())
         self.phases = PhaseClock()
 
     def is_stop_asked(self) -> bool:
         """Whether this rank has been asked to stop the run; the ranks have yet to agree."""
-        return self._signalled or self._beacon.is_stop_asked
+        return self._signalled or self._heartbeat.is_stop_asked
 
     def note(self, phase: bytes) -> None:
         """Say what this rank is doing now."""
-        self._beacon.note(phase)
+        self._heartbeat.note(phase)
 
     def opened(self, step: int) -> None:
         """Say that `step` is done and saved, or 0 where nothing is."""
-        self._beacon.saved(step)
-        self._beacon.done(step)
+        self._heartbeat.saved(step)
+        self._heartbeat.done(step)
 
     def begin(self, step: int) -> None:
         """Say that a step is about to begin."""
         self.phases.begin(step)
-        self._beacon.begin(step)
-        self._beacon.note(b"between steps")
+        self._heartbeat.begin(step)
+        self._heartbeat.note(b"between steps")
 
     def follow(self, micros: Iterator[Micro], indices: Indices, replicas: int) -> Iterator[Micro]:
         """Pass on a step's micro-batches, telling which replica is computed on which samples."""
-        enter, beacon = self.phases.enter, self._beacon
+        enter, heartbeat = self.phases.enter, self._heartbeat
         enter(DATA)
-        beacon.note(b"data")
+        heartbeat.note(b"data")
         for micro in micros:
-            if beacon.is_read:
+            if heartbeat.is_read:
                 part = parts_of(len(indices), replicas)[micro.replica]
-                beacon.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
-                beacon.note(b"compute")
+                heartbeat.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
+                heartbeat.note(b"compute")
             enter(FORWARD)
             yield micro
             enter(DATA)
-            beacon.note(b"data")
+            heartbeat.note(b"data")
         enter(REDUCE)
-        beacon.note(b"reduce")
+        heartbeat.note(b"reduce")
 
     def timed(self, loss_function: LossFunction, insider: Insider) -> LossFunction:
         """Return `loss_function`, during which `insider` is asked, and after which the backward pass begins."""
@@ -100,21 +100,21 @@ class Watch:
     def updating(self) -> None:
         """Say that the gradients are known and the update begins."""
         self.phases.enter(UPDATE)
-        self._beacon.note(b"update")
+        self._heartbeat.note(b"update")
 
     def done(self, step: int) -> None:
         """Say that a step's update is finished."""
         self.phases.enter(OTHER)
-        self._beacon.done(step)
-        self._beacon.note(b"record")
+        self._heartbeat.done(step)
+        self._heartbeat.note(b"record")
 
     def saved(self, step: int) -> None:
         """Say that a checkpoint has been committed."""
-        self._beacon.saved(step)
+        self._heartbeat.saved(step)
 
     def stopped(self, step: int) -> None:
         """Say that the run ends because it was asked to, with everything saved."""
-        self._beacon.set_state(STOPPED)
+        self._heartbeat.set_state(STOPPED)
         if self._world.is_leader:
             sys.stderr.write(f"unisono: stopped after step {step}, and saved.\n")
 
@@ -127,12 +127,12 @@ class Watch:
             yield from steps
             return
         previous = self._take_signals() if self._is_process else {}
-        self._beacon.set_state(STEPPING)
+        self._heartbeat.set_state(STEPPING)
         try:
             yield from steps
         finally:
-            if self._beacon.read().state == STEPPING:
-                self._beacon.set_state(JOINED)
+            if self._heartbeat.read().state == STEPPING:
+                self._heartbeat.set_state(JOINED)
             for signum, handler in previous.items():
                 if signal.getsignal(signum) == self._hear:
                     signal.signal(signum, handler)
@@ -141,7 +141,7 @@ class Watch:
         """Return `predict`, telling that it is called."""
 
         def watched(micro: Any) -> T:
-            self._beacon.note(b"evaluate")
+            self._heartbeat.note(b"evaluate")
             return predict(micro)
 
         return watched
@@ -150,7 +150,7 @@ class Watch:
         """Leave the launcher's eye; safe to call twice."""
         if self._pulse is not None:
             self._pulse.stop()
-        self._beacon.leave()
+        self._heartbeat.leave()
 
     def _take_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():

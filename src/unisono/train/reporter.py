@@ -15,7 +15,7 @@ from unisono.train.run import Run
 
 
 @final
-class Sight:
+class Reporter:
     """What the leader shows and writes while a trainer fits; nothing on the other ranks.
 
     Args:

@@ -22,7 +22,7 @@ from unisono.determinism.switches import describe_environment, set_determinism
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
-from unisono.strategies.base import LossFunction, Setting
+from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.catalog import resolve
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
@@ -35,14 +35,14 @@ from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.guards.keywords import answers_keywords
+from unisono.train.launcher_link import LauncherLink
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_directory.open_runs import claim
 from unisono.train.run_directory.record import RunRecord
-from unisono.train.run_directory.run_progress import Course
+from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.stepper import Stepper
-from unisono.train.launcher_link import Watch
 from unisono.train.weights import load_on_all, load_prepared
 from unisono.world import World
 
@@ -126,7 +126,7 @@ class Run:
         chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
         default = world.replicas or chosen.default_replicas(world.world_size)
         chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
-        self._watch = Watch(world, is_process=isinstance(transport, str))
+        self._watch = LauncherLink(world, is_process=isinstance(transport, str))
         self._watch.note(b"join")
         self.phases = self._watch.phases
         joined = transport
@@ -149,7 +149,7 @@ class Run:
         self._stepper: Stepper | None = None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         facts = {"world_size": world.world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
-        self._course = Course(self._record, self._watch, facts, checkpoint_every=checkpoint_every)
+        self._progress = RunProgress(self._record, self._watch, facts, checkpoint_every=checkpoint_every)
         torch.manual_seed(seed)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]:
@@ -181,11 +181,11 @@ class Run:
         self.first_look.at_parts(model, self.seed)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
         own = ("transport", "placement", "seed", "device", "clipping")
-        setting = Setting(**{name: getattr(self, name) for name in own})
+        setting = StrategyContext(**{name: getattr(self, name) for name in own})
         parts.strategy = self.strategy.build(model, optimizer, setting)
         parts.strategy.is_stop_asked, parts.before_pack = self._watch.is_stop_asked, self.first_look.at_parts_saved
         self._stepper = Stepper(
-            parts, setting, course=self._course, record=self._record, watch=self._watch, between=self.between,
+            parts, setting, progress=self._progress, record=self._record, watch=self._watch, between=self.between,
             non_finite=self.non_finite, first_look=self.first_look,
             inside=InsideLoss(model, optimizer, self.strategy, setting),
         )  # fmt: skip
@@ -208,7 +208,7 @@ class Run:
         """
         if model is not None:
             return load_on_all(self.transport, model, Path(path), strict=strict)
-        return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._course.is_open)
+        return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._progress.is_open)
 
     def register(self, name: str, part: Any) -> None:
         """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
@@ -222,7 +222,7 @@ class Run:
         Raises:
             ConfigError: The name is taken, the methods are missing, or the run has been opened already.
         """
-        checks.check_new_part(name, part, self._registered, is_open=self._course.is_open)
+        checks.check_new_part(name, part, self._registered, is_open=self._progress.is_open)
         self._registered[name] = part
 
     @answers_keywords
@@ -282,7 +282,7 @@ class Run:
         checks.check_loader(loader)
         self._claim.use()
         steps = self._watch.over(
-            self._steps(self._playing(), loader, epochs, max_steps), can_save=self._record.path is not None
+            self._steps(self._stepper_of_run(), loader, epochs, max_steps), can_save=self._record.path is not None
         )
         self._claim.steps = weakref.ref(steps)
         return steps
@@ -290,11 +290,11 @@ class Run:
     def _steps(self, stepper: Stepper, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
-        course, parts = self._course, stepper.parts
-        course.open(scores.describe_run(self, parts.description, self.strategy.score(), loader), parts, per_epoch)
-        first = course.done + 1
+        progress, parts = self._progress, stepper.parts
+        progress.open(scores.describe_run(self, parts.description, self.strategy.score(), loader), parts, per_epoch)
+        first = progress.done + 1
         if first > last:
-            course.tell_complete(last)
+            progress.tell_complete(last)
         yield from stepper.batches(loader, first, last)
         self.first_look.at_end(is_trained=first <= last)
 
@@ -313,7 +313,7 @@ class Run:
             PeerLost: Another rank went away.
         """
         checks.check_batch(batch)
-        return self._playing().step(batch, loss_function)
+        return self._stepper_of_run().step(batch, loss_function)
 
     @answers_keywords
     def evaluate(
@@ -350,7 +350,7 @@ class Run:
         check_places(metrics, self.world, everywhere=True)
         checks.check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        return self._playing().evaluate(
+        return self._stepper_of_run().evaluate(
             fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
             limit=limit,
         )  # fmt: skip
@@ -358,19 +358,19 @@ class Run:
     def record(self, metrics: Mapping[str, float]) -> None:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
         self.first_look.measured |= metrics.keys()
-        self._course.measured(metrics)
+        self._progress.measured(metrics)
 
     def stop(self, reason: str) -> None:
         """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
-        self._course.stopped_by = reason
+        self._progress.stopped_by = reason
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
-        return self._course.fingerprint(self._prepared())
+        return self._progress.fingerprint(self._prepared())
 
     def result(self) -> dict[str, Any]:
         """Return what ``result.json`` holds; empty before the last step is done."""
-        return dict(self._course.result)
+        return dict(self._progress.result)
 
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
@@ -380,7 +380,7 @@ class Run:
         self._end_watching()
         if self._stepper is not None:
             self._stepper.parts.strategy.close()
-        for used in (self.transport, self._record, self._claim, self._course):
+        for used in (self.transport, self._record, self._claim, self._progress):
             used.close()
         enter_world(None)
 
@@ -391,9 +391,9 @@ class Run:
         self.close()
 
     def _prepared(self) -> Parts:
-        return self._playing().parts
+        return self._stepper_of_run().parts
 
-    def _playing(self) -> Stepper:
+    def _stepper_of_run(self) -> Stepper:
         if self._stepper is None:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
         return self._stepper

@@ -14,18 +14,18 @@ from unisono.errors import StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
-from unisono.strategies.base import LossFunction, Setting
+from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.parts.drift import Sentinel
 from unisono.train.between import Between
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
+from unisono.train.launcher_link import LauncherLink
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
 from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
-from unisono.train.run_directory.run_progress import Course
-from unisono.train.launcher_link import Watch
+from unisono.train.run_directory.run_progress import RunProgress
 
 
 @final
@@ -47,11 +47,11 @@ class Stepper:
     def __init__(
         self,
         parts: Parts,
-        setting: Setting,
+        setting: StrategyContext,
         *,
-        course: Course,
+        progress: RunProgress,
         record: RunRecord,
-        watch: Watch,
+        watch: LauncherLink,
         between: Between,
         non_finite: NonFinite,
         first_look: FirstLook,
@@ -59,7 +59,7 @@ class Stepper:
     ) -> None:
         self.parts = parts
         self._setting, self._rank, self._replicas = setting, setting.transport.rank, setting.replicas
-        self._course, self._record, self._watch = course, record, watch
+        self._progress, self._record, self._watch = progress, record, watch
         self._between, self._non_finite = between, non_finite
         self._first_look, self._inside = first_look, inside
 
@@ -69,7 +69,7 @@ class Stepper:
         Raises:
             StepError: A batch was not passed to `step`.
         """  # noqa: DOC501 - what closes the generator goes on
-        course, parts, setting = self._course, self.parts, self._setting
+        progress, parts, setting = self._progress, self.parts, self._setting
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
             indices = loader.sampler.batch(step)
@@ -81,31 +81,31 @@ class Stepper:
             try:
                 yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self._replicas))
             except GeneratorExit:  # the loop was left: keep what it has done
-                course.leave(parts)
+                progress.leave(parts)
                 raise
             parts.check_groups()
-            if course.stopped_by is not None:
+            if progress.stopped_by is not None:
                 break
-            if course.done != step:
+            if progress.done != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
-            course.keep(parts, is_last=step == last)
-        course.keep_last(parts)
+            progress.keep(parts, is_last=step == last)
+        progress.keep_last(parts)
         if parts.strategy.keeps_equal:
-            Sentinel(parts.model, setting.transport).compare_now(course.done)  # the last update too
-        course.finish(parts)
+            Sentinel(parts.model, setting.transport).compare_now(progress.done)  # the last update too
+        progress.finish(parts)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step; see `Run.step`."""
         refuse_inside("run.step()")
-        course, parts, watch = self._course, self.parts, self._watch
+        progress, parts, watch = self._progress, self.parts, self._watch
         strategy, step = parts.strategy, batch.step
-        if step != course.done + 1:
-            raise StepError(f"expected the batch of step {course.done + 1}, got that of step {step}.")
+        if step != progress.done + 1:
+            raise StepError(f"expected the batch of step {progress.done + 1}, got that of step {step}.")
         if not parts.model.training:
             self._first_look.at_evaluation_mode(parts.model)
         parts.check_groups()
         parts.is_changing = True
-        course.usage.begin()
+        progress.usage.begin()
         self._inside.begin(step, len(batch.indices))
         watch_late()
         timed = watch.timed(loss_function, self._inside)
@@ -115,11 +115,11 @@ class Stepper:
         watch.updating()
         how = (parts.model, parts.optimizer, parts.scheduler, self._setting.clipping)
         lr = strategy.update(*how) if is_finite else math.nan
-        course.done = step
-        course.is_stopping = gradients.is_stop_asked and self._record.path is not None
+        progress.done = step
+        progress.is_stopping = gradients.is_stop_asked and self._record.path is not None
         watch.done(step)
         parts.is_changing = False
-        course.usage.end(len(batch.indices))
+        progress.usage.end(len(batch.indices))
         self._between.at("after", step)
         self._record.append(functools.partial(entry_of, batch, gradients, lr))
         return gradients.loss
@@ -143,5 +143,5 @@ class Stepper:
                 transport=setting.transport, device=setting.device, batch_size=batch_size, num_workers=num_workers,
                 inference_mode=inference_mode, alike=parts.strategy.evaluates_alike, limit=limit,
             )  # fmt: skip
-        self._between.at("evaluated", self._course.done)
+        self._between.at("evaluated", self._progress.done)
         return values

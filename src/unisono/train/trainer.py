@@ -20,7 +20,7 @@ from unisono.train.guards.checks import check_metrics
 from unisono.train.guards.keywords import answers_keywords
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
-from unisono.train.reporter import Sight
+from unisono.train.reporter import Reporter
 from unisono.train.run import Run
 
 _SANITY_SAMPLES = 512
@@ -138,22 +138,22 @@ class Trainer:
         eval_steps, log_steps = (steps_between(every, len(loader)) for every in (eval_every, log_every))
         test = _Test(test_set, collate, num_workers, SAMPLES.maybe("eval_limit", eval_limit), eval_steps)
         self.run.between.is_lazy = True  # all code between steps is called by the chain
-        with Sight(self.run, loop, is_shown=show_progress) as sight:
+        with Reporter(self.run, loop, is_shown=show_progress) as reporter:
             try:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
                     if loop.step == 0:
                         if sanity_check and test_set is not None and batch.step == 1:
                             self._check(test, batch)
-                        if self._begins(batch, sight):
+                        if self._begins(batch, reporter):
                             continue
                     self._step(batch)
-                    sight.step()
-                    self._after_step(test, log_steps, sight)
+                    reporter.step()
+                    self._after_step(test, log_steps, reporter)
                 if test_set is not None and not loop.scores:  # nothing was left to do
-                    self._evaluate(test, sight)
+                    self._evaluate(test, reporter)
                 if loop.step:
                     self._chain("on_run_end")
-                    self._agree(sight)
+                    self._agree(reporter)
             finally:
                 self._chain.close()
                 self.run.between.is_lazy = False
@@ -169,13 +169,13 @@ class Trainer:
         check_monitors(self._chain.callbacks, scores)
         check_best(self.run.first_look.best, self._chain.callbacks, scores)
 
-    def _begins(self, batch: Batch, sight: Sight) -> bool:
+    def _begins(self, batch: Batch, reporter: Reporter) -> bool:
         """Start this launch; say whether the run was to stop here already."""
         loop = self._loop
         loop.step, loop.epoch = batch.step - 1, batch.epoch
-        sight.begin()
+        reporter.begin()
         self._chain("on_run_start")
-        self._agree(sight)
+        self._agree(reporter)
         self._epoch_begun = -1
         if loop.stopped_by is None:
             loop.step = batch.step
@@ -200,32 +200,32 @@ class Trainer:
         loop.num_skipped = self.run.non_finite.num_skipped
         chain("on_step_end")
 
-    def _after_step(self, test: "_Test", log_steps: int, sight: Sight) -> None:
+    def _after_step(self, test: "_Test", log_steps: int, reporter: Reporter) -> None:
         loop = self._loop
         is_last, ends_epoch = loop.step == loop.total_steps, loop.step % loop.steps_per_epoch == 0
         is_evaluated = test.dataset is not None and (is_last or loop.step % test.every == 0)
         if is_evaluated:
-            self._evaluate(test, sight)
+            self._evaluate(test, reporter)
             self.run.record(loop.scores)  # the checkpoint of this step tells them
-            sight.tell_scores()
+            reporter.tell_scores()
             loop.log(**loop.scores)
         if ends_epoch:
             self._chain("on_epoch_end")
         if is_evaluated or ends_epoch or is_last or loop.step % log_steps == 0:
             loop.log(**{"train/loss": loop.loss})
-            self._agree(sight)
+            self._agree(reporter)
 
-    def _agree(self, sight: Sight) -> None:
+    def _agree(self, reporter: Reporter) -> None:
         """Compare names and stops between ranks, write what was logged, and end the run where one asked for it."""
         values = self._chain.agree()
-        sight.write(values)
+        reporter.write(values)
         if self._loop.stopped_by is not None:
             self.run.stop(self._loop.stopped_by)
-            sight.note(f"stopped after step {self._loop.step}: {self._loop.stopped_by}")
+            reporter.note(f"stopped after step {self._loop.step}: {self._loop.stopped_by}")
 
-    def _evaluate(self, test: "_Test", sight: Sight) -> None:
+    def _evaluate(self, test: "_Test", reporter: Reporter) -> None:
         self._chain("on_evaluation_start")
-        self._evaluated = sight.evaluating(min(len(test.dataset), test.limit or len(test.dataset)))
+        self._evaluated = reporter.evaluating(min(len(test.dataset), test.limit or len(test.dataset)))
         self._loop.scores = self.evaluate(
             test.dataset, collate=test.collate, num_workers=test.num_workers, limit=test.limit
         )

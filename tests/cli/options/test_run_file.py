@@ -107,15 +107,15 @@ def test_what_is_written_is_read_back(tmp_path):
 def test_a_run_is_repeated_from_its_directory(tmp_path, here):
     """The fingerprint of `--config RUN` is the run's own; other settings on top give another."""
 
-    def play(*arguments: str) -> dict:
+    def run_job(*arguments: str) -> dict:
         result = CliRunner().invoke(verb.train, [*arguments, "-n", "1", "--json"])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout.splitlines()[-1])
 
     settings = ("--limit", "60", "--epochs", "1", "--batch-size", "20", "--replicas", "2", "--seed", "4")
-    first = play("digits", *settings, "--out", str(tmp_path / "run"))
-    again = play("--config", str(tmp_path / "run"), "--out", str(tmp_path / "again"))
-    other = play("--config", str(tmp_path / "run"), "--seed", "5")
+    first = run_job("digits", *settings, "--out", str(tmp_path / "run"))
+    again = run_job("--config", str(tmp_path / "run"), "--out", str(tmp_path / "again"))
+    other = run_job("--config", str(tmp_path / "run"), "--seed", "5")
     assert again["fingerprint"] == first["fingerprint"] != other["fingerprint"]
     written = [Path(tmp_path, name, "run.toml").read_text() for name in ("run", "again")]
     assert written[0] == written[1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectives.hosts_programs import LAYOUTS, play
+from collectives.hosts_programs import LAYOUTS, execute
 from ranks import once, run_processes, run_threads
 from unisono.collectives.process_groups.across_hosts import over_hosts
 
@@ -10,7 +10,7 @@ from unisono.collectives.process_groups.across_hosts import over_hosts
 @once
 def launched(world_size):
     """One launch for each world size; the hosts are names."""
-    return run_processes(play, world_size)
+    return run_processes(execute, world_size)
 
 
 def check(ranks, world_size):
@@ -32,7 +32,7 @@ def test_same_bits_as_rank_by_rank():
 @pytest.mark.parametrize("world_size", [3, 5])
 def test_same_bits_as_rank_by_rank_on_others(world_size):
     """As above, with three and five ranks."""
-    check(run_processes(play, world_size), world_size)
+    check(run_processes(execute, world_size), world_size)
 
 
 def test_one_rank_a_host():

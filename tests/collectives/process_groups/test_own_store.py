@@ -57,13 +57,13 @@ def test_gloo_groups(store, world_size):
     """Ranks in threads form a group over one store of one process, and add up: no lock is held while one waits."""
     found = {}
 
-    def play(rank):
+    def execute(rank):
         group = ProcessGroupGloo(PrefixStore("gloo", store), rank, world_size, TIMEOUT)
         value = torch.tensor([float(rank + 1)])
         group.allreduce([value]).wait()
         found[rank] = value.item()
 
-    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(world_size)]
+    threads = [threading.Thread(target=execute, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectives.backend_programs import FUNCTIONS, REFUSED, VARIANTS, play
+from collectives.backend_programs import FUNCTIONS, REFUSED, VARIANTS, execute
 from ranks import once, run_processes
 
 SIZES = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
@@ -11,7 +11,7 @@ SIZES = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytes
 @once
 def launched(world_size):
     """One launch for each world size."""
-    return run_processes(play, world_size)
+    return run_processes(execute, world_size)
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -14,7 +14,7 @@ SIZES = [pytest.param(2, marks=pytest.mark.slow), 4]
 @once
 def launched(world_size):
     """Return what each rank of one launch has seen."""
-    return run_processes(shm_programs.play, world_size)
+    return run_processes(shm_programs.execute, world_size)
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -4,13 +4,13 @@ import pytest
 
 from collectives import shm_programs
 from ranks import run_processes
-from unisono.collectives.shm.tuning import Plan, Timing, choose, default_plan, load, plan_file, save
+from unisono.collectives.shm.tuning import Plan, PlanTiming, choose, default_plan, load, plan_file, save
 
 SHARED, WHOLE = 0, 1 << 30
 
 
 def timing(num_bytes, whole_bytes, piece_bytes, seconds):
-    return Timing(num_bytes=num_bytes, plan=Plan(whole_bytes=whole_bytes, piece_bytes=piece_bytes), seconds=seconds)
+    return PlanTiming(num_bytes=num_bytes, plan=Plan(whole_bytes=whole_bytes, piece_bytes=piece_bytes), seconds=seconds)
 
 
 def test_whole_up_to_where_it_pays():

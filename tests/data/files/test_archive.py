@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.data.files.archive import Limits, stream_members
+from unisono.data.files.archive import ArchiveLimits, stream_members
 from unisono.errors import DataError
 
 WANTED = re.compile(r"d/\d+\.txt")
-LIMITS = Limits(member_bytes=1000, num_members=10, total_bytes=100_000)
+LIMITS = ArchiveLimits(member_bytes=1000, num_members=10, total_bytes=100_000)
 KEEP = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -97,7 +97,7 @@ def test_headers_without_end_are_refused_early(tmp_path):
     block.type = tarfile.XHDTYPE
     nested = block.tobuf() * 10_000 + build_tar(member("d/2.txt", b"two"))
     large = build_tar(member("d/2.txt", b"two", pax_headers={"comment": "x" * (64 << 20)}))
-    limits = Limits(total_bytes=1 << 30)
+    limits = ArchiveLimits(total_bytes=1 << 30)
     for plain, said in ((nested, "more than 16 extended headers in a row"), (large, "a header of more than 1,048,576")):
         with pytest.raises(DataError, match=said) as caught:
             read(tmp_path, plain, limits=limits)

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from unisono.data.files.archive import Limits
+from unisono.data.files.archive import ArchiveLimits
 from unisono.data.sets.imdb import PINS, find_source, load_imdb, read_reviews
 from unisono.data.sets.text import tokenise
 from unisono.errors import ConfigError, DataError
@@ -117,7 +117,7 @@ def test_strange_reviews_are_refused(tmp_path, kind, files, message):
     """Other encodings, a number twice and oversized reviews are DataErrors that name the review."""
     write = {"archive": write_archive, "directory": write_directory}[kind]
     with pytest.raises(DataError, match=message):
-        read_reviews(write(tmp_path / "source", FILES | files), limits=Limits(member_bytes=100))
+        read_reviews(write(tmp_path / "source", FILES | files), limits=ArchiveLimits(member_bytes=100))
 
 
 @pytest.mark.parametrize("kind", ["archive", "directory"])
@@ -125,7 +125,7 @@ def test_too_many_reviews_and_missing_split_are_refused(tmp_path, kind):
     """Counts are capped; a source without test reviews is not a data set."""
     write = {"archive": write_archive, "directory": write_directory}[kind]
     with pytest.raises(DataError, match="expected at most 4"):
-        read_reviews(write(tmp_path / "a", FILES), limits=Limits(num_members=4))
+        read_reviews(write(tmp_path / "a", FILES), limits=ArchiveLimits(num_members=4))
     files = {name: text for name, text in FILES.items() if not name.startswith("test")}
     with pytest.raises(DataError, match=r"expected (reviews named|a directory of reviews)"):
         read_reviews(write(tmp_path / "b", files))

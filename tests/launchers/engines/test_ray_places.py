@@ -3,12 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.launchers.engines.ray_places import Seat, assign
+from unisono.launchers.engines.ray_places import ActorPlacement, assign
 
 
 def seats_on(nodes, gpus=0):
     return [
-        Seat(node=node, address=f"10.0.0.{ord(node) % 200}", port=4000 + i, gpus=tuple(f"{i}.{g}" for g in range(gpus)))
+        ActorPlacement(
+            node=node, address=f"10.0.0.{ord(node) % 200}", port=4000 + i, gpus=tuple(f"{i}.{g}" for g in range(gpus))
+        )
         for i, node in enumerate(nodes)
     ]
 

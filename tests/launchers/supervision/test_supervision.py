@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import WorkerFailed
-from unisono.launchers import local, worker_group
+from unisono.launchers import group, local
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 
 ONCE = """
@@ -157,17 +157,17 @@ def test_meeting_places(place):
 
 
 def test_the_next_launch_clears_up(place, note):
-    """After a kill of launcher and warden at once the directory stays, and the next launch removes it, not before."""
+    """After a kill of launcher and reaper at once the directory stays, and the next launch removes it, not before."""
     launcher = place.start(note + "note(f'pid-{RANK}')\nwhile True: time.sleep(0.05)\n", "-n1")
     place.wait_files("pid-*[0-9]", 1)
     (left,) = place.folder.glob("unisono-*")
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    (warden,) = (int(pid) for pid in children if str(left) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    (reaper,) = (int(pid) for pid in children if str(left) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
                  and "launchers.child" not in Path(f"/proc/{pid}/cmdline").read_text())  # fmt: skip
     beside = place.run("pass\n", "-n1")  # the first still lives
     assert beside.returncode == 0, beside.stderr
     assert left.exists()
-    os.kill(warden, signal.SIGKILL)
+    os.kill(reaper, signal.SIGKILL)
     launcher.kill()
     launcher.wait()
     assert left.exists()
@@ -205,7 +205,7 @@ def test_a_slot_that_cannot_be_started_any_more(tmp_path, monkeypatch, capfd):
     """When the system lets a restart have fewer processes, the run goes on with those; at first it is an error."""
     script = tmp_path / "script.py"
     script.write_text(ONCE + f"if once({str(tmp_path / 'died')!r}): os._exit(3)\n")
-    monkeypatch.setattr(worker_group.subprocess, "Popen", FailingPopen(worker_group.subprocess.Popen))
+    monkeypatch.setattr(group.subprocess, "Popen", FailingPopen(group.subprocess.Popen))
     local.run_local(LaunchSpec(target=ScriptTarget(path=str(script)), workers=2, max_restarts=5))
     told = capfd.readouterr().err
     assert "could not be started" in told
@@ -242,7 +242,7 @@ def test_heavy_modules_stay_out(place):
     [
         ("", "stopped before the first step; no checkpoint has been written. Begin anew with: unisono "),
         (
-            "beacon.done(8); beacon.saved(8)",
+            "heartbeat.done(8); heartbeat.saved(8)",
             "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go",
         ),
     ],
@@ -250,9 +250,9 @@ def test_heavy_modules_stay_out(place):
 def test_an_interrupted_run_says_what_is_kept(place, note, said, told):
     """Ctrl-C where the run cannot stop between two steps: how far it came, what is kept, and the very command."""
     body = note + (
-        "from unisono.system.heartbeat import Beacon\n"
-        "beacon = Beacon(os.environ['UNISONO_BEACON'])\n"
-        f"beacon.join(os.getpid()); {said}\n"
+        "from unisono.system.heartbeat import HeartbeatPage\n"
+        "heartbeat = HeartbeatPage(os.environ['UNISONO_HEARTBEAT'])\n"
+        f"heartbeat.join(os.getpid()); {said}\n"
         "note(f'pid-{RANK}')\nwhile True: time.sleep(0.05)\n"
     )
     launcher = place.start(body, "-n2", args=("two words",))

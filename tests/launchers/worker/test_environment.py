@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from unisono.launchers.spec import LaunchSpec, ScriptTarget, Seat
+from unisono.launchers.spec import LaunchSpec, NodePlacement, ScriptTarget
 from unisono.launchers.worker.environment import worker_environment
 from unisono.world import World
 
@@ -89,14 +89,14 @@ def test_the_variables_are_torchruns(tmp_path):
 
 def test_a_seat_among_several_hosts():
     """Ranks count over all hosts; gloo and nccl get one interface, and every worker the launchers' store."""
-    seat = Seat(
+    placement = NodePlacement(
         node_rank=1, num_nodes=3, first_rank=2, world_size=7, master_addr="10.0.0.1", master_port=77, interface="ens3",
         attempt=4, run_id="job", store="10.0.0.1:78", secret="of-all-of-these-hosts",
     )  # fmt: skip
     outer = {"TORCHELASTIC_RUN_ID": "outer", "GLOO_SOCKET_IFNAME": "lo", "UNISONO_SECRET_FILE": "of-the-launcher"}
-    env = environment(outer, rank=4, workers=3, seat=seat)
+    env = environment(outer, rank=4, workers=3, placement=placement)
     assert "UNISONO_SECRET_FILE" not in env  # the workers know less than the launchers
-    assert "of-all-of-these-hosts" not in repr(seat)
+    assert "of-all-of-these-hosts" not in repr(placement)
     expected = {
         "RANK": "4",
         "LOCAL_RANK": "2",
@@ -111,10 +111,10 @@ def test_a_seat_among_several_hosts():
         "TORCHELASTIC_RUN_ID": "job",
         "TORCHELASTIC_RESTART_COUNT": "4",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "UNISONO_BEACON": "/private/beacon-4",
+        "UNISONO_HEARTBEAT": "/private/heartbeat-4",
     }
     assert expected.items() <= env.items()
-    spec = LaunchSpec(target=SCRIPT, workers=3, seat=seat)
+    spec = LaunchSpec(target=SCRIPT, workers=3, placement=placement)
     assert (spec.ranks, spec.world_size) == (range(2, 5), 7)
     world = World.from_env(env)
     assert (world.launcher, world.rendezvous, world.node_rank, world.local_rank) == (

@@ -61,14 +61,14 @@ def test_a_run_goes_on_with_any_number_of_stages(exact, tmp_path):
 def test_what_the_bits_rest_on(exact, monkeypatch, harm):
     """The controls: a stage that skips a gradient, buffers that are not kept apart."""
     if harm == "gradient":
-        real = executor.Player._give
+        real = executor.Executor._give
 
-        def give(self, parcel, move, stage, tag):
-            if move.direction == "backward" and move.micro == 1:
+        def give(self, parcel, action, stage, tag):
+            if action.direction == "backward" and action.micro == 1:
                 parcel = type(parcel)(tensors=tuple(None for _ in parcel.tensors))
-            real(self, parcel, move, stage, tag)
+            real(self, parcel, action, stage, tag)
 
-        monkeypatch.setattr(executor.Player, "_give", give)
+        monkeypatch.setattr(executor.Executor, "_give", give)
     else:
         monkeypatch.setattr("unisono.strategies.parts.replica_buffers.ReplicaBuffers.start_apart", lambda self: None)
         monkeypatch.setattr("unisono.strategies.parts.replica_buffers.ReplicaBuffers.start_replica", lambda self: None)
@@ -94,8 +94,8 @@ def test_a_schedule_that_hangs_is_an_error(monkeypatch):
     """Backward before forward on one rank: all wait for each other, which is said."""
 
     def wrong(*args):
-        moves = plan(*args)
-        return (tuple(sorted(moves[0], key=lambda m: (m.direction, m.micro))), *moves[1:])
+        actions = plan(*args)
+        return (tuple(sorted(actions[0], key=lambda m: (m.direction, m.micro))), *actions[1:])
 
     monkeypatch.setattr(executor, "cached_plan", wrong)
     with pytest.raises(PeerLost, match=r"all ranks wait for each other|left before"):

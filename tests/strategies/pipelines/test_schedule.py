@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
 from unisono.errors import ConfigError
-from unisono.strategies.pipelines.schedule import SCHEDULES, Move, bubble, check, idle_share, plan, timeline
+from unisono.strategies.pipelines.schedule import SCHEDULES, Action, bubble, check, idle_share, plan, timeline
 
 RANKS, CHUNKS, MICROS = st.integers(1, 6), st.integers(1, 3), st.integers(0, 17)
 
@@ -20,27 +20,27 @@ def test_no_plan_hangs_and_none_leaves_anything_out(schedule, ranks, chunks, mic
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (lambda moves: (moves[0], (*moves[1][1:2], *moves[1][:1], *moves[1][2:])), "forward moves of stage 1|for ever"),
-    (lambda moves: (moves[0][:-1], moves[1]), r"expected 4 backward moves of stage 0 on rank 0.*got \[0, 1, 2\]"),
-    (lambda moves: (moves[1], moves[0]), "stage 0 on rank 0"),
-    (lambda moves: ((*moves[0], Move("forward", 1, 0)), moves[1]), "not its own"),
-    (lambda moves: (tuple(sorted(moves[0], key=lambda m: (m.direction, m.micro))), moves[1]),
+    (lambda actions: (actions[0], (*actions[1][1:2], *actions[1][:1], *actions[1][2:])), "forward moves of stage 1|for ever"),
+    (lambda actions: (actions[0][:-1], actions[1]), r"expected 4 backward moves of stage 0 on rank 0.*got \[0, 1, 2\]"),
+    (lambda actions: (actions[1], actions[0]), "stage 0 on rank 0"),
+    (lambda actions: ((*actions[0], Action("forward", 1, 0)), actions[1]), "not its own"),
+    (lambda actions: (tuple(sorted(actions[0], key=lambda m: (m.direction, m.micro))), actions[1]),
      "for ever: rank 0: backward of micro-batch 0 in stage 0; rank 1: forward of micro-batch 0 in stage 1"),
 ])  # fmt: skip
 def test_a_wrong_plan_is_found(change, message):
     """The control: two moves swapped, one left out, one too many, backward before forward."""
-    moves = plan("1f1b", 2, 1, 4)
-    check(moves, 2, 4)
+    actions = plan("1f1b", 2, 1, 4)
+    check(actions, 2, 4)
     with pytest.raises(ConfigError, match=message):
-        check(change(moves), 2, 4)
+        check(change(actions), 2, 4)
 
 
 @given(RANKS, CHUNKS, st.integers(1, 5))
 def test_the_idle_share_is_the_formulas(ranks, chunks, groups):
     """For equal stages, messages that take no time, and a multiple of the ranks as micro-batches."""
     micros = groups * ranks
-    moves = plan("interleaved" if chunks > 1 else "1f1b", ranks, chunks, micros)
-    assert idle_share(timeline(moves, ranks * chunks)) == pytest.approx(bubble(ranks, chunks, micros))
+    actions = plan("interleaved" if chunks > 1 else "1f1b", ranks, chunks, micros)
+    assert idle_share(timeline(actions, ranks * chunks)) == pytest.approx(bubble(ranks, chunks, micros))
 
 
 @given(RANKS, st.integers(1, 17))
@@ -55,10 +55,10 @@ def test_gpipe_and_1f1b_are_equally_idle(ranks, micros):
 def test_1f1b_keeps_as_many_micro_batches_as_ranks(ranks, micros):
     """Between their two passes; gpipe keeps all of them."""
 
-    def most(moves):
+    def most(actions):
         kept = [0]
-        for move in moves:
-            kept.append(kept[-1] + (1 if move.direction == "forward" else -1))
+        for action in actions:
+            kept.append(kept[-1] + (1 if action.direction == "forward" else -1))
         return max(kept)
 
     assert [most(own) for own in plan("1f1b", ranks, 1, micros)] == [min(micros, ranks - r) for r in range(ranks)]
@@ -79,7 +79,7 @@ def test_interleaved_is_that_of_torch(ranks, chunks, micros):
     for rank, own in enumerate(plan("interleaved", ranks, chunks, micros)):
         names = {"FORWARD": "forward", "FULL_BACKWARD": "backward"}
         found = [
-            Move(names[action.computation_type.name], action.stage_index, action.microbatch_index)
+            Action(names[action.computation_type.name], action.stage_index, action.microbatch_index)
             for action in theirs[rank]
             if action is not None
         ]

@@ -13,11 +13,11 @@ import unisono
 from train.callbacks.small import fit
 from unisono.callbacks import Callback
 from unisono.errors import CallbackTimeout, ConfigError
-from unisono.train.callbacks.deadline import Watch
+from unisono.train.callbacks.deadline import CallbackDeadline
 
 
 def watched(function, deadline_s=0.3):
-    watch = Watch(deadline_s)
+    watch = CallbackDeadline(deadline_s)
     try:
         watch.call("Sleeper.on_step_end", 3, function)
     finally:
@@ -55,7 +55,7 @@ def test_in_another_thread_too():
 
 def test_in_time_is_in_time():
     """Nothing happens to calls in time, however many; own errors and Ctrl-C pass through."""
-    watch = Watch(20.0)
+    watch = CallbackDeadline(20.0)
     for _ in range(1000):
         watch.call("a", 1, lambda: None)
     for error in (KeyboardInterrupt, ZeroDivisionError):
@@ -70,7 +70,7 @@ def test_in_time_is_in_time():
     watch.call("a", 2, lambda: None)
     watch.close()
     with pytest.raises(ConfigError, match="above 0 s"):
-        Watch(0)
+        CallbackDeadline(0)
 
 
 @pytest.mark.parametrize("refuses", [True, False])

@@ -59,8 +59,8 @@ def _links(
     from unisono.scaling.slow_links import WAYS, command, propose
 
     names = parse_ways(ways)
-    meeting = plan_nodes(nodes)
-    count = workers or (1 if meeting else 2)
+    rendezvous = plan_nodes(nodes)
+    count = workers or (1 if rendezvous else 2)
     rates: dict[str, list[float]] = {name: [] for name in names}
     with scratch_directory("links") as scratch:
         for number in range(how[0] * len(names)):
@@ -69,7 +69,7 @@ def _links(
             name = names[place if turn % 2 == 0 else -1 - place]
             click.echo(f"run {turn + 1} of {how[0]}: {name} ...", err=True)
             setting = {**given, **WAYS[name].setting}
-            rates[name].append(_rate(recipe, count, setting, how[1], meeting, number, Path(scratch) / str(number)))
+            rates[name].append(_rate(recipe, count, setting, how[1], rendezvous, number, Path(scratch) / str(number)))
     chosen, why = propose(rates)
     told = {"recipe": recipe, "rates": rates, "proposal": chosen, "why": why, "command": command(recipe, chosen)}
     if as_json:
@@ -82,15 +82,15 @@ def _links(
 
 
 def _rate(
-    recipe: str, workers: int, setting: dict[str, Any], steps: int, meeting: "NodesPlan | None", number: int, out: Path
+    recipe: str, workers: int, setting: dict[str, Any], steps: int, rendezvous: "NodesPlan | None", number: int, out: Path
 ) -> float:  # fmt: skip
-    from unisono.cli.train import plan, play
+    from unisono.cli.train import plan, run_job
 
-    if meeting is not None:
+    if rendezvous is not None:
         # The last run's keeper may still be there.
-        meeting = replace(meeting, port=meeting.port + number)
-    job = plan(recipe, str(workers), {"threads": 1, **setting}, None, meeting)
-    result = play(
+        rendezvous = replace(rendezvous, port=rendezvous.port + number)
+    job = plan(recipe, str(workers), {"threads": 1, **setting}, None, rendezvous)
+    result = run_job(
         replace(job, options=replace(job.options, out=str(out))),
         output="quiet",
         env={"UNISONO_LAST_STEP": str(steps)},

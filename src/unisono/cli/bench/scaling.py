@@ -73,14 +73,14 @@ def scaling(
     Exit code: 0 when everything was measured and equal; 1 when fingerprints differ that must not; 2 for wrong settings;
     the code of the worker that failed first, and then nothing is written.
     """
-    setting = Setting(
+    setting = StudyPlan(
         target=target, args=args, workers=workers, repeat=repeat, weak=weak, steps=steps, warmup=warmup, given=given
     )
     sys.exit(perform("bench scaling", lambda: _scaling(setting, out, as_json), nothing_kept("the measurement")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class StudyPlan:
     """What to measure, as it was asked for."""
 
     target: str
@@ -93,7 +93,7 @@ class Setting:
     given: dict[str, Any]
 
 
-def _scaling(setting: Setting, out: str | None, as_json: bool) -> int:
+def _scaling(setting: StudyPlan, out: str | None, as_json: bool) -> int:
     from unisono.errors import ConfigError
     from unisono.scaling.study import KIND, save, summarise
     from unisono.system.files import check_place
@@ -136,7 +136,7 @@ def _scaling(setting: Setting, out: str | None, as_json: bool) -> int:
     return 0
 
 
-def measure(setting: Setting, counts: list[int], start: Start) -> "Study":
+def measure(setting: StudyPlan, counts: list[int], start: Start) -> "Study":
     """Run all trials and return the study.
 
     Raises:
@@ -196,15 +196,15 @@ def try_once(start: Start, count: int, repeat: int, warmup: int, out: Path) -> "
     )  # fmt: skip
 
 
-def _starter(setting: Setting, counts: list[int]) -> Start:
+def _starter(setting: StudyPlan, counts: list[int]) -> Start:
     """Return what runs one trial, with everything checked that can be before the first."""
-    from unisono.cli.train import Job, plan, play
+    from unisono.cli.train import TrainJob, plan, run_job
 
     limit = {"UNISONO_LAST_STEP": str(setting.steps)}
     if is_script(setting.target):
         return _script_starter(setting, counts, limit)
     refuse_arguments(setting.target, setting.args)
-    jobs: dict[int, Job] = {}
+    jobs: dict[int, TrainJob] = {}
     for count in counts:
         chosen = dict(setting.given)
         if setting.weak:
@@ -214,12 +214,12 @@ def _starter(setting: Setting, counts: list[int]) -> Start:
 
     def start(count: int, out: Path) -> None:
         job = jobs[count]
-        play(replace(job, options=replace(job.options, out=str(out))), output="quiet", env=limit)
+        run_job(replace(job, options=replace(job.options, out=str(out))), output="quiet", env=limit)
 
     return start
 
 
-def _script_starter(setting: Setting, counts: list[int], env: dict[str, str]) -> Start:
+def _script_starter(setting: StudyPlan, counts: list[int], env: dict[str, str]) -> Start:
     from unisono.errors import ConfigError
 
     is_default = setting.given["strategy"] == "exact"
@@ -233,7 +233,7 @@ def _script_starter(setting: Setting, counts: list[int], env: dict[str, str]) ->
     )  # fmt: skip
 
 
-def _check_batches(setting: Setting, trials: "list[Trial]") -> None:
+def _check_batches(setting: StudyPlan, trials: "list[Trial]") -> None:
     from unisono.errors import ConfigError
 
     sizes = {trial.workers: trial.batch_size for trial in trials}

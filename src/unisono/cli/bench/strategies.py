@@ -66,7 +66,7 @@ def strategies(
 def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import replace
 
-    from unisono.cli.train import plan, play
+    from unisono.cli.train import plan, run_job
 
     chosen: dict[str, Any] = {**given, "strategy": name}
     options = take_strategy(dict(chosen))
@@ -79,7 +79,7 @@ def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[st
     click.echo(f"training {recipe} with {name} on {count} processes ...", err=True)
     with scratch_directory("bench") as scratch:
         job = plan(recipe, str(count), {"threads": 1, **chosen})
-        result = play(replace(job, options=replace(job.options, out=str(Path(scratch) / "run"))), output="quiet")
+        result = run_job(replace(job, options=replace(job.options, out=str(Path(scratch) / "run"))), output="quiet")
     return {
         "strategy": name,
         "processes": count,

@@ -108,7 +108,7 @@ def _try_all(
     recipe: str, settings: Sequence[dict[str, Any]], given: dict[str, Any], how: dict[str, int]
 ) -> "list[Candidate]":
     from unisono.cli.bench.scaling import try_once
-    from unisono.cli.train import plan, play
+    from unisono.cli.train import plan, run_job
     from unisono.errors import ConfigError
     from unisono.scaling.choice import Candidate, spell
 
@@ -129,7 +129,7 @@ def _try_all(
 
                 def start(_: int, out: Path, job: Any = job) -> None:
                     made = replace(job, options=replace(job.options, out=str(out)))
-                    play(made, output="quiet", env={"UNISONO_LAST_STEP": str(how["steps"])})
+                    run_job(made, output="quiet", env={"UNISONO_LAST_STEP": str(how["steps"])})
 
                 out = Path(scratch) / f"{repeat}-{place}"
                 trial = try_once(start, setting["workers"], repeat, how["warmup"], out)

@@ -11,7 +11,7 @@ import torch
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.shm import tuning
-from unisono.collectives.shm.tuning import Plan, Timing
+from unisono.collectives.shm.tuning import Plan, PlanTiming
 from unisono.collectives.transport import Transport
 
 SIZES = (16 << 10, 128 << 10, 1 << 20, 16 << 20)
@@ -47,7 +47,7 @@ def measure_plan(transport: Transport) -> Plan:
     return Plan(**transport.all_gather_json(dataclasses.asdict(best))[0])
 
 
-def timings(transport: Transport) -> Iterator[Timing]:
+def timings(transport: Transport) -> Iterator[PlanTiming]:
     """Yield a timing (the fastest of a few) for each size and candidate plan; collective."""
     board = transport.board
     assert board is not None
@@ -65,5 +65,5 @@ def timings(transport: Transport) -> Iterator[Timing]:
                     started = time.perf_counter()
                     tree_all_reduce([(node, buffer)], placement, transport.world_size, buffer, transport)
                     seconds.append(time.perf_counter() - started)
-                yield Timing(num_bytes=buffer.nbytes, plan=board.plan, seconds=min(seconds))
+                yield PlanTiming(num_bytes=buffer.nbytes, plan=board.plan, seconds=min(seconds))
     board.plan, transport.bytes_sent = before, counted

@@ -24,7 +24,7 @@ from unisono.collectives.shm.autotune import settle_plan
 from unisono.collectives.shm.join import share_memory
 from unisono.collectives.shm.operations import Collectives, describe, flat_of, store_into
 from unisono.collectives.shm.transport import SLOT_BYTES, ShmTransport, as_bytes
-from unisono.collectives.shm.work import Job, Lane, ShmWork, is_in_backward
+from unisono.collectives.shm.work import Lane, ShmWork, Task, is_in_backward
 from unisono.errors import ConfigError
 from unisono.world import default_cache
 
@@ -231,7 +231,7 @@ class ShmProcessGroup(dist.ProcessGroup):
         """Leave the group without waiting; see `shutdown`."""
         self.shutdown()
 
-    def _run(self, name: str, job: Job, outputs: list[Tensor], opts: Any, inputs: Sequence[Tensor] = ()) -> ShmWork:
+    def _run(self, name: str, job: Task, outputs: list[Tensor], opts: Any, inputs: Sequence[Tensor] = ()) -> ShmWork:
         self._check([*outputs, *inputs])
         is_asynchronous = getattr(opts, "asyncOp", True) and not is_in_backward()
         return self._lane.do(job, ShmWork(name, outputs), in_background=is_asynchronous)
@@ -283,7 +283,7 @@ def _create(options: Any, _: Any) -> ShmProcessGroup:
     )
 
 
-def _each(act: Callable[..., None], *lists: Sequence[Any], **same: Any) -> Job:
+def _each(act: Callable[..., None], *lists: Sequence[Any], **same: Any) -> Task:
     def job() -> None:
         for arguments in zip(*lists, strict=True):
             act(*arguments, **same)

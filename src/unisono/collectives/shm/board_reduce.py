@@ -60,7 +60,7 @@ def reduce_on_board(
         if len(board.kept) >= _MOST_RECIPES:
             board.kept.clear()
         recipe = board.kept[key] = _Recipe(board, owned, leaves, op, like.dtype, len(like))
-    recipe.play(mine, out, note)
+    recipe.execute(mine, out, note)
     return recipe.bytes_read
 
 
@@ -87,7 +87,7 @@ class _Recipe:
         own = len(owned[board.rank]) * length * item
         self.bytes_read = own * others if self._is_whole else (own + length * item) * others // size
 
-    def play(self, mine: Sequence[Tensor], out: Tensor | None, note: str) -> None:
+    def execute(self, mine: Sequence[Tensor], out: Tensor | None, note: str) -> None:
         """Reduce; see `reduce_on_board`."""
         board, pieces = self._board, self._pieces
         self._lay_down(mine, pieces[0])

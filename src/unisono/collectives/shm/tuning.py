@@ -30,7 +30,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
+class PlanTiming:
     """One measurement: a reduction of `num_bytes` under a plan took `seconds`."""
 
     num_bytes: int
@@ -43,7 +43,7 @@ def default_plan(world_size: int) -> Plan:
     return Plan(whole_bytes=1 << 40 if world_size == 2 else 32 << 10, piece_bytes=2 << 20)
 
 
-def choose(timings: Iterable[Timing]) -> Plan:
+def choose(timings: Iterable[PlanTiming]) -> Plan:
     """Return the best plan: the piece that is fastest for the largest size, and up to where adding everything pays.
 
     Args:

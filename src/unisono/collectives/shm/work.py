@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unisono.errors import ConfigError, PeerLost, RankDivergence
 
-Job = Callable[[], None]
+Task = Callable[[], None]
 
 
 @final
@@ -117,7 +117,7 @@ class Lane:
     def __init__(self, name: str) -> None:
         self._name = name
         self._change = threading.Condition(threading.Lock())
-        self._line: collections.deque[tuple[Job, ShmWork, bool]] = collections.deque()
+        self._line: collections.deque[tuple[Task, ShmWork, bool]] = collections.deque()
         self._is_busy = self._is_closed = False
         self._thread: threading.Thread | None = None
         self._failure: PeerLost | None = None
@@ -127,7 +127,7 @@ class Lane:
         """Whether nothing is under way or waits for its turn."""
         return not (self._is_busy or self._line)
 
-    def do(self, job: Job, work: ShmWork, *, in_background: bool) -> ShmWork:
+    def do(self, job: Task, work: ShmWork, *, in_background: bool) -> ShmWork:
         """Run a job: in the background, or to its end before this returns; its error is raised here or by `work`."""
         item = (job, work, torch.is_inference_mode_enabled())
         with self._change:
@@ -140,7 +140,7 @@ class Lane:
                 self._start_thread()
                 self._change.notify()
         if is_at_once:
-            self._play(job, work)
+            self._run_task(job, work)
         if not in_background:
             work.wait()
         return work
@@ -166,24 +166,24 @@ class Lane:
                     self._change.wait()
                 item = self._line.popleft()
                 self._is_busy = True
-            self._play_item(item)
+            self._run_item(item)
             del item  # a tensor must not live until the next job
 
-    def _run_now(self, item: tuple[Job, ShmWork, bool]) -> None:
+    def _run_now(self, item: tuple[Task, ShmWork, bool]) -> None:
         with self._change:
             if self._is_busy or not self._line or self._line[0] is not item:
                 return
             self._line.popleft()
             self._is_busy = True
-        self._play_item(item)
+        self._run_item(item)
 
-    def _play_item(self, item: tuple[Job, ShmWork, bool]) -> None:
+    def _run_item(self, item: tuple[Task, ShmWork, bool]) -> None:
         job, work, is_inference = item
         work.run_now = None  # it refers to the work
         with torch.inference_mode(is_inference):
-            self._play(job, work)
+            self._run_task(job, work)
 
-    def _play(self, job: Job, work: ShmWork) -> None:
+    def _run_task(self, job: Task, work: ShmWork) -> None:
         error: BaseException | None = self._failure
         try:
             if error is None:

@@ -28,7 +28,7 @@ _MOST_HEADER_BYTES = 1 << 20
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class ArchiveLimits:
     """Bounds that a well-meant archive never reaches and a hostile one cannot pass.
 
     Attributes:
@@ -42,7 +42,7 @@ class Limits:
     total_bytes: int = 1 << 30
 
 
-def stream_members(path: Path, wanted: re.Pattern[str], limits: Limits) -> Iterator[tuple[str, bytes]]:
+def stream_members(path: Path, wanted: re.Pattern[str], limits: ArchiveLimits) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each regular member whose whole name matches `wanted`, in archive order.
 
     A leading ``./`` is taken off names. Other regular members and directories are skipped.
@@ -140,7 +140,9 @@ def _strict(stream: _Bounded) -> type[tarfile.TarInfo]:
     return Strict
 
 
-def _members(stream: _Bounded, path: Path, wanted: re.Pattern[str], limits: Limits) -> Iterator[tuple[str, bytes]]:
+def _members(
+    stream: _Bounded, path: Path, wanted: re.Pattern[str], limits: ArchiveLimits
+) -> Iterator[tuple[str, bytes]]:
     """Walk the tar stream from front to back."""
     num_members = 0
     with tarfile.open(fileobj=_as_binary(stream), mode="r|", bufsize=1 << 16, tarinfo=_strict(stream)) as tar:
@@ -169,7 +171,7 @@ def _as_binary(stream: _Bounded) -> BinaryIO:
     return stream  # type: ignore[return-value]
 
 
-def check_member(member: tarfile.TarInfo, path: Path, limits: Limits) -> str:
+def check_member(member: tarfile.TarInfo, path: Path, limits: ArchiveLimits) -> str:
     """Return a member's name without a leading ``./``; refuse what no data set needs.
 
     Raises:

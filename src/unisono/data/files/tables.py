@@ -29,7 +29,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 NUM_SHOWN = 5
 
 
-class Row(NamedTuple):
+class LabelledText(NamedTuple):
     """One labelled text; `place` is ``file, line n`` or the name of its own file."""
 
     text: str
@@ -87,7 +87,7 @@ class Columns:
             ) from None
 
 
-def read_rows(path: Path, columns: Columns, broken: Broken) -> list[Row]:
+def read_rows(path: Path, columns: Columns, broken: Broken) -> list[LabelledText]:
     """Return all rows of a file, in its order, or of a folder, in the order of its names.
 
     Raises:
@@ -163,7 +163,7 @@ def _wrong_byte(text: str) -> str | None:
     return next((f"byte {ord(char) - 0xDC00:#04x}" for char in text if 0xDC80 <= ord(char) <= 0xDCFF), None)
 
 
-def _row(text: str | None, label: str | None, place: str, broken: Broken) -> Iterator[Row]:
+def _row(text: str | None, label: str | None, place: str, broken: Broken) -> Iterator[LabelledText]:
     """Yield the row if it is whole."""
     wrong = _wrong_byte((text or "") + (label or ""))
     if wrong is not None:
@@ -173,10 +173,10 @@ def _row(text: str | None, label: str | None, place: str, broken: Broken) -> Ite
     elif label is None or not label.strip():
         broken.add(place, "a label", "an empty one")
     else:
-        yield Row(text, label.strip(), place)
+        yield LabelledText(text, label.strip(), place)
 
 
-def _table(path: Path, text: str, columns: Columns, broken: Broken) -> Iterator[Row]:
+def _table(path: Path, text: str, columns: Columns, broken: Broken) -> Iterator[LabelledText]:
     """Yield the rows of a CSV or TSV file; its first line names the columns."""
     csv.field_size_limit(MAX_FIELD)
     delimiter = DELIMITERS[kind_of(path)]
@@ -216,7 +216,7 @@ def _column(path: Path, header: list[str], name: str, flag: str) -> int:
     return header.index(name)
 
 
-def _json_lines(path: Path, text: str, columns: Columns, broken: Broken) -> Iterator[Row]:
+def _json_lines(path: Path, text: str, columns: Columns, broken: Broken) -> Iterator[LabelledText]:
     """Yield the rows of a file with one JSON object a line."""
     for number, line in enumerate(text.split("\n"), start=1):
         place = f"{path}, line {number}"
@@ -245,7 +245,7 @@ def _json_lines(path: Path, text: str, columns: Columns, broken: Broken) -> Iter
         yield from _row(content, str(label), place, broken)
 
 
-def _folder(root: Path, columns: Columns, broken: Broken) -> Iterator[Row]:
+def _folder(root: Path, columns: Columns, broken: Broken) -> Iterator[LabelledText]:
     """Yield the texts of ``CLASS/*.txt``; follows no link, reads no hidden file."""
     classes = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not classes:

@@ -19,7 +19,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from unisono.data.files.archive import Limits, stream_members
+from unisono.data.files.archive import ArchiveLimits, stream_members
 from unisono.data.files.cache import cache_key, cached_directory
 from unisono.data.files.fetch import Pin, Tell, locate, sha256_file, told, untold
 from unisono.data.sets.parallel import tokenise_all
@@ -42,7 +42,7 @@ LABELS = {"neg": 0, "pos": 1}
 MEMBER = re.compile(r"aclImdb/(train|test)/(pos|neg)/(\d{1,9})_(\d{1,9})\.txt", re.ASCII)
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ArchiveLimits()
 
 
 class Review(NamedTuple):
@@ -72,7 +72,7 @@ def load_imdb(
     cache: Path | None = None,
     min_freq: int = 20,
     max_tokens: int | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
     offline: bool = False,
     tell: Tell = untold,
 ) -> ImdbData:
@@ -171,7 +171,7 @@ def save_stores(
     vocabulary.save(directory / "vocabulary.json")
 
 
-def read_reviews(source: Path, *, limits: Limits = DEFAULT_LIMITS, tell: Tell = untold) -> list[Review]:
+def read_reviews(source: Path, *, limits: ArchiveLimits = DEFAULT_LIMITS, tell: Tell = untold) -> list[Review]:
     """Return the labelled reviews in canonical order, from a tar.gz archive or an extracted directory.
 
     Raises:
@@ -208,7 +208,7 @@ def _parse(found: Iterable[tuple[str, bytes]], source: Path) -> Iterator[Review]
         yield Review(split, LABELS[label], int(number), int(rating), text)
 
 
-def _walk(root: Path, limits: Limits) -> Iterator[tuple[str, bytes]]:
+def _walk(root: Path, limits: ArchiveLimits) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each review under an extracted ``aclImdb``; follows no link."""
     num_files = 0
     for folder in (root / split / label for split in SPLITS for label in LABELS):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from unisono.data.files.cache import cache_key, cached_directory
 from unisono.data.files.fetch import Tell, atomic_write, sha256_file, untold
-from unisono.data.files.tables import Broken, Columns, Row, read_rows
+from unisono.data.files.tables import Broken, Columns, LabelledText, read_rows
 from unisono.data.sets.parallel import tokenise_all
 from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
 from unisono.errors import DataError
@@ -179,7 +179,7 @@ def hold_out(labels: npt.NDArray[np.int64], every: int, noun: str, source: Path)
 
 
 def _save(
-    directory: Path, parts: list[list[Row]], test_every: int, broken: Broken, tell: Tell, **settings: Any
+    directory: Path, parts: list[list[LabelledText]], test_every: int, broken: Broken, tell: Tell, **settings: Any
 ) -> None:
     """Number the labels, split, tokenise, write."""
     source = Path(parts[0][0].place.partition(", line")[0])

@@ -144,7 +144,7 @@ def _indexed_job(job: KubernetesJob) -> list[Manifest]:
         "selector": {INSTANCE: job.name},
         "ports": [{"name": "rendezvous", "port": job.port}],
     }
-    pod = _pod(job, _meeting(job, f"{job.name}-0.{job.name}"))
+    pod = _pod(job, _rendezvous(job, f"{job.name}-0.{job.name}"))
     spec = {
         **_indexed(job),
         # Every pod of a run fails with the first: each of them counts.
@@ -155,7 +155,7 @@ def _indexed_job(job: KubernetesJob) -> list[Manifest]:
 
 
 def _job_set(job: KubernetesJob) -> list[Manifest]:
-    pod = _pod(job, _meeting(job, f"{job.name}-{CONTAINER}-0-0.{job.name}"))
+    pod = _pod(job, _rendezvous(job, f"{job.name}-{CONTAINER}-0-0.{job.name}"))
     template = {"metadata": {"labels": _labels(job)}, "spec": pod}
     spec: Manifest = {
         "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
@@ -215,7 +215,7 @@ def _indexed(job: KubernetesJob) -> Manifest:
     }
 
 
-def _meeting(job: KubernetesJob, first_pod: str) -> list[Manifest]:
+def _rendezvous(job: KubernetesJob, first_pod: str) -> list[Manifest]:
     """Return torchrun's options as variables, as Kubeflow Trainer sets them too."""
     fixed = {
         "PET_NNODES": str(job.nodes),
@@ -227,7 +227,7 @@ def _meeting(job: KubernetesJob, first_pod: str) -> list[Manifest]:
     return [*_variables(fixed), index]
 
 
-def _pod(job: KubernetesJob, meeting: list[Manifest]) -> Manifest:
+def _pod(job: KubernetesJob, rendezvous: list[Manifest]) -> Manifest:
     claims = [
         ({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}}, path)
         for i, (path, claim) in enumerate(job.volumes.items())
@@ -239,7 +239,7 @@ def _pod(job: KubernetesJob, meeting: list[Manifest]) -> Manifest:
         "args": list(job.target),
         # torchrun fixes the threads of several ranks only, and one rank would have other bits than two.
         "env": _variables({"OMP_NUM_THREADS": str(job.threads), "PYTHONUNBUFFERED": "1", **job.env})
-        + meeting
+        + rendezvous
         + _secret_variable(job),
         "ports": [{"name": "rendezvous", "containerPort": job.port}],
         "resources": _resources(job),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from unisono.errors import LaunchError
 from unisono.launchers.engines.joining import PARENT_VARIABLE, joined_environment
-from unisono.launchers.engines.ray_places import Place, Seat
+from unisono.launchers.engines.ray_places import ActorPlacement, Place
 
 if TYPE_CHECKING:
     from unisono.launchers.engines.ray_runner import RayJob
@@ -26,7 +26,7 @@ class RankActor:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def sit(self) -> Seat:
+    def sit(self) -> ActorPlacement:
         """Say where this actor is."""
         import ray
 
@@ -36,9 +36,9 @@ class RankActor:
             probe.bind((address, 0))
             port = probe.getsockname()[1]
         gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
-        return Seat(node=context.get_node_id(), address=address, port=port, gpus=gpus)
+        return ActorPlacement(node=context.get_node_id(), address=address, port=port, gpus=gpus)
 
-    def play(self, job: "RayJob", place: Place, cwd: str | None) -> Iterator[bytes | int]:
+    def run_program(self, job: "RayJob", place: Place, cwd: str | None) -> Iterator[bytes | int]:
         """Run the program; yield its output line by line, and its exit code at last (128 + n for signal n).
 
         Raises:

@@ -11,7 +11,7 @@ from unisono.world import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class ActorPlacement:
     """Where an actor has come to sit.
 
     Attributes:
@@ -42,11 +42,11 @@ class Place:
     devices: str | None
 
 
-def assign(seats: Sequence[Seat], secret: str = "") -> list[Place]:
+def assign(placements: Sequence[ActorPlacement], secret: str = "") -> list[Place]:
     """Return the places in rank order; nodes in the order of their first actors.
 
     Args:
-        seats: Of the actors.
+        placements: Of the actors.
         secret: That the ranks share.
 
     Example:
@@ -55,21 +55,21 @@ def assign(seats: Sequence[Seat], secret: str = "") -> list[Place]:
         [(0, 0), (2, 1), (1, 0), (3, 1)]
     """
     nodes: dict[str, list[int]] = {}
-    for actor, seat in enumerate(seats):
-        nodes.setdefault(seat.node, []).append(actor)
-    first = seats[0]
+    for actor, placement in enumerate(placements):
+        nodes.setdefault(placement.node, []).append(actor)
+    first = placements[0]
     places: list[Place] = []
     for node_rank, actors in enumerate(nodes.values()):
-        gpus = [gpu for actor in actors for gpu in seats[actor].gpus]
+        gpus = [gpu for actor in actors for gpu in placements[actor].gpus]
         for local_rank, actor in enumerate(actors):
             world = World(
                 rank=len(places),
-                world_size=len(seats),
+                world_size=len(placements),
                 local_rank=local_rank,
                 local_world_size=len(actors),
                 node_rank=node_rank,
                 launcher="ray",
-                rendezvous=f"tcp://{first.address}:{first.port}" if len(seats) > 1 else "",
+                rendezvous=f"tcp://{first.address}:{first.port}" if len(placements) > 1 else "",
                 secret=secret,
             )
             places.append(Place(actor=actor, world=world, devices=",".join(gpus) if gpus else None))

@@ -115,13 +115,13 @@ def run_on_ray(job: RayJob) -> int:
 def _attempt(ray: Any, job: RayJob) -> int:
     with _group(ray, job) as group:
         actors = _actors(ray, job, group)
-        seats = ray.get([actor.sit.remote() for actor in actors])
-        places = assign(seats, given_secret(os.environ) or new_secret())
+        placements = ray.get([actor.sit.remote() for actor in actors])
+        places = assign(placements, given_secret(os.environ) or new_secret())
         events: queue.SimpleQueue[_Ended | _Asked] = queue.SimpleQueue()
         with _signals(events):
             cwd = None if job.working_dir else os.getcwd()  # noqa: PTH109 - as a text for other machines
             for place in places:
-                stream = actors[place.actor].play.options(num_returns="streaming").remote(job, place, cwd)
+                stream = actors[place.actor].run_program.options(num_returns="streaming").remote(job, place, cwd)
                 threading.Thread(target=_pass_on, args=(ray, place, stream, events), daemon=True).start()
             return _supervise(ray, [actors[place.actor] for place in places], events)
 

@@ -50,7 +50,7 @@ class _Seen:
 
 @final
 @dataclass(slots=True)
-class Vigil:
+class Liveness:
     """The rule with its memory.
 
     Args:

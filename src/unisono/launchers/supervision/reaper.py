@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import final
 
 # Reads the workers' process groups, one a line, until the launcher is gone.
-_WARDEN = """
+_REAPER = """
 import os, shutil, signal, sys, time
 told = b""
 while data := os.read(0, 4096):
@@ -29,7 +29,7 @@ while any(map(os.path.isdir, sys.argv[1:])) and time.monotonic() < end:  # a dyi
 
 
 @final
-class Warden:
+class Reaper:
     """Kills the workers' process groups and removes the launch's directories once the launcher is gone.
 
     Args:
@@ -43,7 +43,7 @@ class Warden:
         read_fd, self._write_fd = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WARDEN, *map(os.path.abspath, places)],
+                [sys.executable, "-I", "-S", "-c", _REAPER, *map(os.path.abspath, places)],
                 stdin=read_fd,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -33,7 +33,7 @@ from unisono.launchers.supervision.alone import has_trained_alone
 from unisono.launchers.supervision.failure import FailureReport
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, stack_file
 from unisono.launchers.worker.local_rank import with_local_rank
-from unisono.system.heartbeat import BEACON_VARIABLE, Beacon
+from unisono.system.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage
 from unisono.system.leaving import leave_groups_at_exit
 
 FUNCTION_FILE = "call.pickle"
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     meet_in(directory)
     leave_groups_at_exit()
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `crew` held it back until here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `group` held it back until here
         if os.environ.get(BACKEND_VARIABLE) == "shm":
             sys.meta_path.insert(0, _ShmInsteadOfGloo())
         if kind == "script":
@@ -86,10 +86,10 @@ def main(argv: list[str]) -> int:
         return code
     finally:
         # The interpreter stops its threads before it is gone: silence means nothing from here on.
-        beacon = Beacon(os.environ[BEACON_VARIABLE])
-        if not beacon.read().pid and has_trained_alone():
-            beacon.was_alone()
-        beacon.leave()
+        heartbeat = HeartbeatPage(os.environ[HEARTBEAT_VARIABLE])
+        if not heartbeat.read().pid and has_trained_alone():
+            heartbeat.was_alone()
+        heartbeat.leave()
     return 0
 
 

@@ -6,11 +6,11 @@ In: a `LaunchSpec`. Out: pure functions of it and of the launcher's own environm
 from collections.abc import Mapping
 from pathlib import Path
 
-from unisono.launchers.spec import BACKEND_VARIABLE, LaunchSpec, Seat
+from unisono.launchers.spec import BACKEND_VARIABLE, LaunchSpec, NodePlacement
 from unisono.launchers.worker.error_file import ERROR_VARIABLE, error_file
 from unisono.store.secret import FILE_VARIABLE, VARIABLE
 from unisono.system.devices import SHARE_VARIABLE, device_variables
-from unisono.system.heartbeat import BEACON_VARIABLE
+from unisono.system.heartbeat import HEARTBEAT_VARIABLE
 
 # From 2 MiB on, the C library copies around the caches, which it would only empty: a checkpoint takes two thirds of
 # the time. glibc's own threshold grows with a cache that virtual machines report for more than they have.
@@ -24,7 +24,7 @@ def worker_environment(
     """Return all variables of one worker.
 
     They are torchrun's, so that its scripts run unchanged, plus unisono's own: where the workers meet (on one host
-    a file), the secret that they share with those of other hosts, and the beacon.
+    a file), the secret that they share with those of other hosts, and the heartbeat page.
 
     Args:
         spec: The launch.
@@ -35,7 +35,7 @@ def worker_environment(
     """
     # A launcher that itself runs under torchrun must not hand on the outer agent's store; nor one that itself is a
     # worker the choice made for that.
-    theirs = {BACKEND_VARIABLE, *((VARIABLE, FILE_VARIABLE) if spec.seat else ())}
+    theirs = {BACKEND_VARIABLE, *((VARIABLE, FILE_VARIABLE) if spec.placement else ())}
     outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k not in theirs}
     local_rank, workers = str(rank - spec.ranks.start), str(spec.workers)
     return {
@@ -52,21 +52,21 @@ def worker_environment(
         "LOCAL_WORLD_SIZE": workers,
         "ROLE_WORLD_SIZE": str(spec.world_size),
         "ROLE_NAME": spec.role,
-        "TORCHELASTIC_RUN_ID": spec.seat.run_id if spec.seat else spec.run_id or "none",
-        "TORCHELASTIC_RESTART_COUNT": str(spec.seat.attempt if spec.seat else spec.attempt),
+        "TORCHELASTIC_RUN_ID": spec.placement.run_id if spec.placement else spec.run_id or "none",
+        "TORCHELASTIC_RESTART_COUNT": str(spec.placement.attempt if spec.placement else spec.attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         # With a seat the launcher serves the store; else rank 0 of a script that meets by env:// opens it.
-        "TORCHELASTIC_USE_AGENT_STORE": str(spec.seat is not None),
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.placement is not None),
         ERROR_VARIABLE: str(error_file(rendezvous_dir, rank)),
-        BEACON_VARIABLE: str(Path(rendezvous_dir) / f"beacon-{rank}"),
+        HEARTBEAT_VARIABLE: str(Path(rendezvous_dir) / f"heartbeat-{rank}"),
         "PYTHONUNBUFFERED": "1",
-        **_meeting_variables(spec.seat, rendezvous_dir, port),
+        **_rendezvous_variables(spec.placement, rendezvous_dir, port),
         **({BACKEND_VARIABLE: spec.backend} if spec.backend else {}),
     }
 
 
-def _meeting_variables(seat: Seat | None, rendezvous_dir: str, port: int) -> dict[str, str]:
-    if seat is None:
+def _rendezvous_variables(placement: NodePlacement | None, rendezvous_dir: str, port: int) -> dict[str, str]:
+    if placement is None:
         return {
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
@@ -76,14 +76,14 @@ def _meeting_variables(seat: Seat | None, rendezvous_dir: str, port: int) -> dic
             "GLOO_SOCKET_IFNAME": "lo",
         }
     return {
-        "GROUP_RANK": str(seat.node_rank),
-        "GROUP_WORLD_SIZE": str(seat.num_nodes),
-        "MASTER_ADDR": seat.master_addr,
-        "MASTER_PORT": str(seat.master_port),
-        "UNISONO_RENDEZVOUS": f"unisono://{seat.store}",
-        VARIABLE: seat.secret,
-        "GLOO_SOCKET_IFNAME": seat.interface,
-        "NCCL_SOCKET_IFNAME": f"={seat.interface}",  # without the sign NCCL takes it for the beginning of a name
+        "GROUP_RANK": str(placement.node_rank),
+        "GROUP_WORLD_SIZE": str(placement.num_nodes),
+        "MASTER_ADDR": placement.master_addr,
+        "MASTER_PORT": str(placement.master_port),
+        "UNISONO_RENDEZVOUS": f"unisono://{placement.store}",
+        VARIABLE: placement.secret,
+        "GLOO_SOCKET_IFNAME": placement.interface,
+        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without the sign NCCL takes it for the beginning of a name
     }
 
 

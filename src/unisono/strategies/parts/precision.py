@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.strategies.base import LossFunction, Setting
+from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.options import PreciseOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.replicated import Replicated
@@ -21,7 +21,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Precise(Replicated):
     """A replicated strategy with the options of `PreciseOptions`."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: PreciseOptions) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PreciseOptions
+    ) -> None:
         super().__init__(model, optimizer, setting)
         self._dtype = DTYPES.get(options.amp)
         self._scaler = torch.amp.GradScaler(setting.device.type, enabled=options.amp == "fp16")

@@ -57,29 +57,29 @@ class Reader:
                 f"{' and keywords ' + ', '.join(kwargs) if kwargs else ''}."
             )
         own = Parcel(tensors=args, is_single=False, streams=capture(self._device), autocast=autocast_now(self._device))
-        answer = self._play(own)
+        answer = self._execute(own)
         self._wire.flush()
         restore(answer.streams, self._device)
         return answer.tensors[0] if answer.is_single else answer.tensors
 
-    def _play(self, own: Parcel) -> Parcel:
+    def _execute(self, own: Parcel) -> Parcel:
         """Do this rank's forward moves for the inputs of all processes, and return the output for its own."""
         assert self._wire is not None
         mesh, last, answer = self._mesh, self._options.num_stages - 1, None
         if mesh.process:
             self._wire.send(own, mesh.rank_of(0, mesh.pipeline), _INPUT_TAG + mesh.process)
-        for move in cached_plan("gpipe", mesh.width, mesh.chunks(self._options), mesh.width)[mesh.process]:
-            if move.direction == "backward":
+        for action in cached_plan("gpipe", mesh.width, mesh.chunks(self._options), mesh.width)[mesh.process]:
+            if action.direction == "backward":
                 continue
-            asker = mesh.rank_of(move.micro, mesh.pipeline)
-            if move.stage:
-                arrived = self._wire.receive(mesh.neighbour(move.stage - 1), 2 * move.stage)
+            asker = mesh.rank_of(action.micro, mesh.pipeline)
+            if action.stage:
+                arrived = self._wire.receive(mesh.neighbour(action.stage - 1), 2 * action.stage)
             else:
-                arrived = self._wire.receive(asker, _INPUT_TAG + move.micro) if move.micro else own
-            parcel = self._compute(self._stages[move.stage], arrived)
-            if move.stage < last:
-                self._wire.send(parcel, mesh.neighbour(move.stage + 1), 2 * (move.stage + 1))
-            elif move.micro == mesh.process:
+                arrived = self._wire.receive(asker, _INPUT_TAG + action.micro) if action.micro else own
+            parcel = self._compute(self._stages[action.stage], arrived)
+            if action.stage < last:
+                self._wire.send(parcel, mesh.neighbour(action.stage + 1), 2 * (action.stage + 1))
+            elif action.micro == mesh.process:
                 answer = parcel
             else:
                 self._wire.send(parcel, asker, _OUTPUT_TAG)

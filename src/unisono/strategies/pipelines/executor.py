@@ -14,13 +14,13 @@ from unisono.collectives.messages import Messages
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
-from unisono.strategies.base import LossFunction, Micro, Setting
+from unisono.strategies.base import LossFunction, Micro, StrategyContext
 from unisono.strategies.parts.backward import checked_loss, explained
 from unisono.strategies.parts.front import Front
 from unisono.strategies.parts.streams import capture, restore
 from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.parts import Mesh
-from unisono.strategies.pipelines.schedule import Move, plan
+from unisono.strategies.pipelines.schedule import Action, plan
 from unisono.strategies.pipelines.stage import Stage
 from unisono.strategies.pipelines.wire import Parcel, Wire
 
@@ -83,7 +83,7 @@ class _Taken(BaseException):
 
 
 @final
-class Player:
+class Executor:
     """Plays the moves of this rank.
 
     Args:
@@ -96,7 +96,7 @@ class Player:
     """
 
     def __init__(
-        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, front: Front, setting: Setting,
+        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, front: Front, setting: StrategyContext,
         messages: Messages | None,
     ) -> None:  # fmt: skip
         self._stages, self._mesh, self._options, self._front = stages, mesh, options, front
@@ -105,7 +105,7 @@ class Player:
         self._wire = None if messages is None else Wire(messages, setting.device)
         self._here: dict[tuple[int, int], Parcel] = {}  # between stages of this rank: by tag and micro-batch
 
-    def play(self, work: Work) -> None:
+    def execute(self, work: Work) -> None:
         """Do this rank's part of a step; what it makes is in the stages and in `work`.
 
         Raises:
@@ -113,11 +113,11 @@ class Player:
             PeerLost: Another rank went away.
         """
         width, chunks = self._mesh.width, self._mesh.chunks(self._options)
-        for move in cached_plan(self._options.schedule, width, chunks, len(work.mine))[self._mesh.process]:
-            if move.direction == "forward":
-                self._forward(work, move)
+        for action in cached_plan(self._options.schedule, width, chunks, len(work.mine))[self._mesh.process]:
+            if action.direction == "forward":
+                self._forward(work, action)
             else:
-                self._backward(work, move)
+                self._backward(work, action)
         if (left := next(work.micros, None)) is not None:
             raise StepError(f"step {work.step}: this rank got replica {left.replica}, which it does not compute.")
         if self._wire is not None:
@@ -125,9 +125,9 @@ class Player:
             self._transport.bytes_sent += self._wire.bytes_sent
             self._wire.bytes_sent = 0
 
-    def _forward(self, work: Work, move: Move) -> None:
-        replica, stage = work.mine[move.micro], self._stages[move.stage]
-        arrived = None if move.stage == 0 else self._take(move, move.stage - 1, 2 * move.stage)
+    def _forward(self, work: Work, action: Action) -> None:
+        replica, stage = work.mine[action.micro], self._stages[action.stage]
+        arrived = None if action.stage == 0 else self._take(action, action.stage - 1, 2 * action.stage)
         began = time.perf_counter()
         set_generators(mix(self._seed, "replica", work.step, replica))
         fresh = capture(self._device)
@@ -136,13 +136,13 @@ class Player:
 
         def compute() -> Any:
             if arrived is None:
-                micro = work.take(move.micro, is_last_use=self._last not in self._stages)
+                micro = work.take(action.micro, is_last_use=self._last not in self._stages)
                 return self._enter(work, stage, micro, autocast)
-            if move.stage == self._last:
-                micro = work.take(move.micro, is_last_use=True)
+            if action.stage == self._last:
+                micro = work.take(action.micro, is_last_use=True)
                 loss = self._leave(work, stage, micro, arrived)
                 work.losses[replica] = loss.item()
-                work.seeds[move.micro] = torch.full_like(loss, work.weight(move.micro))
+                work.seeds[action.micro] = torch.full_like(loss, work.weight(action.micro))
                 return loss
             if arrived.streams:
                 restore(arrived.streams, self._device)
@@ -151,8 +151,8 @@ class Player:
                 return stage.run_on(arrived)
 
         with explained(work.step, note, work.replicas):
-            parcel = stage.forward(move.micro, work.weight(move.micro), arrived, compute)
-        if move.stage < self._last:
+            parcel = stage.forward(action.micro, work.weight(action.micro), arrived, compute)
+        if action.stage < self._last:
             after = capture(self._device)
             is_drawn = after != fresh or (arrived is not None and bool(arrived.streams))
             parcel = Parcel(
@@ -160,23 +160,23 @@ class Player:
                 streams=after if is_drawn else b"",
             )  # fmt: skip
             work.busy_s += time.perf_counter() - began
-            self._give(parcel, move, move.stage + 1, 2 * (move.stage + 1))
+            self._give(parcel, action, action.stage + 1, 2 * (action.stage + 1))
         else:
             work.busy_s += time.perf_counter() - began
 
-    def _backward(self, work: Work, move: Move) -> None:
-        replica = work.mine[move.micro]
-        if move.stage == self._last:
-            gradients: tuple[Tensor | None, ...] = (work.seeds.pop(move.micro),)
+    def _backward(self, work: Work, action: Action) -> None:
+        replica = work.mine[action.micro]
+        if action.stage == self._last:
+            gradients: tuple[Tensor | None, ...] = (work.seeds.pop(action.micro),)
         else:
-            gradients = self._take(move, move.stage + 1, 2 * move.stage + 1).tensors
+            gradients = self._take(action, action.stage + 1, 2 * action.stage + 1).tensors
         began = time.perf_counter()
         note = Micro(replica=replica, num_samples=work.sizes[replica], data=None)
         with explained(work.step, note, work.replicas):
-            parcel = self._stages[move.stage].backward(move.micro, replica, gradients)
+            parcel = self._stages[action.stage].backward(action.micro, replica, gradients)
         work.busy_s += time.perf_counter() - began
-        if move.stage:
-            self._give(parcel, move, move.stage - 1, 2 * (move.stage - 1) + 1)
+        if action.stage:
+            self._give(parcel, action, action.stage - 1, 2 * (action.stage - 1) + 1)
 
     def _enter(self, work: Work, stage: Stage, micro: Micro, autocast: list[str]) -> Any:
         """Run the loss function until it calls the model, and then the first stage."""
@@ -218,17 +218,17 @@ class Player:
         finally:
             self._front.call = before
 
-    def _take(self, move: Move, stage: int, tag: int) -> Parcel:
+    def _take(self, action: Action, stage: int, tag: int) -> Parcel:
         """Wait for what another stage hands this one."""
         if stage in self._stages:
-            return self._here.pop((tag, move.micro))
+            return self._here.pop((tag, action.micro))
         assert self._wire is not None
         return self._wire.receive(self._mesh.neighbour(stage), tag)
 
-    def _give(self, parcel: Parcel, move: Move, stage: int, tag: int) -> None:
+    def _give(self, parcel: Parcel, action: Action, stage: int, tag: int) -> None:
         if stage in self._stages:
             tensors = tuple(None if t is None else t.detach().requires_grad_(t.requires_grad) for t in parcel.tensors)
-            self._here[tag, move.micro] = Parcel(
+            self._here[tag, action.micro] = Parcel(
                 tensors=tensors, is_single=parcel.is_single, streams=parcel.streams, autocast=parcel.autocast
             )
             return

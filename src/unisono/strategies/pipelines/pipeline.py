@@ -29,8 +29,8 @@ from unisono.strategies.base import (
     Gradients,
     LossFunction,
     Micro,
-    Setting,
     Strategy,
+    StrategyContext,
     check_reached,
     check_trainable,
     mean_loss,
@@ -40,7 +40,7 @@ from unisono.strategies.parts.drift import Head, compare
 from unisono.strategies.parts.front import Front
 from unisono.strategies.parts.whole import Tensors, gather, merge_notes, with_whole
 from unisono.strategies.pipelines.evaluation import Reader
-from unisono.strategies.pipelines.executor import Player, Work
+from unisono.strategies.pipelines.executor import Executor, Work
 from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.parts import Mesh, claim, cut_model, release
 from unisono.strategies.pipelines.report import PipelineReport
@@ -73,7 +73,9 @@ class Pipeline(Strategy):
     is_sharded = True
     evaluates_alike = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: PipelineOptions) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PipelineOptions
+    ) -> None:
         self.model, self.optimizer, self.setting, self.options = model, optimizer, setting, options
         self.transport = setting.transport
         self._mesh = Mesh(self.transport.rank, *options.mesh(self.transport.world_size))
@@ -85,7 +87,7 @@ class Pipeline(Strategy):
         own = {id(parameter) for stage in self._stages.values() for parameter in stage.parameters.values()}
         self._foreign = [parameter for parameter in model.parameters() if id(parameter) not in own]
         self._front = Front(model, self._called_outside)
-        self._player = Player(self._stages, self._mesh, options, self._front, setting, messages)
+        self._executor = Executor(self._stages, self._mesh, options, self._front, setting, messages)
         self._reader = Reader(self._stages, self._mesh, options, setting.device, messages)
         self._whole: tuple[Tensors, dict[str, Any]] | None = None
         self.times = Times()
@@ -100,7 +102,7 @@ class Pipeline(Strategy):
             )
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`; the weights of other ranks' stages are thrown away."""
         return cls(model, optimizer, setting, options)
 
@@ -119,7 +121,7 @@ class Pipeline(Strategy):
         for stage in self._stages.values():
             stage.start_step(leaves)
         began = time.perf_counter()
-        self._player.play(work)
+        self._executor.execute(work)
         span_s = time.perf_counter() - began
         gradient = add_checksums(stage.reduce(self._rows) for stage in self._stages.values())
         report = PipelineReport(self._parts, replicas)

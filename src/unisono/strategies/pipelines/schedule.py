@@ -24,7 +24,7 @@ Direction = Literal["forward", "backward"]
 
 @final
 @dataclass(frozen=True, slots=True, order=True)
-class Move:
+class Action:
     """One micro-batch through one stage.
 
     Attributes:
@@ -41,7 +41,7 @@ class Move:
         return f"{self.direction} of micro-batch {self.micro} in stage {self.stage}"
 
 
-Plan = tuple[tuple[Move, ...], ...]
+Plan = tuple[tuple[Action, ...], ...]
 """The moves of every rank, in order."""
 
 
@@ -69,8 +69,8 @@ def plan(schedule: str, ranks: int, chunks: int, micros: int) -> Plan:
     backward = [(chunk, micro) for group in groups for chunk in reversed(range(chunks)) for micro in group]
     return tuple(
         _merge(
-            [Move("forward", chunk * ranks + rank, micro) for chunk, micro in forward],
-            [Move("backward", chunk * ranks + rank, micro) for chunk, micro in backward],
+            [Action("forward", chunk * ranks + rank, micro) for chunk, micro in forward],
+            [Action("backward", chunk * ranks + rank, micro) for chunk, micro in backward],
             len(forward) if schedule == "gpipe" else _warmup(ranks, chunks, rank, len(groups[0])),
         )
         for rank in range(ranks)
@@ -84,66 +84,66 @@ def _warmup(ranks: int, chunks: int, rank: int, group: int) -> int:
     return (chunks - 1) * group + 2 * (ranks - 1 - rank)
 
 
-def _merge(forward: list[Move], backward: list[Move], warmup: int) -> tuple[Move, ...]:
+def _merge(forward: list[Action], backward: list[Action], warmup: int) -> tuple[Action, ...]:
     first, rest = forward[:warmup], forward[warmup:]
-    pairs = [move for pair in zip(rest, backward, strict=False) for move in pair]
+    pairs = [action for pair in zip(rest, backward, strict=False) for action in pair]
     return (*first, *pairs, *backward[len(rest) :])
 
 
-def check(moves: Plan, stages: int, micros: int) -> None:
+def check(actions: Plan, stages: int, micros: int) -> None:
     """Refuse a plan that would hang, leave something out, or mix up what is sent.
 
     Raises:
         ConfigError: A move is missing or there twice; a stage's micro-batches are not in order, so that messages would
             be taken for others; or ranks wait for each other for ever (names the moves).
     """
-    for rank, own in enumerate(moves):
+    for rank, own in enumerate(actions):
         for direction in ("forward", "backward"):
-            for stage in range(rank, stages, len(moves)):
-                order = [move.micro for move in own if (move.direction, move.stage) == (direction, stage)]
+            for stage in range(rank, stages, len(actions)):
+                order = [action.micro for action in own if (action.direction, action.stage) == (direction, stage)]
                 if order != list(range(micros)):
                     raise ConfigError(
                         f"expected {micros} {direction} moves of stage {stage} on rank {rank}, in order; got {order}."
                     )
-        if len(own) != 2 * micros * len(range(rank, stages, len(moves))):
+        if len(own) != 2 * micros * len(range(rank, stages, len(actions))):
             raise ConfigError(f"rank {rank} has moves of stages that are not its own.")
-    times = timeline(moves, stages)
-    waiting = [f"rank {rank}: {own[len(done)]}" for rank, (own, done) in enumerate(zip(moves, times, strict=True))
+    times = timeline(actions, stages)
+    waiting = [f"rank {rank}: {own[len(done)]}" for rank, (own, done) in enumerate(zip(actions, times, strict=True))
                if len(done) < len(own)]  # fmt: skip
     if waiting:
         raise ConfigError(f"the ranks would wait for each other for ever: {'; '.join(waiting)}.")
 
 
-def needs(move: Move, stages: int) -> list[Move]:
+def needs(action: Action, stages: int) -> list[Action]:
     """Return the moves that must be done before this one."""
-    if move.direction == "forward":
-        return [Move("forward", move.stage - 1, move.micro)] if move.stage else []
-    own = Move("forward", move.stage, move.micro)
-    return [own] if move.stage == stages - 1 else [own, Move("backward", move.stage + 1, move.micro)]
+    if action.direction == "forward":
+        return [Action("forward", action.stage - 1, action.micro)] if action.stage else []
+    own = Action("forward", action.stage, action.micro)
+    return [own] if action.stage == stages - 1 else [own, Action("backward", action.stage + 1, action.micro)]
 
 
 def timeline(
-    moves: Plan, stages: int, *, forward: float = 1.0, backward: float = 2.0
+    actions: Plan, stages: int, *, forward: float = 1.0, backward: float = 2.0
 ) -> list[list[tuple[float, float]]]:
     """Return when each move begins and ends if nothing but the moves takes time; shorter where a rank would hang.
 
     Args:
-        moves: Of every rank.
+        actions: Of every rank.
         stages: Of all ranks.
         forward: Time of a forward move.
         backward: Time of a backward move.
     """
-    ends: dict[Move, float] = {}
-    times: list[list[tuple[float, float]]] = [[] for _ in moves]
+    ends: dict[Action, float] = {}
+    times: list[list[tuple[float, float]]] = [[] for _ in actions]
     is_going = True
     while is_going:
         is_going = False
-        for own, done in zip(moves, times, strict=True):
+        for own, done in zip(actions, times, strict=True):
             while len(done) < len(own) and all(need in ends for need in needs(own[len(done)], stages)):
-                move = own[len(done)]
-                begin = max([done[-1][1] if done else 0.0, *(ends[need] for need in needs(move, stages))])
-                ends[move] = begin + (forward if move.direction == "forward" else backward)
-                done.append((begin, ends[move]))
+                action = own[len(done)]
+                begin = max([done[-1][1] if done else 0.0, *(ends[need] for need in needs(action, stages))])
+                ends[action] = begin + (forward if action.direction == "forward" else backward)
+                done.append((begin, ends[action]))
                 is_going = True
     return times
 

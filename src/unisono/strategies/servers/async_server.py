@@ -27,7 +27,7 @@ from unisono.collectives.places import GuardedTransport
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
-from unisono.strategies.base import Gradients, LossFunction, Micro, Setting, check_reached
+from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.replicated import Replicated
@@ -61,7 +61,9 @@ class AsyncParameterServer(Replicated):
 
     keeps_equal = False
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: AsyncPSOptions) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: AsyncPSOptions
+    ) -> None:
         super().__init__(model, optimizer, setting)
         self._bound = options.max_staleness
         self._clipping = setting.clipping
@@ -78,7 +80,7 @@ class AsyncParameterServer(Replicated):
         self._last_step = 0  # after which all ranks stop; 0 while nobody has asked
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting, options)
 

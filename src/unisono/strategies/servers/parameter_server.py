@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import add_checksums
-from unisono.strategies.base import Setting, scale_gradients
+from unisono.strategies.base import StrategyContext, scale_gradients
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.optimizer_state import share_optimizer_state
 from unisono.strategies.parts.split import share_out
@@ -27,7 +27,7 @@ from unisono.strategies.servers.options import PSOptions
 class ParameterServer(Replicated):
     """See the module."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: PSOptions) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PSOptions) -> None:
         super().__init__(model, optimizer, setting)
         self.buffer_root = options.servers
         self._servers = options.servers
@@ -37,7 +37,7 @@ class ParameterServer(Replicated):
         self._owners = dict(zip(parameters, owners, strict=True))
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting, options)
 

@@ -33,8 +33,8 @@ from unisono.strategies.base import (
     Gradients,
     LossFunction,
     Micro,
-    Setting,
     Strategy,
+    StrategyContext,
     check_reached,
     check_trainable,
     mean_loss,
@@ -57,7 +57,7 @@ class FSDP(Strategy):
     is_sharded = True
     evaluates_alike = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: Setting, options: FSDPOptions) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: FSDPOptions) -> None:
         self.model, self.optimizer, self.setting = model, optimizer, setting
         self.transport, self.placement = setting.transport, setting.placement
         check_trainable(model)
@@ -84,7 +84,7 @@ class FSDP(Strategy):
         self._parameters = list(after.values())
 
     @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: Setting, options: Any) -> Self:
+    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
         """See `Strategy.build`."""
         return cls(model, optimizer, setting, options)
 
@@ -100,7 +100,7 @@ class FSDP(Strategy):
         report = StepReport(replicas)
         kept = self._buffers.saved_floats().values() if self.transport.rank == 0 else ()
         weights = add_checksums([self._checksum(self._parameters), checksum(kept)])
-        floats, changed = self._play(step, micros, num_samples, sizes, loss_function, report)
+        floats, changed = self._compute(step, micros, num_samples, sizes, loss_function, report)
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
         head = [step, weights, self._checksum(grads), is_finite, self.is_stop_asked(), self._is_reached, *changed]
@@ -203,7 +203,7 @@ class FSDP(Strategy):
         """See `Strategy.close`."""
         self._group.close()
 
-    def _play(
+    def _compute(
         self,
         step: int,
         micros: Iterable[Micro],

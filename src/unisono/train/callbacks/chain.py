@@ -7,7 +7,7 @@ from typing import Any, final
 from unisono.collectives.places import check_places, only_here
 from unisono.metrics.exchange import check_keys
 from unisono.train.callbacks.base import Callback, Loop, check_names, name_of
-from unisono.train.callbacks.deadline import Watch
+from unisono.train.callbacks.deadline import CallbackDeadline
 
 HOOKS = (
     "setup", "on_run_start", "on_epoch_start", "on_step_start", "on_step_end", "on_evaluation_start",
@@ -38,7 +38,7 @@ class Chain:
         here = [c for c in self.callbacks if c.runs_on != "leader" or self._world.is_leader]
         self._hooks = {hook: [_Hook(c, hook) for c in here if _overrides(c, hook)] for hook in HOOKS}
         self._may_draw = {hook: any(each.callback.draws for each in found) for hook, found in self._hooks.items()}
-        self._watch = Watch(deadline_s)
+        self._watch = CallbackDeadline(deadline_s)
         try:
             self("setup")
         finally:

@@ -13,7 +13,7 @@ _SIGNAL = signal.SIGVTALRM  # hardly a program uses it; SIGINT may be ignored, i
 
 
 @final
-class Watch:
+class CallbackDeadline:
     """Calls functions and interrupts one that takes too long.
 
     A thread looks at the clock now and then; a call in time costs two assignments. In the main thread a late call is

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from unisono.collectives.placement import parts_of
 from unisono.collectives.places import HERE, Insider
 from unisono.errors import PlaceError, StepError
-from unisono.strategies.base import Setting
+from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import StrategyOptions
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -41,7 +41,9 @@ class InsideLoss(Insider):
         setting: Where this rank works.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, options: StrategyOptions, setting: Setting) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, options: StrategyOptions, setting: StrategyContext
+    ) -> None:
         self._model, self._optimizer, self._options, self._setting = model, optimizer, options, setting
         self._step, self._num_samples = 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()

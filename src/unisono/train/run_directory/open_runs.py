@@ -16,7 +16,7 @@ from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError
 
 _lock = threading.Lock()  # ranks may be threads
-_PLAYING = (inspect.GEN_RUNNING, inspect.GEN_SUSPENDED)
+_STEPPING = (inspect.GEN_RUNNING, inspect.GEN_SUSPENDED)
 
 
 class Closable(Protocol):
@@ -68,7 +68,7 @@ class Claim:
                     "Hint: let an argument of the program choose the run, or put each into a program of its own."
                 )
             earlier = _open[key]() if key in _open else None
-            if earlier is not None and earlier.is_playing:
+            if earlier is not None and earlier.is_stepping:
                 raise ConfigError(
                     f"{self.directory} is in use by an earlier run of this very program, in the middle of its steps. "
                     "Hint: run.close() ends that one, as `with unisono.Run(...) as run:` does; or choose another out=."
@@ -80,10 +80,10 @@ class Claim:
                 earlier.record.close()
 
     @property
-    def is_playing(self) -> bool:
+    def is_stepping(self) -> bool:
         """Whether a loop over the run's steps has begun and not ended."""
         steps = self.steps()
-        return steps is not None and inspect.getgeneratorstate(steps) in _PLAYING
+        return steps is not None and inspect.getgeneratorstate(steps) in _STEPPING
 
     def check(self) -> None:
         """Refuse to work for a run that a later one has replaced.

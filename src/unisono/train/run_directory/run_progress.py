@@ -10,14 +10,14 @@ from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
 from unisono.train.every import Every, steps_between
 from unisono.train.guards.checks import plain_numbers
+from unisono.train.launcher_link import LauncherLink
 from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.usage import Usage
-from unisono.train.launcher_link import Watch
 
 
 @final
-class Course:
+class RunProgress:
     """The steps of one run, from wherever it was found to wherever it is left.
 
     Args:
@@ -35,7 +35,9 @@ class Course:
         is_open: Whether the directory has been opened.
     """
 
-    def __init__(self, record: RunRecord, watch: Watch, facts: Mapping[str, Any], *, checkpoint_every: Every) -> None:
+    def __init__(
+        self, record: RunRecord, watch: LauncherLink, facts: Mapping[str, Any], *, checkpoint_every: Every
+    ) -> None:
         self._record, self._watch, self._facts = record, watch, dict(facts)
         self._checkpoint_every = checkpoint_every
         self._started = self._began = time.monotonic()
