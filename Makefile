@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)  ## train the digits recipe on all cores
 	$(BIN)/unisono train digits
 
-test: $(STAMP)  ## the default tests, two at a time: minutes; JOBS= plays them one by one
+test: $(STAMP)  ## the default tests, two at a time: minutes; JOBS= runs them one by one
 	$(BIN)/python -m pytest -m 'not slow and not cluster and not public' $(TOGETHER)
 
 $(TRACKERS_STAMP): $(STAMP)

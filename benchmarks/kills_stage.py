@@ -21,6 +21,7 @@ import torch
 
 import unisono.train.run  # noqa: F401 - imported here once, not in every worker
 from unisono.cli.outcome import perform
+from unisono.launchers import worker_group
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.worker import child

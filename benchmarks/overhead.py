@@ -10,7 +10,7 @@ that nothing but the frameworks is measured; with --samples all read shuffled sa
 documentation shows: torch's DataLoader over a TensorDataset, ours an ArrayDataset. Ours keep a run directory: ledger,
 metrics, progress and callbacks' agreement are on. The others run bare: no progress bar, no logger, no checkpoints; the
 rows "bare" of ours have none either (order, generators, NaN check and checksums cannot be switched off). Every other
-round plays the loops backwards. A step's time is the interval between two ends of steps; the table has the median over
+round runs the loops backwards. A step's time is the interval between two ends of steps; the table has the median over
 all rounds, the quartiles, the median over rounds of (median - raw's median), and the fastest 5 % of steps, which a busy
 machine disturbs least, with their distance from raw's.
 """

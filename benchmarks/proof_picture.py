@@ -2,7 +2,7 @@
 
     python benchmarks/proof_picture.py [DIR]
 
-plays proof_job.py nine times or so (a minute), keeps the runs in DIR, and writes docs/pictures/proof.svg. Exits with 1,
+runs proof_job.py nine times or so (a minute), keeps the runs in DIR, and writes docs/pictures/proof.svg. Exits with 1,
 and writes nothing, where the fingerprints of the exact runs differ.
 """
 
@@ -43,7 +43,7 @@ def play(workers: int, out: Path, *options: str) -> int:
 
 
 def play_all(folder: Path) -> None:
-    """Play what is not there yet."""
+    """Run what is not there yet."""
     for workers in (1, 2, 3, 4):
         for strategy in ("exact", "ddp"):
             if not (folder / f"{strategy}-{workers}" / "result.json").exists():
@@ -72,7 +72,7 @@ def text(
 
 
 def lanes(folder: Path, steps: int) -> list[str]:
-    """Return a lane for each exact run: who played which steps, and the fingerprint at its end."""
+    """Return a lane for each exact run: who computed which steps, and the fingerprint at its end."""
     parts = [text(20, 34, "One job, 230 steps, played by", size=17, more=' font-weight="600"')]
     parts.append(text(RIGHT + 14, 34, "SHA-256 of weights", size=13, fill=FAINT))
     scale = (RIGHT - LEFT) / steps

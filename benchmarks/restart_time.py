@@ -90,7 +90,7 @@ def command(kind: str, folder: Path) -> list[str]:
 
 
 def measure(kind: str) -> tuple[float, float]:
-    """Play one run; returns seconds from its start to the first step, and from the kill to the first new step."""
+    """Make one run; returns seconds from its start to the first step, and from the kill to the first new step."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, began = Path(scratch), time.monotonic()
         launcher = subprocess.Popen(

@@ -321,7 +321,7 @@ def add_row(path: Path, row: dict[str, Any]) -> None:
 
 
 def play(given: argparse.Namespace, number: int, kills: list[dict[str, Any]], still: int) -> dict[str, Any]:
-    """Play one stretch, or the rest of it, and return its line; adds its kills to `kills` and to the record."""
+    """Run one stretch, or the rest of it, and return its line; adds its kills to `kills` and to the record."""
     place: Path = given.directory
     folder = place / f"stretch-{number:04d}"
     is_forked = not given.exec_every or number % given.exec_every != 0
@@ -351,7 +351,7 @@ def play(given: argparse.Namespace, number: int, kills: list[dict[str, Any]], st
 
 
 def main() -> int:
-    """Play stretches until so many kills have landed."""
+    """Run stretches until so many kills have landed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kills", type=int, default=1000)

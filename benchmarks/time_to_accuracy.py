@@ -99,7 +99,7 @@ def command_of(given: argparse.Namespace, name: str, seed: int) -> list[str]:
         "preset": job["equal"], "epochs": epochs, "batch_size": job["batch_size"], "replicas": 2,
     }  # fmt: skip
     if how in ("fast", "best"):
-        preset = find(given.job).preset(how)  # as `unisono train` plays it
+        preset = find(given.job).preset(how)  # as `unisono train` runs it
         options |= {"preset": how, "batch_size": preset.batch_size, "epochs": preset.epochs}
     else:
         options["replicas"] = int(how.split()[0])
@@ -108,7 +108,7 @@ def command_of(given: argparse.Namespace, name: str, seed: int) -> list[str]:
 
 
 def take(given: argparse.Namespace, name: str, index: int) -> dict[str, Any]:
-    """Play one contestant and return its line."""
+    """Run one contestant and return its line."""
     command = command_of(given, name, seed=index if given.kind == "seeds" else 0)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_SIZE"))}
     more = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(HERE / "baselines")}

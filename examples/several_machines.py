@@ -1,6 +1,6 @@
 """Several machines: the same command on each, and the fingerprint of one process.
 
-Two terminals of one computer can play two hosts, one process on the first and two on the second:
+Two terminals of one computer can run two hosts, one process on the first and two on the second:
 
     unisono run --nnodes 2 --node-rank 0 --rdzv-endpoint 127.0.0.1:29400 -n 1 examples/several_machines.py runs/hosts
     unisono run --nnodes 2 --node-rank 1 --rdzv-endpoint 127.0.0.1:29400 -n 2 examples/several_machines.py runs/hosts

@@ -1,4 +1,4 @@
-"""Unequal machines, one result: the faster worker plays more replicas.
+"""Unequal machines, one result: the faster worker runs more replicas.
 
     python examples/uneven_shares.py
 

@@ -176,7 +176,7 @@ def differs(out: Path, reference: Path) -> str:
 
 
 def play_alone(folder: Path) -> Path:
-    """Play the job undisturbed on one process, and return its run directory."""
+    """Run the job undisturbed on one process, and return its run directory."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("UNISONO_")}
     out = folder / "run"
     done = subprocess.run(

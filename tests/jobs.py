@@ -1,4 +1,4 @@
-"""Tiny trainings for the proofs of equal bits, as programs that ranks play (see `ranks`).
+"""Tiny trainings for the proofs of equal bits, as programs that ranks run (see `ranks`).
 
 Nothing divides anything: 1001 samples, batches of 96 (eleven steps, the last of 41), five or eight replicas.
 """
@@ -162,7 +162,7 @@ def train_job(transport: Transport | None, data: str, name: str, out: str) -> di
 
 
 def train_all(transport: Transport | None, data: str) -> dict[str, Any]:
-    """Train every job that this many ranks can play, one after the other."""
+    """Train every job that this many ranks can run, one after the other."""
     joined = join(transport)  # held open: the runs join it and leave it as it is
     with tempfile.TemporaryDirectory() as scratch:
         out = joined.all_gather_json(scratch)[0]
@@ -176,7 +176,7 @@ def train_all(transport: Transport | None, data: str) -> dict[str, Any]:
 def play_leg(
     transport: Transport | None, data: str, out: str, stop_after: int | None, checkpoint_every: int | None = 3
 ) -> dict[str, Any]:
-    """Play one job from its last checkpoint on, for two epochs or until a step is done; leave only its files."""
+    """Run one job from its last checkpoint on, for two epochs or until a step is done; leave only its files."""
     with unisono.Run(
         seed=7, replicas=8, clip_norm=0.5, out=out, checkpoint_every=checkpoint_every, transport=transport or "auto"
     ) as run:

@@ -29,7 +29,7 @@ def train(
         transport: Joins the ranks; None: the world at hand.
         out: The run directory.
         epochs: Passes over the data.
-        die_at: SIGKILL this process instead of playing that step.
+        die_at: SIGKILL this process instead of running that step.
         allow_drift: On another machine than where the directory was begun.
     """
     generator = torch.Generator().manual_seed(0)

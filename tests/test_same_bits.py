@@ -91,13 +91,13 @@ def test_the_comparison_can_fail(data, how):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """Report and ledger of the job played in one go, by one rank of this process."""
+    """Report and ledger of the job run in one go, by one rank of this process."""
     out = tmp_path_factory.mktemp("whole")
     return run_threads(jobs.play_leg, 1, data, str(out), None)[0], (out / "ledger.jsonl").read_text()
 
 
 def check_legs(folder, data, uninterrupted, run):
-    """Play the legs, each from the last checkpoint of the one before; the end is the uninterrupted run's."""
+    """Run the legs, each from the last checkpoint of the one before; the end is the uninterrupted run's."""
     expected, ledger = uninterrupted
     assert expected["done"] == list(range(1, 23))
     played = [run(jobs.play_leg, ranks, data, str(folder), stop_after) for ranks, stop_after in LEGS]

@@ -2,7 +2,7 @@
 
     python examples/tour/components.py
 
-A second; all ranks play inside this process. A whole training in this style: examples/easytext_style.py.
+A second; all ranks run inside this process. A whole training in this style: examples/easytext_style.py.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
     python examples/tour/from_scratch.py
 
-All ranks play inside this process, so every bit can be looked at. Some seconds.
+All ranks run inside this process, so every bit can be looked at. Some seconds.
 """
 
 import warnings

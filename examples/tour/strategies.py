@@ -2,7 +2,7 @@
 
     python examples/tour/strategies.py
 
-All ranks play inside this process (the asynchronous server needs real ones: examples/parameter_server.py). Seconds.
+All ranks run inside this process (the asynchronous server needs real ones: examples/parameter_server.py). Seconds.
 """
 
 from typing import Any

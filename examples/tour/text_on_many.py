@@ -2,7 +2,7 @@
 
     python examples/tour/text_on_many.py
 
-The texts are docstrings of Python's library: which of two packages are they from? All ranks play inside this process.
+The texts are docstrings of Python's library: which of two packages are they from? All ranks run inside this process.
 Expect equal fingerprints, and 95 to 99 % of held-out texts right, after some 15 s on 2 cores.
 """
 

@@ -1,4 +1,4 @@
-"""Command lines that nobody means: drawn by seed from the definition of every verb, played by the real `main`.
+"""Command lines that nobody means: drawn by seed from the definition of every verb, run by the real `main`.
 
 In: a seed and a number of cases. Out: what is wrong with how each one ended. A line with a number that its option's
 definition cannot take must end with one message and exit code 2. Any other line must end with a documented code, or
@@ -180,7 +180,7 @@ class Guard:
 
 
 def play(case: Case, guard: Guard) -> Ending:
-    """Play a command line here, in the working directory, by the real `main`."""
+    """Run a command line here, in the working directory, by the real `main`."""
     from unisono.cli.main import main
 
     Path("job.toml").write_text(case.config, errors="surrogatepass")
@@ -285,7 +285,7 @@ class Sweep:
 def sweep(
     seed: int, count: int, place: Path, *, wrong: bool | None = None, first: int = 0, only: str | None = None
 ) -> Sweep:
-    """Play `count` cases of a seed in a directory of their own, and return what came of them.
+    """Run `count` cases of a seed in a directory of their own, and return what came of them.
 
     Args:
         seed: With the case's number, the only source of chance.
@@ -341,7 +341,7 @@ def describe(found: Sweep) -> str:
 
 
 def main() -> None:
-    """Play as many cases as asked for; exit code 1 if one of them failed."""
+    """Run as many cases as asked for; exit code 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)

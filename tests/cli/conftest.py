@@ -1,4 +1,4 @@
-"""Playing a recipe here: where the verb is the point, starting a worker would cost more than everything it does."""
+"""Running a recipe here: where the verb is the point, starting a worker would cost more than everything it does."""
 
 import importlib
 import pickle
@@ -10,7 +10,7 @@ from unisono.cli import train as verb
 
 @pytest.fixture
 def here(monkeypatch):
-    """Let the verbs play recipes in this process, as their one worker."""
+    """Let the verbs run recipes in this process, as their one worker."""
 
     def run_job(spec, nodes, *, program=""):
         assert (spec.workers, nodes) == (1, None)

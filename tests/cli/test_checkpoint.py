@@ -69,7 +69,7 @@ def test_verify(run):
 
 
 def test_rehearse(run):
-    """The step after a checkpoint is played on a copy, and is the ledger's."""
+    """The step after a checkpoint is run on a copy, and is the ledger's."""
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     code, text, error = call("rehearse", run)
     assert code == 0, error

@@ -47,7 +47,7 @@ def test_our_errors_are_one_message_and_a_code(capsys, error, code):
 
 
 def test_an_interrupt_is_130(capsys, monkeypatch):
-    """Ctrl-C is no error to be explained; but a verb that plays runs says what is kept, and how to go on."""
+    """Ctrl-C is no error to be explained; but a verb with several runs says what is kept, and how to go on."""
     assert perform("run", raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.argv", ["/somewhere/unisono", "verify", "my script.py"])
@@ -96,7 +96,7 @@ def test_a_reader_that_goes_away_is_141_without_a_word():
     ],
 )
 def test_ctrl_c_says_what_is_kept(tmp_path, monkeypatch, capsys, arguments, told):
-    """In every verb that plays runs, at a moment when none can stop between two steps: code 130, and the command."""
+    """In every verb with several runs, at a moment when none can stop between two steps: code 130, and the command."""
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -18,7 +18,7 @@ from unisono.world import World
 
 LAYOUTS = {3: ["aab", "abb"], 4: ["aabb", "aaab", "abbc"], 5: ["aaabb", "abbbb", "aabcc"]}
 QUICK = 4
-"""The world size that the default tests play: on it, fewer numbers of replicas."""
+"""The world size that the default tests run: on it, fewer numbers of replicas."""
 LENGTH = 5003
 
 

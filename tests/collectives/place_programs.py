@@ -1,4 +1,4 @@
-"""Collectives called where only the leader is, as programs that ranks play (see `ranks`)."""
+"""Collectives called where only the leader is, as programs that ranks run (see `ranks`)."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ def rough(rank, chunk):
 
 
 def bits_at_end(name, n):
-    """Play with float32; return each rank's whole buffer as bytes, and the canonical tree's."""
+    """Run with float32; return each rank's whole buffer as bytes, and the canonical tree's."""
     schedule = plan(name, n)
     whole = [np.concatenate([rough(rank, chunk) for chunk in range(48)]) for rank in range(n)]
     cut = [np.array_split(values, schedule.num_chunks) for values in whole]

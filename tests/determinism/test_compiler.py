@@ -14,7 +14,7 @@ from unisono.determinism import compiler
 
 
 def alone(program, **variables):
-    """Play a program in a process of its own and return what it printed."""
+    """Run a program in a process of its own and return what it printed."""
     environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_DETERMINISTIC"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], env=environ | variables, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Plays a checkpoint's write under strace, once for every crash point, in forked children: torch is imported once.
+"""Runs a checkpoint's write under strace, once for every crash point, in forked children: torch is imported once.
 
     python crash_server.py ROOT WRITER FAULT STRIDE SYSCALL...
 

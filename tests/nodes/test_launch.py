@@ -243,7 +243,7 @@ def test_two_hosts_meet_over_ipv6(hosts):
 
 @pytest.mark.slow
 def test_each_host_chooses_its_own_gpus(hosts):
-    """Host a's ranks see its two chosen ones, host b's rank its one; too many ranks are refused before any rendezvous."""
+    """Host a's ranks see its two chosen ones, host b's rank its one; too many ranks are refused first."""
     hosts.env |= pretend_gpus(hosts.folder, 4)
     script = hosts.folder / "nothing.py"
     script.write_text("")

@@ -8,7 +8,8 @@ import pytest
 from unisono.nodes.roll import NodeInfo, check_counts, check_roll, disagreement, first_ranks, order, skew, unreached
 
 FIRST = NodeInfo(
-    number=0, host="a", address="10.0.0.1", probe_port=1, pid=10, workers=2, nodes="2:2", node_rank=0, program="train.py",
+    number=0, host="a", address="10.0.0.1", probe_port=1, pid=10, workers=2, nodes="2:2", node_rank=0,
+    program="train.py",
     code="c" * 64, arguments="a" * 64, software="torch 2.13", threads="1", rules="--max-restarts 0",
 )  # fmt: skip
 SECOND = replace(FIRST, number=1, host="b", address="10.0.0.2", pid=20, node_rank=1)

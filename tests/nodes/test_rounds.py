@@ -1,4 +1,4 @@
-"""When a round begins and who plays it: decided from requests, signs of life and one steady clock."""
+"""When a round begins and who runs it: decided from requests, signs of life and one steady clock."""
 
 from unisono.nodes.rounds import LAST_CALL_S, Gathering, RecentBeats, Told
 

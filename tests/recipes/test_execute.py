@@ -1,4 +1,4 @@
-"""A recipe is played by name, on samples spread evenly over the data."""
+"""A recipe is run by name, on samples spread evenly over the data."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_thinned_keeps_rows_together():
     ("name", "module"), [("digits", digits), ("mnist", mnist), ("imdb", imdb), ("text", text), ("images", images)]
 )
 def test_play_finds_the_recipe_s_file(monkeypatch, name, module):
-    """Each recipe of the catalog is played by the file of its name, with the options as given."""
+    """Each recipe of the catalog is run by the file of its name, with the options as given."""
     played = []
     monkeypatch.setattr(module, "train", played.append)
     options = Options(recipe=name, model=RECIPES[name].models[0], epochs=1, batch_size=8, replicas=2)

@@ -68,7 +68,7 @@ def plain(plant):
 
 
 def test_equal_runs(plant, plain):
-    """Played again, on three ranks, or interrupted and resumed: nothing differs."""
+    """Run again, on three ranks, or interrupted and resumed: nothing differs."""
     run_threads(lambda transport: str(plant.play("three", transport=transport)), 3)
     plant.play("resumed", stop=7)
     plant.play("resumed")

@@ -123,7 +123,7 @@ def test_wrong_settings_are_refused():
 
 @pytest.mark.parametrize(("nodes", "size"), [(1, 1), (1, 4), (2, 2), (3, 4), (4, 3)])
 def test_the_hierarchical_schedule_adds_everything_once(nodes, size):
-    """Played on numbers, every rank ends with the sum of all in every slice."""
+    """Run on numbers, every rank ends with the sum of all in every slice."""
     schedule = hierarchical(nodes, size)
     ranks = nodes * size
     held = simulate(schedule, start(schedule, lambda rank, chunk: 100 ** (rank % 3) + chunk), lambda a, b: a + b)

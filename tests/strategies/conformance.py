@@ -1,4 +1,4 @@
-"""What every strategy must do, as programs that ranks play: threads of one process, or processes.
+"""What every strategy must do, as programs that ranks run: threads of one process, or processes.
 
 Each program returns named claims; all must be true on every rank.
 """
@@ -204,7 +204,7 @@ PROGRAMS = {program.__name__: program for program in (learns, resumes, as_plain)
 
 
 def play_all(transport: Transport | None, cases: list[str], data: str) -> dict[str, dict[str, bool]]:
-    """Play all programs of some cases; the ranks stay joined between them."""
+    """Run all programs of some cases; the ranks stay joined between them."""
     joined = join(transport)
     answers = {f"{case} {name}": program(transport, case, data) for case in cases for name, program in PROGRAMS.items()}
     joined.barrier()

@@ -50,7 +50,7 @@ def verify(directory: str, as_json: bool) -> None:
     sys.exit(perform("checkpoint verify", lambda: _verify(directory, as_json)))
 
 
-@checkpoint.command(short_help="Load one, play its next step, compare with the ledger.")
+@checkpoint.command(short_help="Load one, run its next step, compare with the ledger.")
 @_DIRECTORY
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(
@@ -62,7 +62,7 @@ def verify(directory: str, as_json: bool) -> None:
 @click.option("--allow-drift", is_flag=True, help="Recipes: although software or CPU differ from the run's.")
 @_JSON
 def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Prove that a checkpoint can be gone on from: load it, play one step, compare with what the ledger says of it.
+    """Prove that a checkpoint can be gone on from: load it, run one step, compare with what the ledger says of it.
 
     Works on a copy; DIR is not touched. A script's own ARGS stand after ``--``.
 
@@ -256,7 +256,7 @@ def _rehearse(directory: str, args: tuple[str, ...], as_json: bool, given: dict[
                 if (data := there.read(name)) is not None:
                     (out / name).write_bytes(data)
         if not as_json:
-            click.echo(f"playing step {step + 1} from {chosen.name} ...", err=True)
+            click.echo(f"running step {step + 1} from {chosen.name} ...", err=True)
         _run_step(home, out, lines[step + 1], args, given)
         replayed = {line["step"]: line for line in read_lines(out / "ledger.jsonl")}.get(step + 1, {})
     differing = [name for name, value in lines[step + 1].items() if replayed.get(name) != value]
@@ -284,7 +284,7 @@ def _newest_with_next(found: Path, lines: dict[int, Any]) -> Path:
 
 
 def _run_step(home: Path, out: Path, line: dict[str, Any], args: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Play one step in the run directory `out`, in processes of its own."""
+    """Run one step in the run directory `out`, in processes of its own."""
     from dataclasses import replace
 
     from unisono.errors import ConfigError

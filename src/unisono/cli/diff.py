@@ -17,7 +17,7 @@ def diff(run_a: str, run_b: str, as_json: bool) -> None:
     """Compare the run directories RUN_A and RUN_B: scores, ledgers step by step, fingerprints and metrics.
 
     Names the first differing step and what differed first in it: weights, sample ids, generator seed, loss or
-    gradient; with the parameter, the replica and its samples where the runs were played with --detail
+    gradient; with the parameter, the replica and its samples where the runs were made with --detail
     (detail=True). Differences of the environment are shown as possible causes. A ledger whose lines have been
     changed since they were written is named, with the line.
 

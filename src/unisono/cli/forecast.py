@@ -82,7 +82,7 @@ KIND, VERSION = "unisono forecast", 1
 @click.option("--mtbf", metavar="TIME", help="Mean time between failures of one rank: 50000h.")
 @click.option("--checkpoint-time", metavar="TIME", help="Training time that a checkpoint costs.  [default: 10s]")
 @click.option("--restart-time", metavar="TIME", help="From a failure to the next step.  [default: 60s]")
-@click.option("--simulate", is_flag=True, help="Play the schedules of up to 64 ranks beside the formulas.")
+@click.option("--simulate", is_flag=True, help="Run the schedules of up to 64 ranks beside the formulas.")
 @click.option("--straggler", type=number(FACTOR), default=2.0, show_default=True, metavar="X",
               help="With --simulate: times slower that the last rank communicates.")  # fmt: skip
 @click.option("--data", type=PATH, metavar="PATH", help="RECIPE's data.")

@@ -25,7 +25,7 @@ def command_line() -> str:
 
 
 def nothing_kept(what: str) -> Callable[[], str]:
-    """Return what a verb that plays runs of its own says after Ctrl-C: that it keeps nothing, and how to begin anew."""
+    """Return what a verb with runs of its own says after Ctrl-C: that it keeps nothing, and how to begin anew."""
     return lambda: f"Nothing is kept of {what}. Again: {command_line()}"
 
 

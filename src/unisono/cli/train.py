@@ -1,4 +1,4 @@
-"""``unisono train``: play a recipe on the workers of this machine, or of several."""
+"""``unisono train``: run a recipe on the workers of this machine, or of several."""
 
 import contextlib
 import json
@@ -333,7 +333,7 @@ def run_job(job: TrainJob, *, output: str, **settings: Any) -> dict[str, Any]:
     """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
 
     Args:
-        job: What to play.
+        job: What to run.
         output: As in `LaunchSpec`.
         **settings: More of the `LaunchSpec`: restarts, times, devices.
 

@@ -1,4 +1,4 @@
-"""What verbs share that play one job several times, each time in a directory of its own: verify, chaos, the benches."""
+"""What verbs share that run one job several times, each time in a directory of its own: verify, chaos, the benches."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, SEED, WORKERS, sh
 
 _COMPARED = replace(WORKERS, high=1024)
 Start = Callable[[int, Path], None]
-"""Plays the job on so many workers, in a new run directory."""
+"""Runs the job on so many workers, in a new run directory."""
 
 _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "epochs": (number(EPOCHS), "E", "passes over the data."),
@@ -128,7 +128,7 @@ def script_starter(
     env: Mapping[str, str] | None = None,
     scratch: str | None = None,
 ) -> Start:
-    """Return what plays a script through the launcher.
+    """Return what runs a script through the launcher.
 
     Args:
         script: The file.

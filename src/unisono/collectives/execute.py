@@ -11,7 +11,7 @@ from unisono.errors import ConfigError
 
 
 def execute(schedule: Schedule, flat: Tensor, transport: Transport) -> None:
-    """Play a schedule on this rank's buffer, in place; collective.
+    """Run a schedule on this rank's buffer, in place; collective.
 
     Every round is one `Transport.all_to_all`.
 

@@ -1,7 +1,7 @@
 """Collectives as plain lists of moves, to be proved, counted and drawn (pure).
 
 A schedule cuts the buffer into chunks and says, round by round, which rank sends which chunk to which rank. In: a
-number of ranks. Out: a `Schedule`, which `simulate` plays in one process on any values, and which `bytes_sent`
+number of ranks. Out: a `Schedule`, which `simulate` runs in one process on any values, and which `bytes_sent`
 prices. Three rules fix every bit:
 
 - all moves of a round read what the ranks held before the round;
@@ -223,10 +223,10 @@ def start(schedule: Schedule, value: Callable[[int, int], T]) -> list[dict[int, 
 
 
 def simulate(schedule: Schedule, buffers: Sequence[Mapping[int, T]], add: Callable[[T, T], T]) -> list[dict[int, T]]:
-    """Play a schedule in this process and return what each rank holds at the end, by chunk.
+    """Run a schedule in this process and return what each rank holds at the end, by chunk.
 
     Args:
-        schedule: What to play.
+        schedule: What to run.
         buffers: For each rank, the chunks it holds at the start, as `start` gives them; left as they are.
         add: Returns left + right, as new memory.
 

@@ -20,7 +20,7 @@ STEPS, WARMUP = 25, 5
 _REPEAT = 7
 
 Start = Callable[[int, Path], None]
-"""Plays the job alone with so many replicas into a new run directory."""
+"""Runs the job alone with so many replicas into a new run directory."""
 
 
 def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Workload, Machine, list[str]]":
@@ -61,7 +61,7 @@ def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Workload, Machine, l
 
 
 def measure_solo(start: Start, replicas: int, batch_size: int, cores: int, scratch: Path) -> "tuple[Solo, int, float]":
-    """Play the job alone with two sizes of micro-batches, and as often as there are cores at once.
+    """Run the job alone with two sizes of micro-batches, and as often as there are cores at once.
 
     Returns:
         What was measured, the model's parameters, and seconds from a launch to its first step.

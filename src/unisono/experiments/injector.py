@@ -1,8 +1,8 @@
-"""Play a run and hurt it as planned: start its launcher, wait for its own signs of progress, inject, see it land.
+"""Disturb a run as planned: start its launcher, wait for its own signs of progress, inject, see it land.
 
 In: a command line, a run directory and `Fault`s. Out: one `Blow` per fault, with what was seen. Every launcher gets a
-temporary directory of its own, in which its workers' heartbeat pages are found. Signals go through process descriptors, so
-that no stranger who inherits a process id is ever hit.
+temporary directory of its own, in which its workers' heartbeat pages are found. Signals go through process descriptors,
+so that no stranger who inherits a process id is ever hit.
 """
 
 import contextlib
@@ -210,7 +210,7 @@ class Injector:
 
 
 def heartbeat_files(temporary: Path) -> list[Path]:
-    """Return the heartbeat pages of the launch that has `temporary` for its temporary files; none while it is being removed."""
+    """Return the heartbeat pages of the launch whose temporary files are in `temporary`; none while it is removed."""
     try:
         return list(temporary.glob("unisono-*/heartbeat-*"))
     except FileNotFoundError:  # the launch has ended meanwhile

@@ -54,7 +54,7 @@ Outcome = Failed | Stopped | Ended | OutputBroken | Signalled | None
 
 
 def attempt(spec: LaunchSpec, events: Events) -> Outcome:
-    """Play one attempt to its end; no process of it is left, except one that even SIGKILL does not end.
+    """Run one attempt to its end; no process of it is left, except one that even SIGKILL does not end.
 
     Returns:
         None when every worker ended well.
@@ -107,8 +107,8 @@ def _tell_of_loners(group: WorkerGroup) -> None:
         return
     if all(group.last_reading(rank).is_alone for rank in group.spec.ranks):
         tell(
-            f"each of the {group.spec.world_size} workers has trained by itself: none has joined the others, none did a "
-            "part of the work. Hint: unisono.Run() joins them, as torch.distributed.init_process_group() does; "
+            f"each of the {group.spec.world_size} workers has trained by itself: none has joined the others, none did "
+            "a part of the work. Hint: unisono.Run() joins them, as torch.distributed.init_process_group() does; "
             "a program for one worker needs no -n."
         )
 

@@ -1,4 +1,4 @@
-"""Run one launch on several hosts: meet, play an attempt, agree on how it ended, and meet again where that helps.
+"""Run one launch on several hosts: meet, run an attempt, agree on how it ended, and meet again where that helps.
 
 In: this host's `LaunchSpec` and a `NodesPlan`. Out: as `launchers.local.run_local`, and the same on all hosts.
 """
@@ -224,8 +224,8 @@ class _HostLaunch:
             self._spec, placement=placement, env={**self._spec.env, "UNISONO_REPLICAS": str(current.replicas)}
         )
         self._say(
-            f"attempt {placement.attempt}: {placement.num_nodes} hosts, {placement.world_size} workers; this is node {placement.node_rank} "
-            f"with rank {spec.ranks.start} to {spec.ranks.stop - 1}."
+            f"attempt {placement.attempt}: {placement.num_nodes} hosts, {placement.world_size} workers; this is node "
+            f"{placement.node_rank} with rank {spec.ranks.start} to {spec.ranks.stop - 1}."
         )
         asks = rendezvous.num_waiting if placement.node_rank == 0 and self._plan.is_elastic else None
         watched = Attempt(current.values.guarded(None), [info.number for info in infos], placement.node_rank, asks)

@@ -2,7 +2,7 @@
 
 The launcher on whose machine the endpoint lies keeps the store, bound to that one address; whoever connects proves
 first that he knows the run's secret. Who comes is compared with who came first, so that a host with other code hears of
-it at once. Which hosts play, and when, is decided by the keeper alone (`rounds`).
+it at once. Which hosts run, and when, is decided by the keeper alone (`rounds`).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Which hosts play the next round, and when it begins (pure): the host that keeps the store decides alone.
+"""Which hosts run the next round, and when it begins (pure): the host that keeps the store decides alone.
 
 In: who asks to take part, who shows signs of life, and how late it is on this host's own steady clock. Out: the hosts
 of the round, or that it is too early. Knows no store; no other host's clock matters.

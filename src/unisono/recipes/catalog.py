@@ -95,7 +95,7 @@ NUMBERS: dict[str, Quantity] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a recipe is played with; see ``unisono train --help``.
+    """What a recipe is run with; see ``unisono train --help``.
 
     Attributes:
         limit: Use at most so many training and so many test samples, spread evenly over the data.
@@ -179,7 +179,7 @@ class Options:
 
     @property
     def preset_name(self) -> str:
-        """The preset that is played."""
+        """The preset that is run."""
         return find(self.recipe).preset(self.preset).name
 
     @property

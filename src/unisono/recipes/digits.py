@@ -29,7 +29,7 @@ class DigitsCNN(nn.Module):
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Play the recipe."""
+    """Run the recipe."""
     with unisono.Run(**options.run_settings()) as run:
         splits = load_digits()
         train_set = unisono.ArrayDataset(*thinned(options.limit, splits.train_images, splits.train_labels))

@@ -38,7 +38,7 @@ class ImageCNN(nn.Module):
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Play the recipe: AdamW, one cycle up to 3e-3."""
+    """Run the recipe: AdamW, one cycle up to 3e-3."""
     with unisono.Run(**options.run_settings()) as run:
         data = own_images(options)
         augment = Augment.parse(AUGMENT if options.augment is None else options.augment)

@@ -14,7 +14,7 @@ from unisono.recipes.text_training import PRESETS, fit_texts
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Play the recipe."""
+    """Run the recipe."""
     settings = PRESETS[options.preset_name]
     with unisono.Run(**options.run_settings(clip_norm=settings.clip_norm)) as run:
         return fit_texts(run, options, settings, imdb_data(options), num_classes=2)

@@ -54,7 +54,7 @@ WARM_UP = {"best": 0.3, "fast": 0.15}
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Play the recipe."""
+    """Run the recipe."""
     with unisono.Run(**options.run_settings()) as run:
         splits = mnist_data(options)
         augment = Augment.parse(AUGMENT[options.preset_name] if options.augment is None else options.augment)

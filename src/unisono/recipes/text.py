@@ -9,7 +9,7 @@ from unisono.recipes.text_training import PRESETS, fit_texts
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Play the recipe; the number of skipped rows stands with the metrics."""
+    """Run the recipe; the number of skipped rows stands with the metrics."""
     settings = PRESETS["best"]
     with unisono.Run(**options.run_settings(clip_norm=settings.clip_norm)) as run:
         data = own_texts(options)

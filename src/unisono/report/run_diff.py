@@ -20,7 +20,7 @@ from unisono.report.run_view import check_run
 ORDER = ("epoch", "weights", "num_samples", "samples", "generator seed", "loss", "gradient", "lr")
 _SHOWN = 16
 _HINT = (
-    "Hint: to name {what}, play both again with detail=True (unisono train --detail); "
+    "Hint: to name {what}, run both again with detail=True (unisono train --detail); "
     "it adds a file beside the ledger and changes no bit."
 )
 

@@ -17,14 +17,14 @@ MOST_RANKS = 64
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """One all-reduce of one buffer, predicted and played; seconds.
+    """One all-reduce of one buffer, predicted and run; seconds.
 
     Attributes:
         ranks: Number of ranks.
         algorithm: Its name in `ALGORITHMS`.
         formula_s: By the closed formula.
-        simulated_s: Played without contention: what the formula assumes.
-        contention_s: Played with ports and network cards that messages wait for.
+        simulated_s: Run without contention: what the formula assumes.
+        contention_s: Run with ports and network cards that messages wait for.
         straggler_s: The same with the last rank slower by the given factor.
     """
 
@@ -41,7 +41,7 @@ def compare(num_bytes: float, machine: Machine, ranks: Sequence[int], straggler:
 
     Args:
         num_bytes: The buffer.
-        machine: What it is played on.
+        machine: What it is run on.
         ranks: Numbers of ranks; others are passed over.
         straggler: How many times slower the last rank sends and adds.
     """

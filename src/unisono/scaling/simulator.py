@@ -1,4 +1,4 @@
-"""A discrete-event simulator of collectives: plays the moves of a `Schedule` on a `Machine` (pure).
+"""A discrete-event simulator of collectives: runs the moves of a `Schedule` on a `Machine` (pure).
 
 It checks the closed formulas of `costs`, and shows what they leave out: ranks that start late or are slow, and messages
 that want the same port or network card at the same time. A rank enters a round when its own sends of the round before
@@ -25,7 +25,7 @@ from unisono.scaling.machine import Machine
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message as it was played.
+    """One message as it was run.
 
     Attributes:
         source: Rank that sends.
@@ -69,12 +69,12 @@ def run_schedule(
     late_s: Sequence[float] | None = None,
     slow: Mapping[int, float] | None = None,
 ) -> SimulatedRun:
-    """Play a schedule of one collective on a buffer.
+    """Run a schedule of one collective on a buffer.
 
     Args:
-        schedule: What to play.
+        schedule: What to run.
         num_bytes: The whole buffer; the first chunks are a byte longer where they do not divide it.
-        machine: What it is played on.
+        machine: What it is run on.
         contention: Whether messages also wait for the port of their target and, between nodes, for the network cards
             of both; without it, only for their source's port, which has its share of the cards.
         late_s: When each rank begins; None: all at 0.

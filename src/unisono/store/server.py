@@ -1,8 +1,8 @@
 """The server of the store: one thread that answers whoever has shown that he knows the key, and drops everybody else.
 
 In: a listening socket and the key. A connection that has proved nothing owns a greeting and at most 72 bytes of our
-memory, for at most `ServerLimits.handshake_s`; its bytes are compared, never looked into. Afterwards a connection asks one
-question at a time.
+memory, for at most `ServerLimits.handshake_s`; its bytes are compared, never looked into. Afterwards a connection asks
+one question at a time.
 """
 
 import errno

@@ -84,7 +84,7 @@ class DataParallel(Precise):
         return [_shadow(self.model) if number else self.model for number in range(len(used))]
 
     def _run_in_turn(self, run_replica: Callable[[int], None], used: list[int]) -> None:
-        """Play one device after the other, each with a random stream of its own, and notice whether any draws."""
+        """Run one device after the other, each with a random stream of its own, and notice whether any draws."""
         before, drew = torch.default_generator.get_state(), False
         for number, index in enumerate(used):
             if index:

@@ -1,6 +1,6 @@
 """Strategies by name, with their options: what a run is asked for, checked before anything starts (no torch here).
 
-Each strategy is a frozen dataclass of its options. It says whether it can play in a world, how micro-batches are
+Each strategy is a frozen dataclass of its options. It says whether it can run in a world, how micro-batches are
 assigned to ranks, what of it belongs to the score, and which class does the work. `catalog` lists them all.
 """
 
@@ -94,7 +94,7 @@ class StrategyOptions:
         return min(cores, self.most_ranks or cores)
 
     def check(self, world_size: int) -> None:
-        """Refuse a world in which the strategy cannot play.
+        """Refuse a world in which the strategy cannot run.
 
         Raises:
             ConfigError: Says what to change.
@@ -106,7 +106,7 @@ class StrategyOptions:
             )
 
     def check_start(self, world_size: int, *, in_threads: bool) -> None:
-        """Refuse a world in which the strategy cannot play, or ranks of the wrong kind.
+        """Refuse a world in which the strategy cannot run, or ranks of the wrong kind.
 
         Raises:
             ConfigError: Says what to change.

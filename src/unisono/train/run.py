@@ -80,7 +80,7 @@ class Run:
             Never changes a bit.
 
     Raises:
-        ConfigError: A setting is out of range, the strategy cannot play in this world (world_size > replicas), or
+        ConfigError: A setting is out of range, the strategy cannot run in this world (world_size > replicas), or
             another run uses the directory.
         WorldError: The launcher's variables are incomplete.
 

@@ -30,7 +30,7 @@ from unisono.train.run_directory.run_progress import RunProgress
 
 @final
 class Stepper:
-    """Plays steps.
+    """Runs steps.
 
     Args:
         parts: What is trained, with its strategy.

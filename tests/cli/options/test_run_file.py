@@ -1,4 +1,4 @@
-"""Run files: defaults from TOML, the command line wins, what a run was played with gives the same run again."""
+"""Run files: defaults from TOML, the command line wins, what a run was started with gives the same run again."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ detail = true
 
 
 def planned(monkeypatch, *arguments: str) -> tuple[int, str, dict]:
-    """Return exit code, output, and what would be played."""
+    """Return exit code, output, and what would be run."""
     seen = {}
 
     def keep(recipe, workers, as_json, given, settings, nodes):

@@ -1,4 +1,4 @@
-"""The digits, through unisono's own loop: the same fingerprint whoever plays it."""
+"""The digits, through unisono's own loop: the same fingerprint whoever runs it."""
 
 import argparse
 import os

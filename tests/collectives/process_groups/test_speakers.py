@@ -1,4 +1,4 @@
-"""Who adds up what when ranks span hosts: the plan itself, played in one process."""
+"""Who adds up what when ranks span hosts: the plan itself, run in one process."""
 
 import itertools
 

@@ -24,7 +24,7 @@ class Holder(nn.Module):
 
 
 def step(buffers, model, transport, hosted, act, weights):
-    """Play one step by hand: `act` is what each replica's forward does."""
+    """Run one step by hand: `act` is what each replica's forward does."""
     changed = np.zeros(buffers.num_buffers, dtype=bool)
     views = [torch.full_like(buffer, -0.0) for buffer in buffers.floats()]
     buffers.start_step()

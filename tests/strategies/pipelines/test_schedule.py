@@ -20,7 +20,8 @@ def test_no_plan_hangs_and_none_leaves_anything_out(schedule, ranks, chunks, mic
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (lambda actions: (actions[0], (*actions[1][1:2], *actions[1][:1], *actions[1][2:])), "forward moves of stage 1|for ever"),
+    (lambda actions: (actions[0], (*actions[1][1:2], *actions[1][:1], *actions[1][2:])),
+     "forward moves of stage 1|for ever"),
     (lambda actions: (actions[0][:-1], actions[1]), r"expected 4 backward moves of stage 0 on rank 0.*got \[0, 1, 2\]"),
     (lambda actions: (actions[1], actions[0]), "stage 0 on rank 0"),
     (lambda actions: ((*actions[0], Action("forward", 1, 0)), actions[1]), "not its own"),

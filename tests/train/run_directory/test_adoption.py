@@ -26,7 +26,7 @@ def state(step):
 
 
 def launch(path, score=SCORE, steps=(), environment=ENVIRONMENT):
-    """Open the directory, play `steps` and save after each; return the step gone on from."""
+    """Open the directory, run `steps` and save after each; return the step gone on from."""
     record = RunRecord(path, LoopbackTransport())
     try:
         record.check_environment(environment, allow_drift=False)

@@ -119,7 +119,7 @@ def test_a_child_that_python_knows_nothing_of(tmp_path, monkeypatch):
 
 
 def test_a_second_run_of_one_program_takes_over(tmp_path):
-    """A cell of a notebook that is played again gets the directory; the first run may no longer commit there."""
+    """A cell of a notebook that is run again gets the directory; the first run may no longer commit there."""
     first, second = (RunLock(Directory.open(tmp_path)) for _ in range(2))
     second.check()
     with pytest.raises(CheckpointError, match="another Run of this program"):

@@ -200,7 +200,7 @@ def test_hosts_with_different_runs(tmp_path):
 
 
 def test_ranks_with_different_scores(tmp_path):
-    """A rank that would play another score is named, on all ranks, before anything is written."""
+    """A rank that would run another score is named, on all ranks, before anything is written."""
 
     def play(transport):
         record = RunRecord(tmp_path, transport)

@@ -82,14 +82,14 @@ def _links(
 
 
 def _rate(
-    recipe: str, workers: int, setting: dict[str, Any], steps: int, rendezvous: "NodesPlan | None", number: int, out: Path
-) -> float:  # fmt: skip
+    recipe: str, workers: int, setting: dict[str, Any], steps: int, nodes: "NodesPlan | None", number: int, out: Path
+) -> float:
     from unisono.cli.train import plan, run_job
 
-    if rendezvous is not None:
+    if nodes is not None:
         # The last run's keeper may still be there.
-        rendezvous = replace(rendezvous, port=rendezvous.port + number)
-    job = plan(recipe, str(workers), {"threads": 1, **setting}, None, rendezvous)
+        nodes = replace(nodes, port=nodes.port + number)
+    job = plan(recipe, str(workers), {"threads": 1, **setting}, None, nodes)
     result = run_job(
         replace(job, options=replace(job.options, out=str(out))),
         output="quiet",

@@ -123,7 +123,7 @@ def describe_run_file(options: "Options") -> str:
     chosen = {name: value for name, value in asdict(strategy).items() if value is not None}
     entries |= {"strategy": strategy.name, **chosen}
     lines = [f"{name} = {_to_toml(value)}\n" for name, value in entries.items()]
-    return "# What this run was played with; `unisono train --config DIR` plays it again.\n" + "".join(lines)
+    return "# The options of this run; `unisono train --config DIR` runs it again.\n" + "".join(lines)
 
 
 def _to_toml(value: Any) -> str:

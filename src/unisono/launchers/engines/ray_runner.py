@@ -207,7 +207,7 @@ def _actors(ray: Any, job: RayJob, group: Any) -> list[Any]:
         made.options(
             num_cpus=job.cpus,
             num_gpus=job.gpus,
-            max_concurrency=2,  # one plays, the other passes on signals
+            max_concurrency=2,  # one runs, the other passes on signals
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         ).remote()
         for index in range(job.workers)

@@ -1,4 +1,4 @@
-"""Plays one rank's moves of a step: waits for what a move needs, computes, and hands on what comes out."""
+"""Runs one rank's moves of a step: waits for what a move needs, computes, and hands on what comes out."""
 
 import contextlib
 import functools
@@ -84,7 +84,7 @@ class _Taken(BaseException):
 
 @final
 class Executor:
-    """Plays the moves of this rank.
+    """Runs the moves of this rank.
 
     Args:
         stages: Of this rank, by index.

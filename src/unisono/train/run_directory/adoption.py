@@ -42,7 +42,7 @@ def adopt_run(
         files: The directory's files.
         checkpoints: Those in it.
         run: The run's id.
-        score: As this program plays it.
+        score: As this program runs it.
         environment: To be recorded; None: that is done already.
         is_alone: Whether no other host has a directory of this run.
 

@@ -180,7 +180,7 @@ class RunRecord:
         for rank, theirs in enumerate(self._transport.all_gather_json(score)):
             if lines := diff(score, theirs):
                 raise RankDivergence(
-                    f"rank {self._transport.rank} and rank {rank} play different scores: {'; '.join(lines[:3])}. "
+                    f"rank {self._transport.rank} and rank {rank} run different scores: {'; '.join(lines[:3])}. "
                     "Hint: the same settings and data on all hosts."
                 )
 
