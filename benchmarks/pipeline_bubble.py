@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import unisono
 from unisono.collectives.placement import cut
-from unisono.strategies.base import Micro, Setting
+from unisono.strategies.base import Micro, StrategyContext
 from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.pipeline import Pipeline
 
@@ -55,7 +55,10 @@ def measure(run: unisono.Run, p: int, schedule: str, m: int) -> tuple[float, flo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     placement = options.place(m, p)
     strategy = Pipeline.build(
-        model, optimizer, Setting(transport=run.transport, placement=placement, seed=0, device=run.device), options
+        model,
+        optimizer,
+        StrategyContext(transport=run.transport, placement=placement, seed=0, device=run.device),
+        options,
     )
     front = strategy.front(model)
     x, y = torch.randn(SAMPLES, WIDTH), torch.randint(0, WIDTH, (SAMPLES,))

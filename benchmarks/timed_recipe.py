@@ -12,7 +12,7 @@ from typing import Any
 
 import unisono
 from unisono.recipes.catalog import Options
-from unisono.recipes.execute import play
+from unisono.recipes.execute import execute
 
 
 class Clock:
@@ -51,7 +51,7 @@ def main() -> None:
         return clock.timed_evaluate(trainer, *args, **more)
 
     unisono.Trainer.fit, unisono.Trainer.evaluate = fit, evaluate
-    play(Options(**json.loads(sys.argv[1])))
+    execute(Options(**json.loads(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
+from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import FAILED, command_line, nothing_kept, perform
-from unisono.cli.trials import (
+from unisono.experiments.trials import (
     check_target,
     flag_of,
     is_script,
     read_result,
-    recipe_options,
     refuse_arguments,
     refuse_recipe_options,
     script_environment,

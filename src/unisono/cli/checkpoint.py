@@ -305,7 +305,7 @@ def _run_step(home: Path, out: Path, line: dict[str, Any], args: tuple[str, ...]
             f"{home} is not the run of a recipe. Hint: --script FILE, with its own arguments after --."
             if recipe is None else f"the recipe {recipe!r} takes no arguments, got {' '.join(args)}."
         )  # fmt: skip
-    from unisono.cli.train import plan
+    from unisono.experiments.job import plan
     from unisono.launchers.api import describe_function
     from unisono.recipes.execute import execute as execute_recipe
 

@@ -11,7 +11,7 @@ import click
 from unisono.cli.completion import complete_recipe
 from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import nothing_kept, perform
-from unisono.cli.trials import check_picture
+from unisono.experiments.trials import check_picture
 from unisono.options.quantities import (
     BATCH,
     ELEMENT_BYTES,

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
-from unisono.cli.options.nodes import nodes_options, plan_nodes, start
+from unisono.cli.options.nodes import nodes_options, plan_nodes
 from unisono.cli.options.settings import number
 from unisono.cli.options.torchrun import read_environment_too, torchrun_options, understand
 from unisono.cli.outcome import command_line, perform
+from unisono.nodes.start import start
 from unisono.options.quantities import RESTARTS, SECONDS, THREADS
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
+from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import number, to_json
 from unisono.cli.outcome import FAILED, nothing_kept, perform
-from unisono.cli.trials import (
+from unisono.experiments.trials import (
     Start,
     check_target,
     is_script,
     parse_workers,
     read_fresh_result,
-    recipe_options,
     refuse_arguments,
     refuse_recipe_options,
     script_starter,
@@ -88,7 +88,7 @@ def _verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, giv
 
 
 def _recipe(target: str, args: tuple[str, ...], counts: list[int], given: dict[str, Any], scratch: str) -> Start:
-    from unisono.cli.train import plan, run_job
+    from unisono.experiments.job import plan, run_job
 
     refuse_arguments(target, args)
     job = plan(target, str(max(counts)), given)

@@ -30,7 +30,7 @@ def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Workload, Machine, l
         ConfigError: No such recipe, or a setting out of range.
         WorkerFailed: A measured process failed.
     """
-    from unisono.cli.train import plan, run_job
+    from unisono.experiments.job import plan, run_job
     from unisono.launchers.spec import usable_cores
     from unisono.scaling.calibration import crowding_of, fit_job
 

@@ -2,8 +2,8 @@
 
 Texts come packed (`unisono.data.sets.texts.pack`): token numbers of all texts one after another, each filled up with 34
 pads or more to a multiple of 49, at least 147. Every word of a text is seen by a window that counts; the last such
-window may lie partly on pads, which the network sees as zeros. A window that touches two texts counts for neither, nor does
-one of pads alone: a text's scores do not depend on its neighbours.
+window may lie partly on pads, which the network sees as zeros. A window that touches two texts counts for neither, nor
+does one of pads alone: a text's scores do not depend on its neighbours.
 """
 
 import math

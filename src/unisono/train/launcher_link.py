@@ -1,8 +1,8 @@
 """A run's side of supervision: it tells its launcher what it does, and hears that it should stop.
 
-In: the steps of a run. Out: notes on the worker's `HeartbeatPage`, a `HeartbeatThread`, the times of a `PhaseClock`, and
-whether someone wants the run to stop: the launcher, or whoever sent SIGTERM, SIGINT or SIGUSR1 to this process. Costs no
-system call per step.
+In: the steps of a run. Out: notes on the worker's `HeartbeatPage`, a `HeartbeatThread`, the times of a `PhaseClock`,
+and whether someone wants the run to stop: the launcher, or whoever sent SIGTERM, SIGINT or SIGUSR1 to this process.
+Costs no system call per step.
 """
 
 import os

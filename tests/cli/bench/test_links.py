@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from hosts import Hosts
 from unisono.cli.bench import bench
 from unisono.cli.bench.links import parse_ways, table
-from unisono.cli.train import plan
 from unisono.errors import ConfigError
+from unisono.experiments.job import plan
 from unisono.scaling.slow_links import WAYS
 
 

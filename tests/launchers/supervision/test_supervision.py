@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import WorkerFailed
-from unisono.launchers import group, local
+from unisono.launchers import local, worker_group
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 
 ONCE = """
@@ -205,7 +205,7 @@ def test_a_slot_that_cannot_be_started_any_more(tmp_path, monkeypatch, capfd):
     """When the system lets a restart have fewer processes, the run goes on with those; at first it is an error."""
     script = tmp_path / "script.py"
     script.write_text(ONCE + f"if once({str(tmp_path / 'died')!r}): os._exit(3)\n")
-    monkeypatch.setattr(group.subprocess, "Popen", FailingPopen(group.subprocess.Popen))
+    monkeypatch.setattr(worker_group.subprocess, "Popen", FailingPopen(worker_group.subprocess.Popen))
     local.run_local(LaunchSpec(target=ScriptTarget(path=str(script)), workers=2, max_restarts=5))
     told = capfd.readouterr().err
     assert "could not be started" in told

@@ -14,7 +14,7 @@ from unisono.cli.bench.strategies import strategies
 from unisono.cli.bench.tune import tune
 from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import nothing_kept, perform
-from unisono.cli.trials import check_picture
+from unisono.experiments.trials import check_picture
 from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import RUNS, Count
 

@@ -10,9 +10,9 @@ import click
 
 from unisono.cli.completion import complete_recipe
 from unisono.cli.options.nodes import nodes_options, plan_nodes
+from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import number, to_json
 from unisono.cli.outcome import nothing_kept, perform
-from unisono.cli.trials import recipe_options
 from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import RUNS, STEPS, WORKERS
 
@@ -84,7 +84,7 @@ def _links(
 def _rate(
     recipe: str, workers: int, setting: dict[str, Any], steps: int, nodes: "NodesPlan | None", number: int, out: Path
 ) -> float:
-    from unisono.cli.train import plan, run_job
+    from unisono.experiments.job import plan, run_job
 
     if nodes is not None:
         # The last run's keeper may still be there.

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_target
+from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import PATH, number
 from unisono.cli.options.strategy import strategy_options
 from unisono.cli.outcome import FAILED, nothing_kept, perform
-from unisono.cli.trials import (
+from unisono.experiments.trials import (
     Start,
     is_script,
     parse_workers,
     read_fresh_result,
-    recipe_options,
     refuse_arguments,
     refuse_recipe_options,
     script_starter,
@@ -198,7 +198,7 @@ def try_once(start: Start, count: int, repeat: int, warmup: int, out: Path) -> "
 
 def _starter(setting: StudyPlan, counts: list[int]) -> Start:
     """Return what runs one trial, with everything checked that can be before the first."""
-    from unisono.cli.train import TrainJob, plan, run_job
+    from unisono.experiments.job import TrainJob, plan, run_job
 
     limit = {"UNISONO_LAST_STEP": str(setting.steps)}
     if is_script(setting.target):

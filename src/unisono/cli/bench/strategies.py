@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from unisono.cli.completion import complete_recipe
+from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import PATH, number, to_json
-from unisono.cli.options.strategy import take_strategy
 from unisono.cli.outcome import nothing_kept, perform
-from unisono.cli.trials import check_picture, recipe_options
+from unisono.experiments.job import take_strategy
+from unisono.experiments.trials import check_picture
 from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import WORKERS
 from unisono.strategies.catalog import CATALOG
@@ -66,7 +67,7 @@ def strategies(
 def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import replace
 
-    from unisono.cli.train import plan, run_job
+    from unisono.experiments.job import plan, run_job
 
     chosen: dict[str, Any] = {**given, "strategy": name}
     options = take_strategy(dict(chosen))

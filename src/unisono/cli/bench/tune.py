@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_recipe
+from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import number, to_json
 from unisono.cli.options.strategy import strategy_options
 from unisono.cli.outcome import nothing_kept, perform
-from unisono.cli.trials import recipe_options
 from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import LOADERS, REPLICAS, RUNS, STEPS
 
@@ -108,8 +108,8 @@ def _try_all(
     recipe: str, settings: Sequence[dict[str, Any]], given: dict[str, Any], how: dict[str, int]
 ) -> "list[Candidate]":
     from unisono.cli.bench.scaling import try_once
-    from unisono.cli.train import plan, run_job
     from unisono.errors import ConfigError
+    from unisono.experiments.job import plan, run_job
     from unisono.scaling.choice import Candidate, spell
 
     jobs = []

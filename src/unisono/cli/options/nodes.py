@@ -10,7 +10,6 @@ from unisono.cli.options.settings import number
 from unisono.options.quantities import NODE_RANK, PORT, WAIT
 
 if TYPE_CHECKING:
-    from unisono.launchers.spec import LaunchSpec
     from unisono.nodes.plan import NodesPlan
 
 _OPTIONS = (
@@ -84,23 +83,3 @@ def plan_nodes(given: dict[str, Any]) -> "NodesPlan | None":
         interface=given["interface"], trusts_network=given["trust_network"], run_id=given["rdzv_id"],
         join_s=JOIN_S if timeout is None else timeout,
     )  # fmt: skip
-
-
-def start(spec: "LaunchSpec", plan: "NodesPlan | None", *, program: str = "") -> None:
-    """Start a launch on this host, or this host's part of one; see `run_local` and `run_nodes`.
-
-    Args:
-        spec: The launch on this host.
-        plan: How the hosts meet; None: there is one.
-        program: See `run_nodes`.
-    """
-    import os
-
-    from unisono.launchers.local import run_local
-
-    if plan is None:
-        run_local(spec)
-        return
-    from unisono.nodes.launch import run_nodes
-
-    run_nodes(spec, plan, os.environ, program=program)

@@ -1,15 +1,12 @@
 """The options of all strategies on the command line, made from the catalog."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from unisono.cli.options.settings import number
-from unisono.strategies.catalog import CATALOG, all_options, find
-
-if TYPE_CHECKING:
-    from unisono.strategies.options import StrategyOptions
+from unisono.strategies.catalog import CATALOG, all_options
 
 
 def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,13 +33,3 @@ def catalog_text() -> str:
     """Return the catalog, one line a strategy, for the foot of ``--help``."""
     width = max(map(len, CATALOG))
     return "\b\nStrategies:\n" + "\n".join(f"  {name:<{width}}  {kind.summary}" for name, kind in CATALOG.items())
-
-
-def take_strategy(given: dict[str, Any]) -> "StrategyOptions":
-    """Take ``strategy`` and its options out of what a command was given.
-
-    Raises:
-        ConfigError: No such strategy, or an option that it does not have.
-    """
-    chosen = {name: given.pop(name, None) for name in all_options()}
-    return find(given.pop("strategy", None) or "exact", {k: v for k, v in chosen.items() if v is not None})

@@ -1,8 +1,8 @@
 """What the launcher does about silent workers and runs that stand still.
 
 In: the worker group and what `liveness` finds. Out: messages, SIGCONT, SIGKILL. A stopped worker is first told to go
-on; one that stays silent is killed where a restart may follow, and only reported where none may. A run that stands still
-is reported, never killed: a long step is no fault, and a rank that never comes ends the others' wait by itself.
+on; one that stays silent is killed where a restart may follow, and only reported where none may. A run that stands
+still is reported, never killed: a long step is no fault, and a rank that never comes ends the others' wait by itself.
 """
 
 import time

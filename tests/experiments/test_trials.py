@@ -6,19 +6,19 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from unisono.cli.trials import (
+from unisono.cli.options.recipe import recipe_options
+from unisono.errors import ConfigError
+from unisono.experiments.trials import (
     check_target,
     is_script,
     parse_workers,
     read_fresh_result,
     read_result,
-    recipe_options,
     refuse_arguments,
     refuse_recipe_options,
     script_environment,
     script_starter,
 )
-from unisono.errors import ConfigError
 
 
 def test_workers_are_a_list_of_numbers():

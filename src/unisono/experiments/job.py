@@ -1,0 +1,142 @@
+"""A recipe as a job: checked before anything starts, then run on the workers of one host or of several."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unisono.nodes.start import start
+from unisono.strategies.catalog import all_options, find
+
+if TYPE_CHECKING:
+    from unisono.nodes.plan import NodesPlan
+    from unisono.recipes.catalog import Options
+    from unisono.strategies.options import StrategyOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainJob:
+    """A recipe ready to start: its options, with the data checked; workers on this host, and how it meets others."""
+
+    options: "Options"
+    workers: int
+    nodes: "NodesPlan | None" = None
+
+
+def take_strategy(given: dict[str, Any]) -> "StrategyOptions":
+    """Take ``strategy`` and its options out of what a command was given.
+
+    Raises:
+        ConfigError: No such strategy, or an option that it does not have.
+    """
+    chosen = {name: given.pop(name, None) for name in all_options()}
+    return find(given.pop("strategy", None) or "exact", {k: v for k, v in chosen.items() if v is not None})
+
+
+def plan(
+    recipe: str,
+    workers: str,
+    given: dict[str, Any],
+    devices: tuple[str, ...] | None = None,
+    nodes: "NodesPlan | None" = None,
+) -> TrainJob:
+    """Check recipe, settings, world and data, before anything starts.
+
+    Args:
+        recipe: Its name.
+        workers: On each host, as typed.
+        given: The other options, as typed.
+        devices: The GPUs that were chosen; None where all that are visible may be used.
+        nodes: How the hosts meet; None: there is one.
+
+    Raises:
+        ConfigError: An unknown recipe or a setting out of range; more workers than replicas.
+        ScoreMismatch: The run directory was started with other settings.
+        DataError: The data is missing, truncated or not what is pinned.
+    """
+    from unisono.errors import ScoreMismatch
+    from unisono.launchers.spec import resolve_workers
+    from unisono.launchers.supervision.memory_kills import check_address_space
+    from unisono.observe.compare import diff
+    from unisono.recipes.catalog import Options
+    from unisono.recipes.catalog import find as find_recipe
+    from unisono.world import default_cache
+
+    found = find_recipe(recipe)
+    check_address_space()  # data is read here, with NumPy
+    given = dict(given)
+    strategy = take_strategy(given)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen["strategy"] = strategy
+    chosen["cache"] = str(default_cache())
+    preset = found.preset(given.get("preset"))
+    defaults = {"epochs": preset.epochs, "batch_size": preset.batch_size, "replicas": found.replicas}
+    recorded = _recorded_score(given.get("out"))
+    if strategy.sets_replicas:
+        count = resolve_workers(workers, devices=devices)
+        if workers == "auto":
+            count = strategy.usual_workers(count)
+        world_size = count * (nodes.max_nodes if nodes else 1)
+        strategy.check(world_size)
+        defaults["replicas"] = strategy.default_replicas(world_size)
+    if recorded is not None:  # fixed by the first launch
+        defaults["replicas"] = recorded["replicas"]
+    options = Options(**{"recipe": recipe, "model": found.models[0], **defaults, **chosen})
+    if recorded is not None and (lines := diff({name: recorded.get(name) for name in options.score}, options.score)):
+        raise ScoreMismatch(
+            f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
+            "Hint: repeat its settings to resume it, or choose another --out for a new run."
+        )
+    hosts = nodes.max_nodes if nodes else 1
+    if not strategy.sets_replicas:
+        room = max(1, options.replicas // hosts) if workers == "auto" else options.replicas
+        count = resolve_workers(workers, None if strategy.is_one_replica_enough else room, devices)
+        if workers == "auto":
+            count = strategy.usual_workers(count)
+    strategy.place(options.replicas, count * hosts)
+    found.check_data(options)
+    return TrainJob(options=options, workers=count, nodes=nodes)
+
+
+def _recorded_score(out: str | None) -> dict[str, Any] | None:
+    from unisono.errors import ConfigError
+    from unisono.system.directory import read_file
+
+    if out is None:
+        return None
+    directory, file = Path(out), Path(out) / "score.json"
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"expected a directory, got the file {out} from --out.")
+    try:
+        data = read_file(file)
+        if data is None:
+            return None
+        score = json.loads(data)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is not the JSON that a run writes: {error}. Hint: choose another --out.") from error
+    if not isinstance(score, dict) or not {"seed", "replicas", "batch_size", "threads", "settings"} <= score.keys():
+        raise ConfigError(f"{file} is not what a run of a recipe writes. Hint: choose another --out.")
+    return score
+
+
+def run_job(job: TrainJob, *, output: str, **settings: Any) -> dict[str, Any]:
+    """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
+
+    Args:
+        job: What to run.
+        output: As in `LaunchSpec`.
+        **settings: More of the `LaunchSpec`: restarts, times, devices.
+
+    Raises:
+        WorkerFailed: A worker failed.
+        RunStopped: The run was asked to stop, and has saved.
+    """
+    from unisono.launchers.api import describe_function
+    from unisono.launchers.spec import LaunchSpec
+    from unisono.recipes.execute import execute as execute_recipe
+
+    target = describe_function(execute_recipe, (job.options,))
+    spec = LaunchSpec(target=target, workers=job.workers, threads=job.options.threads, output=output, **settings)
+    start(spec, job.nodes, program=json.dumps(job.options.score, sort_keys=True))
+    result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())
+    return result
