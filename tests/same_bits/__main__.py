@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import itertools
+import signal
 import sys
 import tempfile
 import time
@@ -15,8 +17,9 @@ from same_bits.jobs import JOBS
 from same_bits.material import prepare, real_data
 from same_bits.trees import base_tree, present_tree
 
-SHOWN = 6
-"""Differences of a job that are listed."""
+WIDTH = 130
+SHOWN = 3
+"""Fingerprints of a job in the table."""
 
 
 def main() -> int:
@@ -30,7 +33,8 @@ def main() -> int:
         "--plant", action="store_true", help="a control: flip one bit after step 3 in the present tree; must fail"
     )
     given = parser.parse_args()
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=WIDTH)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`: the checkout goes
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same-bits-")))
@@ -61,24 +65,30 @@ def main() -> int:
 
 
 def report(console: Console, verdicts: list[Verdict]) -> None:
-    """Print the table, and below it what was wrong."""
+    """Print the table, and below it what was wrong: of each run the first step and field, then what followed."""
     table = Table(box=None, pad_edge=False)
-    for title in ("job", "steps", "base", "present", "seconds", ""):
+    for title in ("job", "", "steps", "base", "present", "seconds"):
         table.add_column(title, justify="right" if title in ("steps", "seconds") else "left", no_wrap=True)
     for verdict in verdicts:
-        hashes = [" ".join(mark[:8] for mark in side) for side in verdict.fingerprints]
-        same = len(set(hashes)) == 1
+        hashes = [_short(side) for side in verdict.fingerprints]
+        same = verdict.fingerprints[0] == verdict.fingerprints[1]
         table.add_row(
-            verdict.name, "/".join(map(str, sorted(set(verdict.steps)))), hashes[0], "same" if same else hashes[1],
-            " + ".join(f"{seconds:.1f}" for seconds in verdict.seconds), _word(verdict),
+            verdict.name, _word(verdict), "/".join(map(str, sorted(set(verdict.steps)))), hashes[0],
+            "same" if same else hashes[1], " + ".join(f"{seconds:.1f}" for seconds in verdict.seconds),
         )  # fmt: skip
     console.print(table)
     for verdict in verdicts:
-        lines = [*verdict.failures, *map(str, verdict.differences)]
-        for line in lines[:SHOWN]:
-            console.print(f"{verdict.name}: {line}", markup=False)
-        if len(lines) > SHOWN:
-            console.print(f"{verdict.name}: and {len(lines) - SHOWN} more")
+        for failure in verdict.failures:
+            console.print(f"{verdict.name}: {failure}", markup=False)
+        for _, found in itertools.groupby(verdict.differences, key=lambda difference: difference.run):
+            first, *others = found
+            more = f"; then {', '.join(difference.field for difference in others[:4])}" if others else ""
+            console.print(f"{verdict.name}: {first}{more}{', ...' if others[4:] else ''}", markup=False)
+
+
+def _short(fingerprints: list[str]) -> str:
+    more = len(fingerprints) - SHOWN
+    return " ".join([mark[:8] for mark in fingerprints[:SHOWN]] + ([f"+{more}"] if more > 0 else []))
 
 
 def _word(verdict: Verdict) -> str:

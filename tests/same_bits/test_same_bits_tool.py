@@ -1,5 +1,6 @@
 """The comparison of two commits can fail: a bit, a line, a field, a process of the wrong tree, an early end."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from same_bits import trees
-from same_bits.compare import compare_jobs, fields_that_differ, first_difference
-from same_bits.contest import at_hand, chosen, play
+from same_bits.__main__ import WIDTH, report
+from same_bits.compare import Difference, compare_jobs, fields_that_differ, first_difference
+from same_bits.contest import Verdict, at_hand, chosen, play
 from same_bits.jobs import JOBS, Job, Launch
 from same_bits.material import prepare
 from same_bits.programs.train import TRAININGS
@@ -145,6 +148,26 @@ def test_without_real_data_nothing_is_left_out(tmp_path):
         for launch in at_hand(job, paths).launches:
             assert [word.format(out="out", **paths) for word in launch.command]
     assert len([*(tmp_path / "data").rglob("*_*.txt")]) == 240
+
+
+def test_the_report_names_every_job_and_where_it_parts():
+    """A table with a line a job, below it each run's first difference and what came of it, and what has failed."""
+    told = io.StringIO()
+    parted = [Difference("adamw", 4, f"weights.{index}", "1", "2") for index in range(9)]
+    verdicts = [
+        Verdict(name="one", seconds=[1, 2], steps=[5, 5], fingerprints=[["ab" * 32], ["ab" * 32]]),
+        Verdict(name="two", seconds=[1, 2], steps=[5, 5], fingerprints=[["ab" * 32], ["cd" * 32]], differences=parted),
+        Verdict(name="three", seconds=[1, 2], steps=[5, 0], fingerprints=[["ab" * 32], []], failures=["base: [x] no"]),
+    ]
+    report(Console(file=told, width=WIDTH), verdicts)
+    lines = [" ".join(line.split()) for line in told.getvalue().splitlines()]
+    assert lines[1:4] == [
+        "one equal 5 abababab same 1.0 + 2.0",
+        "two DIFFERENT 5 abababab cdcdcdcd 1.0 + 2.0",
+        "three FAILED 0/5 abababab 1.0 + 2.0",
+    ]
+    first = "two: adamw, step 4: weights.0: 1 -> 2; then weights.1, weights.2, weights.3, weights.4, ..."
+    assert lines[4:] == [first, "three: base: [x] no"]
 
 
 def test_an_unknown_job_is_refused():

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+TAIL = 5
+"""Last lines of a launch that failed."""
 GUARD = Path(__file__).parent / "guard"
 WORLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "UNISONO_RENDEZVOUS")
 
@@ -93,7 +95,7 @@ def run(tree: Tree, command: list[str], *, where: Path, caches: Path, workers: i
             process.wait()
     if code != 0:
         said = [line for line in (where / "output.txt").read_text(errors="replace").splitlines() if line.strip()]
-        return f"exit code {code}: {said[-1] if said else 'no output'}"
+        return "\n  ".join([f"exit code {code}" + (":" if said else ", no output"), *said[-TAIL:]])
     return _check_homes(tree, seen, workers)
 
 

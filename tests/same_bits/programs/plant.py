@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 STEP = 3
@@ -21,8 +22,9 @@ def main() -> None:
     def flip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         steps[id(optimizer)] += 1
         if steps[id(optimizer)] == STEP:
-            weight = optimizer.param_groups[0]["params"][0]
-            weight.detach().view(torch.int32).reshape(-1)[:1].bitwise_xor_(1)  # a leaf's data: reshape copies nothing
+            weight = optimizer.param_groups[0]["params"][0].detach()
+            own = weight.to_local() if isinstance(weight, DTensor) else weight  # of a sharded one this rank's part
+            own.view(torch.int32).reshape(-1)[:1].bitwise_xor_(1)  # contiguous: nothing is copied
 
     register_optimizer_step_post_hook(flip)
     sys.argv = sys.argv[1:]
