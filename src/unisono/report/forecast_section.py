@@ -81,8 +81,6 @@ def _section(told: Mapping[str, Any]) -> Section:
         Table(title=f"All on {spell_count(last['ranks'])} ranks", rows=strategies,
               head=["strategy", "step", "efficiency", "a rank sends"], numeric=frozenset({1, 2, 3})),
     ]  # fmt: skip
-    if told["simulated"]:
-        tables.append(_simulated(told["simulated"]))
     kind = "weak" if told["job"]["weak"] else "strong"
     findings = [Remark(text=str(note)) for note in told["notes"]]
     return Section(
@@ -93,16 +91,6 @@ def _section(told: Mapping[str, Any]) -> Section:
 
 def _run_text(run_s: float | str | None) -> str:
     return "" if run_s is None else run_s if isinstance(run_s, str) else spell_seconds(run_s)
-
-
-def _simulated(rows: list[Mapping[str, Any]]) -> Table:
-    cells = [
-        [str(row["ranks"]), row["algorithm"], spell_seconds(row["formula_s"]), spell_seconds(row["simulated_s"]),
-         spell_seconds(row["contention_s"]), spell_seconds(row["straggler_s"])]
-        for row in rows[:200]
-    ]  # fmt: skip
-    head = ["ranks", "one all-reduce", "formula", "simulated", "with contention", "with a straggler"]
-    return Table(title="Formulas and simulation", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 5}))
 
 
 def _of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 In: a number of ranks n, S bytes, a `Machine`. Out: a `Cost`. Per round, alpha is the latency, o the overhead of a
 message, beta the time of a byte on its way, gamma of a byte added. Where ranks span nodes a round lasts as long as its
-slowest message: an upper bound, since ranks need not wait for each other after every round; `simulator` runs that.
+slowest message: an upper bound, since ranks need not wait for each other after every round.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
 Performance Computing Applications 19 (2005), for the ring, the tree and halving-doubling; Patarasu, Yuan, "Bandwidth
