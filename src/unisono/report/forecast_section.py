@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.report.charts import Series, line_chart, stacked_bars
 from unisono.report.page import Chart, Remark, Section, Table, values_of
-from unisono.report.svg import Series, line_chart, stacked_bars
 from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
 KIND, VERSION = "unisono forecast", 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
-from unisono.report.svg import Series, thin
+from unisono.report.charts import Series, thin
 from unisono.system.files import check_place, write_whole
 
 MOST_SOURCES = 8

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from unisono.report.charts import Series, Span, line_chart, span_chart, stacked_bars
 from unisono.report.page import Chart, Remark, Section, Table, thinned, values_of
 from unisono.report.run_diff import compare_runs
 from unisono.report.run_view import RunView, by_rank, own_seconds
-from unisono.report.svg import Series, Span, line_chart, span_chart, stacked_bars
 from unisono.scaling.study import BETWEEN
 from unisono.system.words import spell_bytes, spell_count, spell_seconds
 

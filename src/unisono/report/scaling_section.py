@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from unisono.report.charts import Series, line_chart, stacked_bars
 from unisono.report.page import Chart, Remark, Section, Table, values_of
-from unisono.report.svg import Series, line_chart, stacked_bars
 from unisono.scaling.study import STEP_PHASES, Study, beyond_ideal, summarise
 from unisono.system.words import spell_count, spell_seconds
 

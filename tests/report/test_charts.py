@@ -7,7 +7,18 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from report.made_runs import HOSTILE
-from unisono.report.svg import HEIGHT, WIDTH, Series, Span, line_chart, span_chart, stacked_bars, text_of, thin, ticks
+from unisono.report.charts import (
+    HEIGHT,
+    WIDTH,
+    Series,
+    Span,
+    line_chart,
+    span_chart,
+    stacked_bars,
+    text_of,
+    thin,
+    ticks,
+)
 
 SPELL = "{:g}".format
 
