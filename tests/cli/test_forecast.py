@@ -4,8 +4,8 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
+from report.drawn import tree_of
 from unisono.cli.forecast import parse_counts, table
 from unisono.cli.main import unisono
 from unisono.errors import ConfigError
@@ -54,14 +54,13 @@ def test_a_run_that_never_ends_is_json_too():
 
 
 def test_it_is_kept_and_drawn(tmp_path):
-    """A file for unisono report, and a PNG; a forecast may be replaced, another file not."""
-    kept, picture = tmp_path / "f.json", tmp_path / "f.png"
+    """A file for unisono report, and a picture; a forecast may be replaced, another file not."""
+    kept, picture = tmp_path / "f.json", tmp_path / "f.svg"
     for _ in range(2):
-        done = asked(*JOB, "-o", str(kept), "--png", str(picture))
+        done = asked(*JOB, "-o", str(kept), "--picture", str(picture))
         assert done.exit_code == 0, done.output
     assert json.loads(kept.read_text())["kind"] == "unisono forecast"
-    with Image.open(picture) as image:
-        assert image.size[0] == 1200
+    assert len(list(tree_of(picture).iter("svg"))) == 3
     kept.write_text("{}")
     done = asked(*JOB, "-o", str(kept))
     assert done.exit_code == 2

@@ -11,7 +11,8 @@ from cli.test_forecast import told
 from report.made_runs import HOSTILE, make_run, write, write_study
 from scaling.made import study, trial
 from unisono.errors import ConfigError
-from unisono.report.page import MOST_BYTES, Section, Table, render, write_page
+from unisono.report.content import Section, Table
+from unisono.report.page import MOST_BYTES, render, write_page
 
 VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
 

@@ -82,11 +82,11 @@ KIND, VERSION = "unisono forecast", 1
 @click.option("--checkpoint-time", metavar="TIME", help="Training time that a checkpoint costs.  [default: 10s]")
 @click.option("--restart-time", metavar="TIME", help="From a failure to the next step.  [default: 60s]")
 @click.option("--data", type=PATH, metavar="PATH", help="RECIPE's data.")
-@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
+@click.option("--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG.")
 @click.option("-o", "--out", type=PATH, metavar="FILE", help="Keep the forecast, for unisono report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def forecast(
-    recipe: str | None, ranks: str | None, png: str | None, out: str | None, as_json: bool,
+    recipe: str | None, ranks: str | None, picture: str | None, out: str | None, as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
     """Forecast step time, efficiency and the best algorithm, from a cost model of machine and job.
@@ -104,7 +104,7 @@ def forecast(
     """
 
     def act() -> None:
-        check_picture(png)
+        check_picture(picture)
         is_here = recipe is not None and given["node_size"] is None
         counts = parse_counts(("1..8" if is_here else "1..1024") if ranks is None else ranks)
         if out is not None:
@@ -113,7 +113,7 @@ def forecast(
             check_place(Path(out), (KIND,))
         job, machine, notes = settle(recipe, given)
         told = tell(job, machine, reliability_of(given), counts, notes)
-        show(told, png=png, out=out, as_json=as_json)
+        show(told, picture=picture, out=out, as_json=as_json)
 
     sys.exit(perform("forecast", act, nothing_kept("the measurement")))
 
@@ -239,13 +239,14 @@ def tell(
     }  # fmt: skip
 
 
-def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: bool) -> None:
+def show(told: dict[str, Any], *, picture: str | None, out: str | None, as_json: bool) -> None:
     """Draw, keep and print a forecast."""
     text = to_json(told)
-    if png is not None:
-        from unisono.report.forecast_picture import draw_forecast
+    if picture is not None:
+        from unisono.report.forecast_section import forecast_section
+        from unisono.report.picture import draw_section
 
-        draw_forecast(told, png)
+        draw_section(forecast_section(told), picture)
     if out is not None:
         from unisono.system.files import write_whole
 

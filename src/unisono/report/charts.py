@@ -1,20 +1,22 @@
-"""Charts as SVG text: lines with error bars, stacked bars, spans of time (pure; plain values in, text out).
+"""Charts: lines with error bars, stacked bars, spans of time (pure; plain values in, drawings out).
 
-Everything that is shown is escaped here. Colours are classes, which the page's style sheet fills for light, dark and
-paper. A point shows its value when the pointer is on it or it is tapped; every chart has its values as a table too.
+A point shows its value when the pointer is on it or it is tapped; every chart on a page has its values as a table too.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import final
 
-WIDTH, HEIGHT = 520, 280
+from unisono.report.svg import WIDTH, Drawing, cut, width_of
+
+HEIGHT = 280
+"""Of a chart of lines in pixels; its legend comes on top."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
-_BAR = 26
+_BAR, _NAMES, _LEGEND = 26, 110, 18
 
 Spell = Callable[[float], str]
+Scale = Callable[[float], float]
 
 
 @final
@@ -26,12 +28,14 @@ class Series:
         name: Of the line.
         points: (x, y), ascending in x.
         spread: For each point (low, high), for error bars; empty where there is none.
+        labels: For each point a text beside it; empty where there is none.
         is_limit: A dashed line without points, such as the ideal.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     spread: Sequence[tuple[float, float]] = ()
+    labels: Sequence[str] = ()
     is_limit: bool = False
 
 
@@ -55,12 +59,6 @@ class Span:
     text: str
 
 
-def text_of(value: object) -> str:
-    """Return text that is safe in HTML and SVG: escaped, with a box for what cannot be printed."""
-    shown = "".join(char if char.isprintable() or char == "\n" else "\N{WHITE SQUARE}" for char in str(value))
-    return escape(shown.encode("utf-8", "replace").decode(), quote=True)
-
-
 def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
     """Return at most `most` points: of each stretch the one farthest from its neighbours' mean, and both ends."""
     finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
@@ -77,8 +75,9 @@ def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, 
 
 def line_chart(
     label: str, series: Sequence[Series], *, x_label: str, spell_x: Spell, spell_y: Spell, log_x: bool = False,
-    from_zero: bool = True, ticks_at_points: bool = False,
-) -> str:  # fmt: skip
+    log_y: tuple[float, float] | None = None, from_zero: bool = True, ticks_at_points: bool = False,
+    alarms: frozenset[float] = frozenset(),
+) -> Drawing:  # fmt: skip
     """Return lines over one pair of axes.
 
     Args:
@@ -88,63 +87,81 @@ def line_chart(
         spell_x: How values of x are written.
         spell_y: How values of y are written.
         log_x: A logarithmic axis of x; all x above 0.
+        log_y: Both ends of a logarithmic axis of y, above 0; None: as the values are, not logarithmic.
         from_zero: The axis of y begins at 0.
         ticks_at_points: One tick for each x there is, instead of round numbers.
+        alarms: Those x that are written in red.
     """
     xs = sorted({x for line in series for x, _ in line.points})
-    ys = [y for line in series for _, y in line.points] + [y for line in series for pair in line.spread for y in pair]
-    low, high = (min([0.0, *ys]) if from_zero else min(ys)), max(ys)
-    high = high if high > low else low + (abs(low) or 1.0)
-    marks = ticks(low, high, 5)
-    low, high = min(low, marks[0]), max(high, marks[-1])
-
-    def scale_x(x: float) -> float:
-        first, last, here = (math.log(xs[0]), math.log(xs[-1]), math.log(x)) if log_x else (xs[0], xs[-1], x)
-        share = (here - first) / (last - first) if last > first else 0.5
-        return _LEFT + 8 + share * (WIDTH - _LEFT - _RIGHT - 16)
-
-    def scale_y(y: float) -> float:
-        return HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
-
-    out = [_open(label, HEIGHT)]
+    marks = _log_ticks(*log_y) if log_y else _ticks_of(series, from_zero)
+    low, high = log_y or (marks[0], marks[-1])
+    shown = [(number, line) for number, line in enumerate(series) if line.points]
+    legend, legend_height = _legend([line.name for _, line in shown])
+    out = Drawing(label, HEIGHT + legend_height)
+    scale_x = _scale(xs[0], xs[-1], _LEFT + 8, WIDTH - _RIGHT - 8, log_x)
+    scale_y = _scale(low, high, HEIGHT - _BOTTOM, _TOP, log_y is not None)
     for mark in marks:
         y = scale_y(mark)
-        out.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        out.append(
-            f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text_of(spell_y(mark))}</text>'
-        )
-    for x in _spread(xs if ticks_at_points or log_x else ticks(xs[0], xs[-1], 6), xs, scale_x):
-        place, low_end = f"{scale_x(x):.1f}", HEIGHT - _BOTTOM + 16
-        out.append(f'<text class="tick" x="{place}" y="{low_end}" text-anchor="middle">{text_of(spell_x(x))}</text>')
-    middle = (WIDTH + _LEFT - _RIGHT) / 2
-    out.append(f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{text_of(x_label)}</text>')
-    for number, line in enumerate(series):
-        out += _line(number, line, scale_x, scale_y, spell_x, spell_y)
-    return "".join([*out, "</svg>", _legend([(line.name, "limit" if line.is_limit else _colour(number))
-                                             for number, line in enumerate(series)])])  # fmt: skip
-
-
-def _line(
-    number: int, line: Series, scale_x: Callable[[float], float], scale_y: Callable[[float], float], spell_x: Spell,
-    spell_y: Spell,
-) -> list[str]:  # fmt: skip
-    path = " ".join(f"{scale_x(x):.1f},{scale_y(y):.1f}" for x, y in line.points)
-    if line.is_limit:
-        return [f'<polyline class="line limit" points="{path}"/>']
-    colour = _colour(number)
-    out = [f'<polyline class="line {colour}" points="{path}"/>']
-    for (x, _), (low, high) in zip(line.points, line.spread, strict=False):
-        place = f"{scale_x(x):.1f}"
-        ends = f'y1="{scale_y(low):.1f}" y2="{scale_y(high):.1f}"'
-        out.append(f'<line class="error {colour}" x1="{place}" x2="{place}" {ends}/>')
-    radius = 4 if len(line.points) <= 24 else 1.5
-    for x, y in line.points:
-        text = f"{line.name}: {spell_y(y)} at {spell_x(x)}"
-        out.append(_point(scale_x(x), scale_y(y), radius, colour, text))
+        out.line([(_LEFT, y), (WIDTH - _RIGHT, y)], "grid")
+        out.text(_LEFT - 6, y + 4, spell_y(mark), at="end")
+    wanted = xs if ticks_at_points or log_x else ticks(xs[0], xs[-1], 6)
+    for x in _spread(wanted, xs, scale_x, max(width_of(spell_x(x)) for x in wanted) + 10):
+        kind = "alarm" if x in alarms else "tick"
+        out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
+    out.text((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 6, x_label, "axis", at="middle")
+    for number, line in shown:
+        _line(out, number, line, scale_x, scale_y, spell_x, spell_y)
+    for (name, x, y), (number, line) in zip(legend, shown, strict=False):
+        kind = "line limit" if line.is_limit else f"line {_colour(number)}"
+        out.line([(x, HEIGHT + y - 4), (x + 18, HEIGHT + y - 4)], kind)
+        out.text(x + 24, HEIGHT + y, name, "name")
     return out
 
 
-def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: Spell) -> str:
+def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
+    """Return marks from at or below the least value to above it and to at or above the largest."""
+    ys = [y for line in series for _, y in line.points] + [y for line in series for pair in line.spread for y in pair]
+    low, high = min([0.0, *ys] if from_zero else ys), max(ys)
+    return ticks(low, high if high > low else low + (abs(low) or 1.0), 5)
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten between two numbers; where these are few, twice and five times as much too."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    fine = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+    return fine if len(fine) < 7 else [10.0**power for power in powers if low <= 10.0**power <= high]
+
+
+def _scale(low: float, high: float, begin: float, end: float, log: bool = False) -> Scale:
+    """Return what puts a value from `low` to `high` between two places; in the middle where these are one."""
+
+    def place(value: float) -> float:
+        first, last, here = (math.log(low), math.log(high), math.log(value)) if log else (low, high, value)
+        return begin + ((here - first) / (last - first) if last > first else 0.5) * (end - begin)
+
+    return place
+
+
+def _line(
+    out: Drawing, number: int, line: Series, scale_x: Scale, scale_y: Scale, spell_x: Spell, spell_y: Spell
+) -> None:
+    places = [(scale_x(x), scale_y(y)) for x, y in line.points]
+    if line.is_limit:
+        out.line(places, "line limit")
+        return
+    colour = _colour(number)
+    out.line(places, f"line {colour}")
+    for (x, _), (low, high) in zip(places, line.spread, strict=False):
+        out.line([(x, scale_y(low)), (x, scale_y(high))], f"error {colour}")
+    radius = 4 if len(places) <= 24 else 1.5
+    for (at_x, at_y), (x, y) in zip(places, line.points, strict=True):
+        out.dot(at_x, at_y, radius, colour, f"{line.name}: {spell_y(y)} at {spell_x(x)}")
+    for (x, y), text in zip(places, line.labels, strict=False):
+        is_last = x + 8 + width_of(text) > WIDTH
+        out.text(x - 8 if is_last else x + 8, y + 16, text, at="end" if is_last else "start")
+
+
+def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: Spell) -> Drawing:
     """Return one horizontal bar for each entry, cut into named parts.
 
     Args:
@@ -155,26 +172,20 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     totals = {bar: math.fsum(parts.values()) for bar, parts in bars.items()}
     longest = max([*totals.values(), 1e-12])
-    left, height = 110, _BAR * len(bars) + 30
-    width = WIDTH - left - 74
-    out = [_open(label, height)]
+    out = _rows(label, list(bars), [(name, f"c{number % 8}") for number, name in enumerate(names)])
+    width = WIDTH - _NAMES - 74
     for row, (bar, parts) in enumerate(bars.items()):
-        y, x = 6 + row * _BAR, float(left)
-        out.append(f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end">{text_of(_cut(bar, 15))}</text>')
+        y, x = 6 + row * _BAR, float(_NAMES)
         for number, name in enumerate(names):
             length = max(0.0, parts.get(name, 0.0)) / longest * width
             if length > 0.05:
-                text = f"{bar}, {name}: {spell(parts[name])}"
-                shape = (
-                    f'<rect class="fill c{number % 8}" x="{x:.1f}" y="{y}" width="{length:.1f}" height="{_BAR - 6}"/>'
-                )
-                out.append(_hover(shape, text, min(x, WIDTH - 200), y))
+                out.box(x, y, length, _BAR - 6, f"fill c{number % 8}", f"{bar}, {name}: {spell(parts[name])}")
                 x += length
-        out.append(f'<text class="tick" x="{x + 6:.1f}" y="{y + 15}">{text_of(spell(totals[bar]))}</text>')
-    return "".join([*out, "</svg>", _legend([(name, f"c{number % 8}") for number, name in enumerate(names)])])
+        out.text(x + 6, y + 15, spell(totals[bar]))
+    return out
 
 
-def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> str:
+def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
     """Return rows of spans over one axis of time.
 
     Args:
@@ -186,26 +197,44 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> str:
     kinds = list(dict.fromkeys(span.kind for span in spans))
     low, high = min(span.began for span in spans), max(span.ended for span in spans)
     high = high if high > low else low + 1.0
-    left, height = 110, _BAR * len(rows) + 40
-    width = WIDTH - left - 20
-
-    def scale(x: float) -> float:
-        return left + (x - low) / (high - low) * width
-
-    out = [_open(label, height)]
+    out = _rows(label, rows, [(kind, f"c{number % 8}") for number, kind in enumerate(kinds)], axis=34)
+    foot = 6 + _BAR * len(rows)
+    scale = _scale(low, high, _NAMES, WIDTH - 20)
     for mark in [mark for mark in ticks(low, high, 5) if low <= mark <= high]:
-        x = f"{scale(mark):.1f}"
-        out.append(f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{height - 28}"/>')
-        out.append(f'<text class="tick" x="{x}" y="{height - 12}" text-anchor="middle">{text_of(spell(mark))}</text>')
-    for row, name in enumerate(rows):
-        place = f'x="{left - 8}" y="{row * _BAR + 21}" text-anchor="end"'
-        out.append(f'<text class="tick" {place}>{text_of(_cut(name, 15))}</text>')
+        out.line([(scale(mark), 4), (scale(mark), foot)], "grid")
+        out.text(scale(mark), foot + 18, spell(mark), at="middle")
     for span in spans:
         y, start = 6 + rows.index(span.row) * _BAR, scale(span.began)
-        length, colour = max(2.0, scale(span.ended) - start), kinds.index(span.kind) % 8
-        shape = f'<rect class="fill c{colour}" x="{start:.1f}" y="{y}" width="{length:.1f}" height="{_BAR - 6}"/>'
-        out.append(_hover(shape, span.text, min(start, WIDTH - 240), y))
-    return "".join([*out, "</svg>", _legend([(kind, f"c{number % 8}") for number, kind in enumerate(kinds)])])
+        kind = f"fill c{kinds.index(span.kind) % 8}"
+        out.box(start, y, max(2.0, scale(span.ended) - start), _BAR - 6, kind, span.text)
+    return out
+
+
+def _rows(label: str, names: Sequence[str], kinds: Sequence[tuple[str, str]], axis: float = 4) -> Drawing:
+    """Return rows with their names, and the legend of what will stand in them below an axis of that height."""
+    foot = 6 + _BAR * len(names) + axis
+    legend, legend_height = _legend([kind for kind, _ in kinds])
+    out = Drawing(label, foot + legend_height)
+    for row, name in enumerate(names):
+        out.text(_NAMES - 8, row * _BAR + 21, cut(name, _NAMES - 10), at="end")
+    for (name, x, y), (_, colour) in zip(legend, kinds, strict=False):
+        out.box(x, foot + y - 10, 11, 11, f"fill {colour}")
+        out.text(x + 17, foot + y, name, "name")
+    return out
+
+
+def _legend(names: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
+    """Return each name with its place, one after another in lines, and the height of all; nothing for a single one."""
+    found: list[tuple[str, float, float]] = []
+    x, y = 10.0, 15.0
+    for name in names if len(names) > 1 else ():
+        shown = cut(name, WIDTH - 50)
+        needed = 36 + width_of(shown)
+        if x + needed > WIDTH and x > 10:
+            x, y = 10.0, y + _LEGEND
+        found.append((shown, x, y))
+        x += needed
+    return found, y + 5 if found else 0
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
@@ -225,39 +254,10 @@ def _colour(number: int) -> str:
     return f"c{number % 8}" + (" dash" if number >= 8 else "")
 
 
-def _spread(marks: Sequence[float], xs: Sequence[float], scale: Callable[[float], float]) -> list[float]:
+def _spread(marks: Sequence[float], xs: Sequence[float], scale: Scale, apart: float) -> list[float]:
     """Return marks within the axis whose labels do not touch."""
     kept: list[float] = []
     for mark in marks:
-        if xs[0] <= mark <= xs[-1] and (not kept or scale(mark) - scale(kept[-1]) > 46):
+        if xs[0] <= mark <= xs[-1] and (not kept or scale(mark) - scale(kept[-1]) > apart):
             kept.append(mark)
     return kept
-
-
-def _open(label: str, height: float) -> str:
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{text_of(label)}">'
-
-
-def _point(x: float, y: float, radius: float, colour: str, text: str) -> str:
-    shape = f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/><circle class="hit" cx="{x:.1f}" ' \
-            f'cy="{y:.1f}" r="7"/>'  # fmt: skip
-    return _hover(shape, text, x, y - 10)
-
-
-def _hover(shape: str, text: str, x: float, y: float) -> str:
-    anchor = "start" if x < WIDTH * 0.4 else "end" if x > WIDTH * 0.6 else "middle"
-    return (
-        f'<g class="pt" tabindex="-1">{shape}<text class="tip" x="{x:.1f}" y="{max(14.0, y):.1f}" '
-        f'text-anchor="{anchor}">{text_of(text)}</text></g>'
-    )
-
-
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    if len(entries) < 2:
-        return ""
-    items = "".join(f'<li><span class="key {colour}"></span>{text_of(_cut(name, 60))}</li>' for name, colour in entries)
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
