@@ -96,8 +96,7 @@ def line_chart(
     marks = _log_ticks(*log_y) if log_y else _ticks_of(series, from_zero)
     low, high = log_y or (marks[0], marks[-1])
     shown = [(number, line) for number, line in enumerate(series) if line.points]
-    legend, legend_height = _legend([line.name for _, line in shown])
-    out = Drawing(label, HEIGHT + legend_height)
+    out = Drawing(label, HEIGHT)
     scale_x = _scale(xs[0], xs[-1], _LEFT + 8, WIDTH - _RIGHT - 8, log_x)
     scale_y = _scale(low, high, HEIGHT - _BOTTOM, _TOP, log_y is not None)
     for mark in marks:
@@ -111,10 +110,7 @@ def line_chart(
     out.text((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 6, x_label, "axis", at="middle")
     for number, line in shown:
         _line(out, number, line, scale_x, scale_y, spell_x, spell_y)
-    for (name, x, y), (number, line) in zip(legend, shown, strict=False):
-        kind = "line limit" if line.is_limit else f"line {_colour(number)}"
-        out.line([(x, HEIGHT + y - 4), (x + 18, HEIGHT + y - 4)], kind)
-        out.text(x + 24, HEIGHT + y, name, "name")
+    _legend(out, [(line.name, "line limit" if line.is_limit else f"line {_colour(number)}") for number, line in shown])
     return out
 
 
@@ -172,7 +168,7 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     totals = {bar: math.fsum(parts.values()) for bar, parts in bars.items()}
     longest = max([*totals.values(), 1e-12])
-    out = _rows(label, list(bars), [(name, f"c{number % 8}") for number, name in enumerate(names)])
+    out = _rows(label, list(bars), names)
     width = WIDTH - _NAMES - 74
     for row, (bar, parts) in enumerate(bars.items()):
         y, x = 6 + row * _BAR, float(_NAMES)
@@ -197,7 +193,7 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
     kinds = list(dict.fromkeys(span.kind for span in spans))
     low, high = min(span.began for span in spans), max(span.ended for span in spans)
     high = high if high > low else low + 1.0
-    out = _rows(label, rows, [(kind, f"c{number % 8}") for number, kind in enumerate(kinds)], axis=34)
+    out = _rows(label, rows, kinds, axis=34)
     foot = 6 + _BAR * len(rows)
     scale = _scale(low, high, _NAMES, WIDTH - 20)
     for mark in [mark for mark in ticks(low, high, 5) if low <= mark <= high]:
@@ -210,31 +206,31 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
     return out
 
 
-def _rows(label: str, names: Sequence[str], kinds: Sequence[tuple[str, str]], axis: float = 4) -> Drawing:
+def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4) -> Drawing:
     """Return rows with their names, and the legend of what will stand in them below an axis of that height."""
-    foot = 6 + _BAR * len(names) + axis
-    legend, legend_height = _legend([kind for kind, _ in kinds])
-    out = Drawing(label, foot + legend_height)
+    out = Drawing(label, 6 + _BAR * len(names) + axis)
     for row, name in enumerate(names):
         out.text(_NAMES - 8, row * _BAR + 21, cut(name, _NAMES - 10), at="end")
-    for (name, x, y), (_, colour) in zip(legend, kinds, strict=False):
-        out.box(x, foot + y - 10, 11, 11, f"fill {colour}")
-        out.text(x + 17, foot + y, name, "name")
+    _legend(out, [(kind, f"fill c{number % 8}") for number, kind in enumerate(kinds)])
     return out
 
 
-def _legend(names: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
-    """Return each name with its place, one after another in lines, and the height of all; nothing for a single one."""
-    found: list[tuple[str, float, float]] = []
-    x, y = 10.0, 15.0
-    for name in names if len(names) > 1 else ():
+def _legend(out: Drawing, entries: Sequence[tuple[str, str]]) -> None:
+    """Add names and what they look like, one after another in lines below the drawing; nothing for a single one."""
+    if len(entries) < 2:
+        return
+    x, y = 10.0, out.height + 15
+    for name, kind in entries:
         shown = cut(name, WIDTH - 50)
-        needed = 36 + width_of(shown)
-        if x + needed > WIDTH and x > 10:
+        if x > 10 and x + 36 + width_of(shown) > WIDTH:
             x, y = 10.0, y + _LEGEND
-        found.append((shown, x, y))
-        x += needed
-    return found, y + 5 if found else 0
+        if kind.startswith("fill"):
+            out.box(x + 4, y - 10, 11, 11, kind)
+        else:
+            out.line([(x, y - 4), (x + 18, y - 4)], kind)
+        out.text(x + 24, y, shown, "name")
+        x += 36 + width_of(shown)
+    out.height = y + 5
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
