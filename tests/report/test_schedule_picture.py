@@ -53,7 +53,7 @@ def test_any_title(title, tmp_path):
     assert {node.tag for node in tree.iter()} <= {"svg", "style", "rect", "text", "polyline"}
     shown = next(tree.iter("text")).text or ""
     assert shown.isprintable()
-    assert shown == "".join(char if char.isprintable() else "\u25a1" for char in cut(title, WIDTH - 60, 23)).replace(
+    assert shown == "".join(char if char.isprintable() else "\u25a1" for char in cut(title, WIDTH - 60, 27)).replace(
         "\ud800", "?"
     )
 

@@ -170,7 +170,7 @@ def _draw_head(out: Drawing, layout: _Layout, title: str) -> None:
     sent = sorted({count / schedule.num_chunks for count in bytes_sent(schedule, schedule.num_chunks)})
     cost = f"{sent[0]:.3g} S" if len(sent) == 1 else f"between {sent[0]:.3g} and {sent[-1]:.3g} S"
     chunks = "" if schedule.num_chunks == 1 else f", cut into {schedule.num_chunks} chunks"
-    out.text(30, 44, cut(title, WIDTH - 60, 23), "name", size=23, bold=True)
+    out.text(30, 44, cut(title, WIDTH - 60, 27), "name", size=23, bold=True)
     told = (
         f"{_count(schedule.world_size, 'rank')}, {_count(len(schedule.rounds), 'round')}. "
         f"In all, each rank sends {cost}, where S is the size of the buffer{chunks}."

@@ -17,7 +17,6 @@ LIGHT = {
     "c5": "#c94f00", "c6": "#7c5e28", "c7": "#6a51a3",
 }  # fmt: skip
 """Colours by name; c0 to c7, one for each line or rank, are told apart by colour-blind readers too."""
-COLOURS = tuple(LIGHT[f"c{number}"] for number in range(8))
 STYLE = (
     ".chart text{fill:var(--ink);font-size:12px}.chart .tick,.chart .axis{fill:var(--faint)}.chart .alarm{fill:"
     "var(--alarm)}.grid{stroke:var(--rule);stroke-width:1}.line{fill:none;stroke-width:2;stroke-linejoin:round}"
