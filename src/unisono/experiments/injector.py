@@ -139,7 +139,7 @@ class Injector:
         """Return all workers of the present attempt, empty while they are not complete."""
         workers: list[_Worker] = []
         try:
-            for path in sorted(heartbeat_files(self._temporary), key=lambda path: int(path.name[7:])):
+            for path in sorted(heartbeat_files(self._temporary), key=lambda path: int(path.name.rpartition("-")[2])):
                 heartbeat = HeartbeatPage(path)
                 reading = heartbeat.read()
                 if not reading.is_joined:
