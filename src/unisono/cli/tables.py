@@ -1,0 +1,65 @@
+"""What verbs print for people: tables whose columns line up, in a terminal and in a pipe; or JSON in their place."""
+
+import io
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from unisono.cli.options.settings import to_json
+
+if TYPE_CHECKING:
+    from unisono.report.page import Section
+
+
+def answer(plain: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
+    """Print plain values as one line of JSON, or what `lines` returns."""
+    for line in [to_json(plain)] if as_json else lines():
+        click.echo(line)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[str] = ()) -> list[str]:
+    """Return a table as lines; columns in which nothing stands are left out.
+
+    A table wider than the terminal (80 columns in a pipe) goes on below, its first column repeated. Only a column that
+    is set flush left may stand out to the right: nothing is cut.
+
+    Args:
+        head: Names of the columns.
+        rows: Cells; None for nothing.
+        left: Names of the columns that are set flush left, as words are; numbers are set flush right.
+    """
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    columns = [[name, *column] for name, *column in zip(head, *cells, strict=True) if any(column)]
+    room = shutil.get_terminal_size((80, 24)).columns
+    blocks: list[list[list[str]]] = []
+    for column in columns:
+        widths = [max(map(cell_len, one)) + 2 for one in [*(blocks[-1] if blocks else []), column]]
+        if not blocks or (sum(widths) - 2 > room and len(widths) > 2 and column[0] not in left):
+            blocks.append([columns[0], column] if blocks else [column])
+        else:
+            blocks[-1].append(column)
+    out = io.StringIO()
+    console = Console(file=out, width=10_000, color_system=None, markup=False, emoji=False, highlight=False)
+    for block in blocks:
+        grid = Table(box=None, pad_edge=False)
+        for name, *_ in block:
+            grid.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+        for row in zip(*(column[1:] for column in block), strict=True):
+            grid.add_row(*row)
+        console.print(grid)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def section_lines(section: "Section") -> list[str]:
+    """Return a section of a report's page as lines: its findings and tables, without charts."""
+    lines = [*section.lines]
+    for found in section.tables:
+        left = [name for place, name in enumerate(found.head) if place not in found.numeric]
+        lines += [*([""] if lines else []), f"{found.title}:", *table(found.head, found.rows, left)]
+    return [*lines, "", *(f"{'! ' * (remark.tone == 'alarm')}{remark.text}" for remark in section.findings)]
