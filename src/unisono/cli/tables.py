@@ -35,22 +35,26 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collectio
     from rich.table import Table
 
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    columns = [[name, *column] for name, *column in zip(head, *cells, strict=True) if any(column)]
+    columns = [(name, column) for name, *column in zip(head, *cells, strict=True) if any(column)]
+    if not columns:
+        return []
     room = shutil.get_terminal_size((80, 24)).columns
-    blocks: list[list[list[str]]] = []
-    for column in columns:
-        widths = [max(map(cell_len, one)) + 2 for one in [*(blocks[-1] if blocks else []), column]]
-        if not blocks or (sum(widths) - 2 > room and len(widths) > 2 and column[0] not in left):
-            blocks.append([columns[0], column] if blocks else [column])
-        else:
-            blocks[-1].append(column)
+    widths = {name: max(map(cell_len, [name, *column])) for name, column in columns}
+    if sum(widths.values()) + 2 * (len(widths) - 1) > room:  # names of two words on two lines
+        widths = {name: max(map(cell_len, [*name.split(), *column])) for name, column in columns}
+    blocks = [columns[:1]]
+    for name, column in columns[1:]:
+        used = sum(widths[other] + 2 for other, _ in blocks[-1])
+        if used + widths[name] > room and len(blocks[-1]) > 1 and name not in left:
+            blocks.append(columns[:1])
+        blocks[-1].append((name, column))
     out = io.StringIO()
     console = Console(file=out, width=10_000, color_system=None, markup=False, emoji=False, highlight=False)
     for block in blocks:
         grid = Table(box=None, pad_edge=False)
-        for name, *_ in block:
-            grid.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-        for row in zip(*(column[1:] for column in block), strict=True):
+        for name, _ in block:
+            grid.add_column(name, width=widths[name], justify="left" if name in left else "right", vertical="bottom")
+        for row in zip(*(column for _, column in block), strict=True):
             grid.add_row(*row)
         console.print(grid)
     return [line.rstrip() for line in out.getvalue().splitlines()]
