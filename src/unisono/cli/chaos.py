@@ -50,17 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
 )
-def chaos(
-    target: str,
-    args: tuple[str, ...],
-    workers: int,
-    kills: int,
-    seed: int,
-    kinds: tuple[str, ...],
-    out: str | None,
-    as_json: bool,
-    **given: Any,
-) -> None:
+def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
 
     Faults come at steps that the seed decides: kill one worker, kill all, kill the launcher and start the command
@@ -75,13 +65,11 @@ def chaos(
     def act() -> int:
         from unisono.experiments import chaos as experiment
 
-        found = experiment.chaos(
-            target, args, env=os.environ, workers=workers, kills=kills, seed=seed, kinds=kinds or tuple(KINDS), out=out,
-            tell=tell, **given,
-        )  # fmt: skip
+        chosen = kinds or tuple(KINDS)
+        found = experiment.chaos(target, args, env=os.environ, kinds=chosen, tell=tell, **given)
         parted = found.parted
         plain = {
-            "equal": found.equal, "seed": seed, "seconds": found.seconds, "landed": found.landed,
+            "equal": found.equal, "seed": found.seed, "seconds": found.seconds, "landed": found.landed,
             "exit_code": found.exit_code, "reference": found.reference, "disturbed": found.disturbed,
             "parted_at_step": parted and parted[0], "faults": [asdict(fault) for fault in found.faults],
         }  # fmt: skip
@@ -93,9 +81,9 @@ def chaos(
         return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
 
     def kept() -> str:
-        return f"{out} holds both runs as far as they came. Hint: remove it, then again: {command_line()}"
+        return f"{given['out']} holds both runs as far as they came. Hint: remove it, then again: {command_line()}"
 
-    sys.exit(perform("chaos", act, kept if out else nothing_kept("the two runs")))
+    sys.exit(perform("chaos", act, kept if given["out"] else nothing_kept("the two runs")))
 
 
 def _lines(found: "ChaosReport") -> Iterator[str]:

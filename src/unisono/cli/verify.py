@@ -1,7 +1,6 @@
 """``unisono verify``: run the same score with several numbers of workers and compare the bits."""
 
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -44,17 +43,14 @@ def verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, **gi
         from unisono.experiments import verify as experiment
 
         verdict = experiment.verify(target, args, workers=parse_workers(workers), tell=tell, **given)
-        trials = [asdict(trial) for trial in verdict.trials]
-        answer(
-            {"equal": verdict.equal, "trials": trials}, as_json, lambda: table(*_table(trials), left=["fingerprint"])
-        )
+        answer({"equal": verdict.equal, "trials": verdict.trials}, as_json, lambda: _table(verdict.trials))
         for count, step, fields in verdict.parted:
-            tell(f"{verdict.trials[0].workers} and {count} workers part at step {step} in: {', '.join(fields)}.")
+            tell(f"{verdict.trials[0]['workers']} and {count} workers part at step {step} in: {', '.join(fields)}.")
         return conclude(verdict.equal)
 
     sys.exit(perform("verify", act, nothing_kept("the runs so far")))
 
 
-def _table(trials: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
+def _table(trials: list[dict[str, Any]]) -> list[str]:
     rows = [{**trial, "seconds": f"{trial['seconds']:.1f}"} for trial in trials]
-    return list(rows[0]), [list(row.values()) for row in rows]
+    return table(list(rows[0]), [list(row.values()) for row in rows], left=["fingerprint"])

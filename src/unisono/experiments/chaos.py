@@ -13,15 +13,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.experiments.fault_schedule import KINDS, Fault, plan_faults
 from unisono.experiments.injector import Injection, Injector
-from unisono.experiments.trials import (
-    Tell,
-    check_target,
-    flag_of,
-    is_script,
-    read_result,
-    script_environment,
-    silent,
-)
+from unisono.experiments.trials import Tell, check_target, flag_of, is_script, read_result, script_environment, silent
 from unisono.launchers.scratch import scratch_directory
 from unisono.observe.compare import first_difference
 
@@ -80,7 +72,7 @@ def chaos(
         seed: Repeats the schedule of faults.
         kinds: Kinds of faults, of `KINDS`.
         out: A new directory that keeps both run directories and the log; None: a temporary one.
-        tell: Takes a line for each fault.
+        tell: Takes a line about what is going on.
         **options: Of ``unisono train`` for a recipe; of a script ``replicas``.
 
     Raises:

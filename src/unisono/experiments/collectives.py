@@ -21,7 +21,7 @@ SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 
 
 def measure_collectives(
-    ranks: Sequence[int] = (2,), sizes: Sequence[int] = SIZES, names: Sequence[str] = (), *, repeat: int = 15,
+    ranks: Sequence[int] = (2,), sizes: Sequence[int] = SIZES, names: Sequence[str] = COLLECTIVES, *, repeat: int = 15,
     tell: Tell = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """Time collectives over everything that carries them, beside a plain copy of memory; every result is checked.
@@ -29,9 +29,9 @@ def measure_collectives(
     Args:
         ranks: Numbers of processes, each 2 at least.
         sizes: Bytes of the buffers.
-        names: Of `COLLECTIVES`; none means all.
+        names: Of `COLLECTIVES`.
         repeat: Repetitions of each.
-        tell: Takes a line before each number of ranks.
+        tell: Takes a line about what is going on.
 
     Returns:
         What ``unisono bench collectives --json`` prints: cores, torch's version, the plan by which reductions are cut

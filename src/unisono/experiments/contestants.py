@@ -120,57 +120,47 @@ def _reduce_scatter(group: dist.ProcessGroup, length: int) -> Contestant:
     )
 
 
+def _filling(out: Tensor, call: Callable[[], object], values: Sequence[float]) -> Contestant:
+    """Return a call that fills its output with so many parts of one value each; no values: with nothing of interest."""
+    expected = torch.tensor(values).unsqueeze(1)
+    return Contestant(
+        lambda: out.fill_(torch.nan), call, lambda _: not values or bool((out.view(len(values), -1) == expected).all())
+    )
+
+
 def _broadcast(group: dist.ProcessGroup, length: int) -> Contestant:
     out = torch.empty(length)
-    return Contestant(
-        lambda: out.fill_(1.0 if group.rank() == 0 else torch.nan),
-        lambda: dist.broadcast(out, 0, group=group),
-        lambda _: bool((out == 1).all()),
-    )
+    made = _filling(out, lambda: dist.broadcast(out, 0, group=group), [1.0])
+    return replace(made, prepare=lambda: out.fill_(1.0 if group.rank() == 0 else torch.nan))
 
 
 def _scatter(group: dist.ProcessGroup, length: int) -> Contestant:
     rank, size = group.rank(), group.size()
     out = torch.empty(length // size)
     parts = [torch.full_like(out, 1.0 + other) for other in range(size)] if rank == 0 else None
-    return Contestant(
-        lambda: out.fill_(torch.nan),
-        lambda: dist.scatter(out, parts, 0, group=group),
-        lambda _: bool((out == 1.0 + rank).all()),
-    )
+    return _filling(out, lambda: dist.scatter(out, parts, 0, group=group), [1.0 + rank])
 
 
 def _gather(group: dist.ProcessGroup, length: int) -> Contestant:
     rank, size = group.rank(), group.size()
-    part = torch.full((length // size,), 1.0 + rank)
-    outs = [torch.empty_like(part) for _ in range(size)] if rank == 0 else []
-    return Contestant(
-        lambda: [out.fill_(torch.nan) for out in outs],
-        lambda: dist.gather(part, outs or None, 0, group=group),
-        lambda _: all(bool((out == 1.0 + other).all()) for other, out in enumerate(outs)),
-    )
+    part, out = torch.full((length // size,), 1.0 + rank), torch.empty(length if rank == 0 else 0)
+    outs = list(out.view(size, -1)) if rank == 0 else None
+    values = [1.0 + other for other in range(size)] if rank == 0 else []
+    return _filling(out, lambda: dist.gather(part, outs, 0, group=group), values)
 
 
 def _all_gather(group: dist.ProcessGroup, length: int) -> Contestant:
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     part, out = torch.full((length // group.size(),), 1.0 + group.rank()), torch.empty(length)
-    return Contestant(
-        lambda: out.fill_(torch.nan),
-        lambda: gather(out, part, group=group),
-        lambda _: all(bool((got == 1.0 + rank).all()) for rank, got in enumerate(out.split(len(part)))),
-    )
+    return _filling(out, lambda: gather(out, part, group=group), [1.0 + other for other in range(group.size())])
 
 
 def _all_to_all(group: dist.ProcessGroup, length: int) -> Contestant:
     rank, size = group.rank(), group.size()
-    part = length // size
-    send = torch.cat([torch.full((part,), 100.0 * rank + target) for target in range(size)])
+    send = torch.cat([torch.full((length // size,), 100.0 * rank + target) for target in range(size)])
     out = torch.empty(length)
-    return Contestant(
-        lambda: out.fill_(torch.nan),
-        lambda: dist.all_to_all_single(out, send, group=group),
-        lambda _: all(bool((got == 100.0 * source + rank).all()) for source, got in enumerate(out.split(part))),
-    )
+    values = [100.0 * source + rank for source in range(size)]
+    return _filling(out, lambda: dist.all_to_all_single(out, send, group=group), values)
 
 
 def _send_recv(group: dist.ProcessGroup, length: int) -> Contestant:
@@ -185,7 +175,7 @@ def _send_recv(group: dist.ProcessGroup, length: int) -> Contestant:
             dist.recv(out, 0, group=group)
             dist.send(out, 0, group=group)
 
-    return Contestant(lambda: out.fill_(torch.nan), call, lambda _: rank > 1 or bool((out == 1).all()))
+    return _filling(out, call, [1.0] if rank <= 1 else [])
 
 
 BUFFERED: Mapping[str, Callable[[dist.ProcessGroup, int], Contestant]] = {
@@ -215,14 +205,11 @@ def tree_sum(name: str, transport: Transport, length: int) -> Contestant:
     partials = [((transport.rank, transport.rank + 1), out)]
     placement = place_evenly(size, size)
     return Contestant(
-        collective="tree_all_reduce",
-        transport=name,
-        num_bytes=4 * length,
-        prepare=lambda: out.view(-1, _PERIOD).copy_(period),
-        call=lambda: tree_all_reduce(partials, placement, size, out, transport),
-        is_right=lambda calls: calls == 0 or _repeats(out, expected[calls]),
-        most_calls=MOST_CALLS // 2,
-    )
+        lambda: out.view(-1, _PERIOD).copy_(period),
+        lambda: tree_all_reduce(partials, placement, size, out, transport),
+        lambda calls: calls == 0 or _repeats(out, expected[calls]),
+        MOST_CALLS // 2, "tree_all_reduce", name, 4 * length,
+    )  # fmt: skip
 
 
 def after_work(transports: Mapping[str, Transport], length: int) -> list[Contestant]:
@@ -238,8 +225,7 @@ def after_work(transports: Mapping[str, Transport], length: int) -> list[Contest
             torch.mm(matrix, matrix)
         gradients.add_(1.0)
 
-    found = [Contestant(collective=WORK, transport="memory", num_bytes=4 * length, prepare=_nothing, call=work,
-                        is_right=lambda _: True)]  # fmt: skip
+    found = [Contestant(_nothing, work, lambda _: True, MOST_CALLS, WORK, "memory", 4 * length)]
     for name, transport in transports.items():
         alone = tree_sum(name, transport, length)
         found.append(replace(alone, collective=AFTER_WORK, call=partial(_in_turn, work, alone.call)))
@@ -254,14 +240,8 @@ def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> None:
 def memcpy(length: int) -> Contestant:
     """Return a plain copy of a buffer in memory: the limit, since each rank must at least write its result."""
     source, target = torch.ones(length), torch.empty(length)
-    return Contestant(
-        collective="memcpy",
-        transport="memory",
-        num_bytes=4 * length,
-        prepare=lambda: target.fill_(torch.nan),
-        call=lambda: target.copy_(source),
-        is_right=lambda calls: bool((target == 1.0).all()),
-    )
+    made = _filling(target, lambda: target.copy_(source), [1.0])
+    return replace(made, collective="memcpy", transport="memory", num_bytes=4 * length)
 
 
 def _whole(rank: int) -> Tensor:

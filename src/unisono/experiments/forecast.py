@@ -38,7 +38,7 @@ def forecast(
         recipe: Is measured on this machine for half a minute; None: machine and job come from the options alone.
         ranks: Numbers of ranks, ascending. None: powers of two up to 1024; of a recipe on this machine, up to 8.
         straggler: The schedules of up to 64 ranks are run beside the formulas, the last rank so many times slower.
-        tell: Takes a line before each measurement.
+        tell: Takes a line about what is going on.
         **options: Those of ``unisono forecast``, of `OPTIONS`; times and rates are texts (``12ms``, ``400Gb/s``),
             or seconds and bytes a second. What is given takes the place of what was measured.
 

@@ -32,7 +32,7 @@ def compare_links(
         repeat: Runs of each way.
         steps: Of each run.
         nodes: How the hosts meet; each run takes a port of its own, counted up from the plan's. None: there is one.
-        tell: Takes a line before each run.
+        tell: Takes a line about what is going on.
         **options: Of ``unisono train``: ``batch_size``, ``model``, ``data``.
 
     Returns:
@@ -40,7 +40,6 @@ def compare_links(
 
     Raises:
         ConfigError: A wrong setting.
-        DataError: The recipe's data is missing or not what is pinned.
         WorkerFailed: A worker failed.
     """
     names = list(dict.fromkeys(["exact", *ways]))

@@ -55,7 +55,7 @@ def rehearse(
         workers: Number of processes, or ``auto``.
         data: Where a recipe's data is.
         allow_drift: Although software or CPU differ from the run's; for recipes.
-        tell: Takes a line before the step.
+        tell: Takes a line about what is going on.
 
     Raises:
         ConfigError: A wrong setting, or nothing to compare with.
@@ -111,7 +111,7 @@ def choose_checkpoint(found: Path, step: int | None, tell: Tell = silent) -> Pat
     Args:
         found: As `find_checkpoints` returns it.
         step: None: the newest valid one.
-        tell: Takes a line for each that is passed over.
+        tell: Takes a line about what is going on.
 
     Raises:
         ConfigError: There is none of that step.

@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.experiments.trials import (
-    Finished,
-    Start,
-    Tell,
-    check_steps,
-    on_workers,
-    run_fresh,
-    silent,
-    starter,
-    turns,
-)
+from unisono.experiments.trials import Finished, Start, Tell, on_workers, run_fresh, silent, starter, turns
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import usable_cores
 from unisono.observe.phases import read_phases
@@ -60,12 +50,11 @@ def measure_scaling(
         threads: Of each worker.
         out: Directory for `FILES`; None: nothing is written.
         command: How it was asked for, for the record.
-        tell: Takes a line before each run.
+        tell: Takes a line about what is going on.
         **options: Of ``unisono train`` for a recipe; of a script ``replicas``.
 
     Raises:
         ConfigError: A wrong setting, a place that is taken, or a run that was not what was asked for.
-        DataError: The recipe's data is missing or not what is pinned.
         WorkerFailed: A worker failed: a crash is never a fast run.
     """
     counts = sorted(set(workers))
@@ -94,6 +83,16 @@ def measure_scaling(
             )
             write_page([data], page)
     return study
+
+
+def check_steps(steps: int, warmup: int) -> None:
+    """Refuse runs of which less than two steps are left after the warm-up.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if steps - warmup < 2:
+        raise ConfigError(f"expected --steps of --warmup + 2 at least, got {steps} and {warmup}.")
 
 
 def try_once(start: Start, count: int, turn: int, warmup: int, out: Path) -> tuple[Trial, Finished]:

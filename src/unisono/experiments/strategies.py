@@ -21,7 +21,7 @@ def compare_strategies(
         workers: Processes that compute; servers come on top. ``dp``, ``balanced_dp``: devices of one process;
             ``pipeline``: stages.
         strategies: Their names.
-        tell: Takes a line before each run.
+        tell: Takes a line about what is going on.
         **options: Of ``unisono train``: ``epochs``, ``batch_size``, ``limit``, ...
 
     Returns:
@@ -30,7 +30,6 @@ def compare_strategies(
 
     Raises:
         ConfigError: A wrong setting.
-        DataError: The recipe's data is missing or not what is pinned.
         WorkerFailed: A worker failed.
     """
     find(recipe)

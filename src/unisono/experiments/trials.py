@@ -206,16 +206,6 @@ def read_result(out: Path) -> dict[str, Any]:
     return result
 
 
-def check_steps(steps: int, warmup: int) -> None:
-    """Refuse a run of which nothing is left to be timed after its warm-up.
-
-    Raises:
-        ConfigError: Less than two steps are left.
-    """
-    if steps - warmup < 2:
-        raise ConfigError(f"expected --steps of --warmup + 2 at least, got {steps} and {warmup}.")
-
-
 def check_picture(png: str | None) -> None:
     """Refuse a picture that cannot be written before anything is measured for it.
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.experiments.scaling import try_once
-from unisono.experiments.trials import Tell, check_steps, silent, starter, turns
+from unisono.experiments.scaling import check_steps, try_once
+from unisono.experiments.trials import Tell, silent, starter, turns
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import usable_cores
 from unisono.scaling.choice import Candidate, choose, spell
@@ -36,7 +36,7 @@ def tune(
         warmup: First steps of each run that do not count.
         loaders: Numbers of loader processes to try.
         strategy: Its name; ``ddp`` and ``allreduce`` have buckets, whose size is measured too.
-        tell: Takes a line before each run.
+        tell: Takes a line about what is going on.
         **options: Of ``unisono train``.
 
     Returns:
@@ -44,7 +44,6 @@ def tune(
 
     Raises:
         ConfigError: A wrong setting.
-        DataError: The recipe's data is missing or not what is pinned.
         WorkerFailed: A worker failed.
     """
     check_steps(steps, warmup)

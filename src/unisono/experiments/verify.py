@@ -12,34 +12,17 @@ from unisono.observe.compare import first_difference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerifiedRun:
-    """One run of the score.
-
-    Attributes:
-        workers: Number of processes.
-        seconds: Wall time, process start included.
-        steps: Steps in the ledger.
-        fingerprint: Of the final weights.
-    """
-
-    workers: int
-    seconds: float
-    steps: int
-    fingerprint: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """Whether the number of workers has changed a bit.
 
     Attributes:
         equal: All fingerprints and ledgers are equal.
-        trials: The runs, in the given order.
+        trials: For each run, in the given order: ``workers``, ``seconds`` of wall time, ``steps``, ``fingerprint``.
         parted: For each run whose ledger is not that of the first: its workers, the step, and the fields that differ.
     """
 
     equal: bool
-    trials: list[VerifiedRun]
+    trials: list[dict[str, Any]]
     parted: list[tuple[int, int, list[str]]]
 
 
@@ -52,13 +35,12 @@ def verify(
         target: A recipe's name, or a script that trains through `unisono.Run`; its run directory is a temporary one.
         args: The script's arguments.
         workers: Numbers of workers, two at least.
-        tell: Takes a line before each run.
+        tell: Takes a line about what is going on.
         **options: Of ``unisono train`` for a recipe (``epochs``, ``limit``, ``seed``, ...); of a script ``replicas``
             and ``threads``.
 
     Raises:
         ConfigError: A wrong setting, or a script that does not run as it was asked to.
-        DataError: The recipe's data is missing or not what is pinned.
         WorkerFailed: A worker failed.
     """
     if len(workers) < 2:
@@ -75,12 +57,10 @@ def verify(
             if (difference := first_difference(found[0].out / "ledger.jsonl", run.out / "ledger.jsonl")) is not None:
                 parted.append((count, *difference))
     trials = [
-        VerifiedRun(
-            workers=count, seconds=run.seconds, steps=run.result["steps"], fingerprint=run.result["fingerprint"]
-        )
+        {"workers": count, "seconds": run.seconds, **{name: run.result[name] for name in ("steps", "fingerprint")}}
         for count, run in zip(workers, found, strict=True)
     ]
-    equal = not parted and len({trial.fingerprint for trial in trials}) == 1
+    equal = not parted and len({trial["fingerprint"] for trial in trials}) == 1
     return Verdict(equal=equal, trials=trials, parted=parted)
 
 

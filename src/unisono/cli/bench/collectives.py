@@ -37,15 +37,8 @@ _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in 
 @click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def collectives(
-    ranks: str | None,
-    sizes: str | None,
-    only: str | None,
-    repeat: int | None,
-    explain: str | None,
-    explain_ranks: int | None,
-    png: str | None,
-    as_json: bool,
-) -> None:
+    explain: str | None, explain_ranks: int | None, png: str | None, as_json: bool, **given: Any
+) -> None:  # fmt: skip
     """Time collectives over shared memory and gloo, beside a plain copy of memory.
 
     All functions of torch.distributed, and tree_all_reduce, the sum of the exact step. What is compared is measured
@@ -64,7 +57,7 @@ def collectives(
 
         check_picture(png)
         if explain is not None:
-            if ranks or sizes or only or repeat:
+            if any(given.values()):
                 raise ConfigError(
                     "--explain measures nothing: expected no --ranks, --sizes, --collectives or --repeat. "
                     "Hint: use -n N."
@@ -73,9 +66,10 @@ def collectives(
             return
         if explain_ranks is not None:
             raise ConfigError("-n is for --explain. Hint: to measure, give the numbers of processes with --ranks 2,4.")
-        names = [] if only is None else parse_names("--collectives", only, COLLECTIVES)
-        counts, lengths = parse_ranks(ranks or "2"), parse_sizes(sizes) if sizes else SIZES
-        found = measure_collectives(counts, lengths, names, repeat=repeat or 15, tell=tell)
+        names = parse_names("--collectives", given["only"] or ",".join(COLLECTIVES), COLLECTIVES)
+        sizes = parse_sizes(given["sizes"]) if given["sizes"] else SIZES
+        repeat = given["repeat"] or 15
+        found = measure_collectives(parse_ranks(given["ranks"] or "2"), sizes, names, repeat=repeat, tell=tell)
         if png is not None:
             from unisono.report.timing_picture import draw_timings
 

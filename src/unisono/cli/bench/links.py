@@ -33,10 +33,7 @@ from unisono.scaling.slow_links import WAYS
 @recipe_options("batch_size", "model", "data")
 @nodes_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
-def links(
-    recipe: str, workers: int | None, ways: str | None, repeat: int, steps: int, nodes: dict[str, Any], as_json: bool,
-    **given: Any,
-) -> None:  # fmt: skip
+def links(recipe: str, ways: str | None, nodes: dict[str, Any], as_json: bool, **given: Any) -> None:
     """Train a few steps of RECIPE on these hosts in each way that slow links invite, and propose one.
 
     The exact step; DDP; DDP with gradients in bfloat16, or compressed by PowerSGD; local SGD, which talks every eight
@@ -50,9 +47,7 @@ def links(
         from unisono.experiments.links import compare_links
 
         names = list(WAYS) if ways is None else parse_names("--ways", ways, WAYS)
-        found = compare_links(
-            recipe, names, workers=workers, repeat=repeat, steps=steps, nodes=plan_nodes(nodes), tell=tell, **given
-        )
+        found = compare_links(recipe, names, nodes=plan_nodes(nodes), tell=tell, **given)
         chosen = found["proposal"]
         more = [f"{chosen}: {found['why']}", f"proposed: {found['command']}"]
         answer(found, as_json, lambda: [*ways_table(found["rates"], chosen), *more])

@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--out", type=PATH, metavar="DIR",
               help="For scaling.json, scaling.png, report.html.  [default: scaling-NAME]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print scaling.json, and nothing else, on standard output.")
-def scaling(
-    target: str, args: tuple[str, ...], workers: str, repeat: int, weak: bool, steps: int, warmup: int,
-    out: str | None, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, as_json: bool, **given: Any) -> None:
     """Train RECIPE or SCRIPT on each number of workers, and show where a step's time goes and what more workers give.
 
     Every run starts anew. A step lasts as long as on its slowest rank; start-up, checkpoints and evaluation are counted
@@ -63,10 +60,8 @@ def scaling(
         from unisono.experiments.scaling import FILES, measure_scaling
 
         place = out or f"scaling-{Path(target).stem}"
-        study = measure_scaling(
-            target, args, workers=parse_workers(workers), repeat=repeat, weak=weak, steps=steps, warmup=warmup,
-            out=place, command=command_line(), tell=tell, **given,
-        )  # fmt: skip
+        counts, made_by = parse_workers(workers), command_line()
+        study = measure_scaling(target, args, workers=counts, out=place, command=made_by, tell=tell, **given)
         if as_json:
             click.echo((Path(place) / FILES[0]).read_text(), nl=False)
         else:

@@ -33,7 +33,7 @@ from unisono.scaling.choice import spell
 @recipe_options("batch_size", "model", "data")
 @strategy_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
-def tune(recipe: str, repeat: int, steps: int, warmup: int, loaders: str, as_json: bool, **given: Any) -> None:
+def tune(recipe: str, loaders: str, as_json: bool, **given: Any) -> None:
     """Measure settings of RECIPE, and propose the fastest; nothing is changed.
 
     First workers and threads that fill the cores, then loader processes, then the size of buckets for strategies that
@@ -46,8 +46,7 @@ def tune(recipe: str, repeat: int, steps: int, warmup: int, loaders: str, as_jso
     def act() -> None:
         from unisono.experiments import tune as experiment
 
-        tried = parse_loaders(loaders)
-        found = experiment.tune(recipe, repeat=repeat, steps=steps, warmup=warmup, loaders=tried, tell=tell, **given)
+        found = experiment.tune(recipe, loaders=parse_loaders(loaders), tell=tell, **given)
         answer(found, as_json, lambda: [*stage_lines(found["stages"]), f"proposed: {found['command']}"])
 
     sys.exit(perform("bench tune", act, nothing_kept("the measurement")))
