@@ -40,18 +40,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collectio
         return []
     room = shutil.get_terminal_size((80, 24)).columns
     widths = {name: max(map(cell_len, [name, *column])) for name, column in columns}
-    if sum(widths.values()) + 2 * (len(widths) - 1) > room:  # names of two words on two lines
+    gap = 2
+    if sum(widths.values()) + gap * (len(widths) - 1) > room:  # narrower gaps, names of two words on two lines
+        gap = 1
         widths = {name: max(map(cell_len, [*name.split(), *column])) for name, column in columns}
     blocks = [columns[:1]]
     for name, column in columns[1:]:
-        used = sum(widths[other] + 2 for other, _ in blocks[-1])
+        used = sum(widths[other] + gap for other, _ in blocks[-1])
         if used + widths[name] > room and len(blocks[-1]) > 1 and name not in left:
             blocks.append(columns[:1])
         blocks[-1].append((name, column))
     out = io.StringIO()
     console = Console(file=out, width=10_000, color_system=None, markup=False, emoji=False, highlight=False)
     for block in blocks:
-        grid = Table(box=None, pad_edge=False)
+        grid = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
         for name, _ in block:
             grid.add_column(name, width=widths[name], justify="left" if name in left else "right", vertical="bottom")
         for row in zip(*(column for _, column in block), strict=True):

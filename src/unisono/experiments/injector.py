@@ -141,14 +141,15 @@ class Injector:
     def _worker_group(self) -> list[_Worker]:
         """Return all workers of the present attempt, empty while they are not complete."""
         workers: list[_Worker] = []
+        paths = sorted(heartbeat_files(self._temporary), key=lambda path: int(path.name.rpartition("-")[2]))
         try:
-            for path in sorted(heartbeat_files(self._temporary), key=lambda path: int(path.name[7:])):
+            for path in paths:
                 heartbeat = HeartbeatPage(path)
                 reading = heartbeat.read()
                 if not reading.is_joined:
                     raise ProcessLookupError
                 workers.append(_Worker(heartbeat, reading, os.pidfd_open(reading.pid)))
-        except (FileNotFoundError, ProcessLookupError):  # ended, or between two attempts
+        except (FileNotFoundError, ProcessLookupError, ValueError):  # ended, between two attempts, or not written yet
             for worker in workers:
                 os.close(worker.descriptor)
             return []
@@ -168,9 +169,12 @@ class Injector:
         """Wait until something holds of a worker's heartbeat page; False if the run ends before."""
         while True:
             for path in heartbeat_files(self._temporary):
-                with contextlib.suppress(FileNotFoundError, ValueError):
-                    if holds(HeartbeatPage(path).read()):
-                        return True
+                try:
+                    reading = HeartbeatPage(path).read()
+                except (FileNotFoundError, ValueError):  # gone, or not written yet
+                    continue
+                if holds(reading):
+                    return True
             if self._has_ended():
                 return False
             time.sleep(_LOOK_S)
