@@ -10,6 +10,7 @@ import click
 
 from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import FAILED, perform
+from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
     from unisono.doctor.finding import Finding
@@ -34,20 +35,18 @@ def doctor(script: str | None, directory: str | None, as_json: bool) -> None:
 
 
 def _doctor(script: str | None, directory: str | None, as_json: bool) -> int:
-    from unisono.errors import ConfigError
-
     if script is not None and directory is not None:
         raise ConfigError("expected SCRIPT or --dir, got both. Hint: call doctor once for each.")
     found = _machine(directory) if script is None else _script(script)
-    has_failed = any(finding.status == "fail" for finding in found)
+    is_ok = all(finding.status != "fail" for finding in found)
+    lines = [_line(finding, script) for finding in found]
+    if script is not None and not found:
+        lines = [f"{script}: no known mistake"]
     if as_json:
-        click.echo(to_json({"ok": not has_failed, "findings": [asdict(finding) for finding in found]}, indent=1))
+        click.echo(to_json({"ok": is_ok, "findings": [asdict(finding) for finding in found]}, indent=1))
     else:
-        for finding in found:
-            click.echo(_line(finding, script))
-        if script is not None and not found:
-            click.echo(f"{script}: no known mistake")
-    return FAILED if has_failed else 0
+        click.echo("\n".join(lines))
+    return 0 if is_ok else FAILED
 
 
 def _machine(directory: str | None) -> "list[Finding]":
@@ -63,7 +62,6 @@ def _machine(directory: str | None) -> "list[Finding]":
 
 def _script(script: str) -> "list[Finding]":
     from unisono.doctor.script import examine
-    from unisono.errors import ConfigError
 
     try:
         text = Path(script).read_text(encoding="utf-8")

@@ -9,13 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli.test_train import environment
-from ranks import run_threads
 from report.drawn import tree_of
-from unisono.cli.bench import COLLECTIVES, describe_plan, parse_names, parse_ranks, parse_sizes, table
+from unisono.cli.bench.collectives import describe_plan, timings_table
 from unisono.cli.main import unisono
 from unisono.collectives.schedules import SCHEDULES, Move, Schedule, plan
-from unisono.errors import ConfigError, RankDivergence
-from unisono.experiments import contestants, measure
+from unisono.experiments.collectives import COLLECTIVES
 
 OVER = {**{name: {"shm", "gloo"} for name in COLLECTIVES}, "memcpy": {"memory"}}
 
@@ -73,8 +71,7 @@ def test_json_is_one_object_with_a_row_for_each_case(measured):
 def test_the_picture_is_drawn(measured):
     """--picture draws two worlds with a chart for each collective; standard error tells what is going on."""
     done, picture = measured
-    charts = list(tree_of(picture).iter("svg"))[1:]
-    assert len(charts) == 2 * len(COLLECTIVES)
+    assert len(list(tree_of(picture).iter("svg"))[1:]) == 2 * len(COLLECTIVES)
     assert "measuring 2 ranks" in done.stderr
     assert "measuring 3 ranks" in done.stderr
 
@@ -83,7 +80,7 @@ def test_the_picture_is_drawn(measured):
 def test_the_table_fits_80_columns(measured):
     """For people: a line for each row, in 80 columns, with the ratio to torch's own."""
     rows = json.loads(measured[0].stdout)["rows"]
-    lines = table(rows)
+    lines = timings_table(rows)
     assert max(map(len, lines)) <= 80
     assert len([line for line in lines if line[:5].strip().isdigit()]) == len(rows)
     gloo = [line for line in lines if " gloo " in line and "tree_all_reduce" not in line]
@@ -91,92 +88,6 @@ def test_the_table_fits_80_columns(measured):
     assert all(line.endswith(" 1.00x") for line in gloo)
     assert sum("tree_all_reduce" in line and line.endswith("x") for line in lines) >= 12
     assert not any(line != line.rstrip() for line in lines)
-
-
-def test_a_wrong_result_is_not_measured():
-    """A collective that gives another result is an error, not a fast row."""
-
-    def program(transport):
-        wrong = contestants.Contestant(
-            collective="all_reduce", transport="made", num_bytes=4, prepare=lambda: None, call=lambda: None,
-            is_right=lambda calls: transport.rank == 0,
-        )  # fmt: skip
-        return [row.median_s for row in measure._compete([wrong], 1, transport)]
-
-    with pytest.raises(RankDivergence, match="all_reduce over made with 4 bytes gave a wrong result"):
-        run_threads(program, 2)
-
-
-def test_our_all_reduce_is_held_to_the_bits_of_the_tree():
-    """The check of our own all-reduce sees the last bit, and another order of addition."""
-
-    def program(transport):
-        one = contestants.tree_sum("loopback", transport, 64)
-        one.prepare()
-        before = one.is_right(1)
-        one.call()
-        after = [one.is_right(1), one.is_right(2)]
-        one.call()
-        return [before, *after, one.is_right(2)]
-
-    assert run_threads(program, 4) == [[False, True, False, True]] * 4
-    periods = [contestants._rough(rank) for rank in range(4)]
-    serial = ((periods[0] + periods[1]) + periods[2]) + periods[3]
-    canonical = (periods[0] + periods[1]) + (periods[2] + periods[3])
-    assert contestants._repeats(canonical.repeat(4), canonical)
-    assert not contestants._repeats(serial.repeat(4), canonical)
-
-
-def test_a_sum_after_work_is_checked_like_the_bare_one():
-    """The calibration's rows: the work alone, and before our sum over each transport; a sum left out would be seen."""
-
-    def program(transport):
-        work, both = contestants.after_work({"loopback": transport}, 64)
-        seen = []
-        for one in (work, both):
-            both.prepare()
-            one.call()
-            seen.append((one.collective, one.transport, both.is_right(1)))
-        return seen
-
-    expected = [[contestants.WORK, "memory", False], [contestants.AFTER_WORK, "loopback", True]]
-    assert run_threads(program, 2) == [expected] * 2
-
-
-class OneRank:
-    """Enough of a process group to make contestants."""
-
-    def __init__(self, rank):
-        self.rank, self.size = (lambda: rank), (lambda: 2)
-
-
-@pytest.mark.parametrize("name", contestants.BUFFERED)
-def test_spoilt_results_are_noticed(name):
-    """Each contestant's check refuses what `prepare` leaves: only the call can make it right."""
-    for rank in range(2):
-        one = contestants.BUFFERED[name](OneRank(rank), 64)
-        one.prepare()
-        is_receiver = rank == 0 or name not in ("reduce", "gather")
-        is_source = rank == 0 and name == "broadcast"
-        assert one.is_right(1) == (is_source or not is_receiver)
-
-
-def test_a_plain_copy_is_checked():
-    """The limit is measured with a copy that took place."""
-    copy = contestants.memcpy(96)
-    copy.prepare()
-    assert not copy.is_right(1)
-    copy.call()
-    assert copy.is_right(1)
-
-
-def test_the_names_are_those_that_can_be_measured():
-    """The command line knows them without torch."""
-    assert COLLECTIVES == contestants.COLLECTIVES
-    assert parse_names("barrier, all_reduce,barrier") == ["barrier", "all_reduce"]
-    assert parse_names(None) == []
-    with pytest.raises(ConfigError, match=r"got 'all_redcue'\. Hint: did you mean 'all_reduce'"):
-        parse_names("all_redcue")
 
 
 def test_the_plan_in_words():
@@ -187,31 +98,6 @@ def test_the_plan_in_words():
     assert "every rank adds everything; " in describe_plan(2, {**plan, "whole_bytes": 1 << 40})
     assert "each rank adds its share; " in describe_plan(2, {**plan, "whole_bytes": 0})
     assert "over gloo" in describe_plan(2, None)
-
-
-def test_measuring_alone_is_refused(tmp_path):
-    """One rank, no sizes or no repetitions are wrong settings."""
-    for sizes, repeat in (([4096], 1), ([], 1), ([4096], 0)):
-        with pytest.raises(ConfigError, match="at least 2 ranks"):
-            measure.measure(sizes, repeat, [], str(tmp_path / "rows.json"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_sizes():
-    """Sizes are in powers of 1024, in any case, sorted, each once."""
-    assert parse_sizes("1MB,4KB, 4kb ,7,1g") == [7, 4096, 1 << 20, 1 << 30]
-    assert parse_sizes("64B,2K") == [64, 2048]
-    for wrong in ("", "4KB,", "KB", "-4KB", "4.5KB", "1e3", "2GB", "0", "4TB", "4 parsecs", "\N{SUPERSCRIPT TWO}"):
-        with pytest.raises(ConfigError, match="expected --sizes such as 4KB"):
-            parse_sizes(wrong)
-
-
-def test_numbers_of_ranks():
-    """In the given order, each once; a collective needs two."""
-    assert parse_ranks("4,2, 4") == [4, 2]
-    for wrong in ("1", "2,", "two", "-2", "65", "2.0", "\N{SUPERSCRIPT TWO}"):
-        with pytest.raises(ConfigError, match="expected --ranks such as 2,4"):
-            parse_ranks(wrong)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -241,10 +127,9 @@ def test_explained_for_machines():
     assert told["sent"] == [6] * 4
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_explained_as_a_picture(tmp_path, number):
+@pytest.mark.parametrize("option", ["--picture", "--png"])
+def test_explained_as_a_picture(tmp_path, option):
     """--picture (or its old name, --png) draws the schedule beside the words; nothing but the picture is written."""
-    option = "--png" if number else "--picture"
     result = asked("--explain", "naive-ring", "-n", "3", option, str(tmp_path / "ring.svg"))
     assert result.exit_code == 0
     assert "round 2" in result.stdout
@@ -281,14 +166,14 @@ def test_wrong_usage_is_code_2_and_starts_nothing(arguments, message, tmp_path, 
 
 
 def test_explaining_loads_no_torch():
-    """A schedule is explained without torch or NumPy."""
+    """A schedule is explained without torch, NumPy or matplotlib."""
     program = """
 import sys
 from unisono.cli.main import unisono
 try:
     unisono(["bench", "collectives", "--explain", "ring"], standalone_mode=False)
 except SystemExit as end:
-    print(end.code, [name for name in ("torch", "numpy") if name in sys.modules])
+    print(end.code, [name for name in ("torch", "numpy", "matplotlib") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("0 []\n"), done.stderr
