@@ -13,7 +13,7 @@ from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import usable_cores
 from unisono.observe.phases import read_phases
 from unisono.report.page import write_page
-from unisono.report.picture import draw_section
+from unisono.report.picture import MARK, draw_section
 from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.study import KIND, Study, Trial, save, trial_of
 from unisono.strategies.catalog import CATALOG
