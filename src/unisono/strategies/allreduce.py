@@ -6,7 +6,7 @@ on their own, and every few steps parameters and optimizer state are averaged.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from unisono.collectives.schedules import plan
 from unisono.errors import ConfigError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import AllReduceOptions
-from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.precision import Precise
 
 ALGORITHMS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
@@ -33,22 +32,18 @@ class AllReduce(Precise):
         options: `AllReduceOptions`.
     """
 
+    options: AllReduceOptions
+
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: AllReduceOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: AllReduceOptions
     ) -> None:
-        super().__init__(model, optimizer, setting, options)
-        self.options = options
+        super().__init__(model, optimizer, context, options)
         self.keeps_equal = options.algorithm != "naive_ring" and options.sync_every == 1
         self._step, self._own_samples, self._after = 0, 0, 1.0
         self._is_averaged = True
         self._has_warned = False
         if options.algorithm == "torch" and self.transport.world_size > 1 and not dist.is_initialized():
             raise ConfigError("algorithm torch needs processes. Hint: algorithm ring or tree works in threads too.")
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def weight(self, num_samples: int, total: int) -> float:
         """See `Replicated.weight`; local steps take the mean over the rank's own samples."""
@@ -75,9 +70,9 @@ class AllReduce(Precise):
         if self._after != 1.0:
             torch._foreach_mul_(grads, self._after)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
+    def update(self, scheduler: Any) -> float:
         """See `Strategy.update`; every `sync_every` steps the ranks meet."""
-        lr = super().update(model, optimizer, scheduler, clipping)
+        lr = super().update(scheduler)
         if self.options.sync_every > 1:
             self._is_averaged = False
             if self._step % self.options.sync_every == 0:

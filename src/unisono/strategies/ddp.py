@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -50,9 +50,10 @@ class DDP(Precise):
     (a short last batch) is reduced after backward instead.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: DDPOptions) -> None:
-        super().__init__(model, optimizer, setting, options)
-        self.options = options
+    options: DDPOptions
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: DDPOptions) -> None:
+        super().__init__(model, optimizer, context, options)
         self._group = join_alone(self.transport)
         self._wrapped: list[nn.Parameter] = []
         self._is_called = False
@@ -62,11 +63,6 @@ class DDP(Precise):
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`."""
@@ -86,11 +82,11 @@ class DDP(Precise):
     def passing(self, *, is_last: bool) -> Iterator[None]:
         """See `Replicated.passing`; only the last micro-batch's backward pass reduces."""
         if self._is_short:
-            self.plain_front.call = self.model
+            self.front.call = self.model
             try:
                 yield
             finally:
-                self.plain_front.call = self.forward
+                self.front.call = self.forward
             return
         self._is_called = False
         with contextlib.nullcontext() if is_last else self._ddp.no_sync():
@@ -156,7 +152,7 @@ class DDP(Precise):
         self._group.close()
 
     def _wrap(self) -> None:
-        options, device = self.options, self.setting.device
+        options, device = self.options, self.context.device
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         # torch 2.13 renamed broadcast_buffers; the old name warns there, the new one is missing before.
         sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"

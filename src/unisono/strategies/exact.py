@@ -9,7 +9,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self, final
+from typing import final
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ from unisono.strategies.base import (
     Strategy,
     StrategyContext,
     check_reached,
-    check_trainable,
 )
+from unisono.strategies.options import ExactOptions
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import Head, compare
 from unisono.strategies.parts.flat import FlatBuffer, Layout, take_gradients
@@ -39,28 +39,15 @@ from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 
 @final
 class Exact(Strategy):
-    """Gradients by micro-batch and canonical tree.
-
-    Args:
-        model: The model as it stands, on its device.
-        transport: Joins the ranks.
-        placement: The replicas each rank hosts, in rank order.
-        seed: The run's seed.
-
-    Raises:
-        ConfigError: The model has no trainable parameter.
-    """
+    """Gradients by micro-batch and canonical tree; nothing of the model is changed."""
 
     keeps_equal = True
     saves_alone = True
 
-    def __init__(self, model: nn.Module, transport: Transport, placement: Sequence[range], seed: int) -> None:
-        super().__init__()
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: ExactOptions) -> None:
+        super().__init__(model, optimizer, context, options)
         self._names = dict(model.named_parameters())
-        self.transport = transport
-        self._placement = placement
-        self._replicas = placement[-1].stop
-        self._seed = seed
+        self._replicas = context.replicas
         self._buffers = ReplicaBuffers(model)
         self._parameters = [*self._names.values()]
         self._held_alike = [*self._parameters, *self._buffers.saved_floats().values()]
@@ -71,12 +58,6 @@ class Exact(Strategy):
         self._pool: list[FlatBuffer] = []
         self._last: FlatBuffer | None = None  # whose views are the gradients now
         self._plan()
-        check_trainable(model)
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`; nothing of the model is changed."""
-        return cls(model, setting.transport, setting.placement, setting.seed)
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
@@ -90,7 +71,7 @@ class Exact(Strategy):
         leaves, report = shares.leaves, self._report
         report.clear()
         weights = self._checksum(self._held_alike)
-        hosted = self._placement[self.transport.rank]
+        hosted = self.placement[self.transport.rank]
         self._buffers.start_step()
         leaf_values = self._leaves(step, micros, shares.weights, loss_function, report)
         partials = accumulate(hosted.start, leaf_values, leaves, self._add)
@@ -103,7 +84,7 @@ class Exact(Strategy):
         is_stop_asked = self.is_stop_asked()
         if self.transport.world_size > 1:
             report.stop[0] = is_stop_asked
-            heads = report.merge(self.transport, self._placement, weights, step)
+            heads = report.merge(self.transport, self.placement, weights, step)
             is_stop_asked = bool(report.stop[0])
             if any(head != heads[0] for head in heads):
                 self._buffers.start_replica()  # compare what the step began with, not what a replica has left
@@ -163,7 +144,8 @@ class Exact(Strategy):
         for micro in micros:
             self._buffers.start_replica()
             weight = weights[micro.replica]
-            loss = run_backward(loss_function, micro, weight, seed=self._seed, step=step, replicas=self._replicas)
+            seed, replicas = self.context.seed, self._replicas
+            loss = run_backward(loss_function, micro, weight, seed=seed, step=step, replicas=replicas)
             leaf = self._pool.pop() if self._pool else self._layout.new_buffer()
             take_gradients(self._trainable, leaf, report.present)
             self._buffers.collect(leaf.buffers, weight, report.changed)
@@ -184,7 +166,7 @@ class Exact(Strategy):
         for group, out in enumerate(total.flats):
             tree_all_reduce(
                 [(node, buffer.flats[group]) for node, buffer in partials],
-                self._placement,
+                self.placement,
                 leaves,
                 out,
                 self.transport,

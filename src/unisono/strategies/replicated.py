@@ -7,7 +7,7 @@ all ranks is the gradient of the mean over the whole batch, however unevenly it 
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from unisono.strategies.base import (
     Strategy,
     StrategyContext,
     check_reached,
-    check_trainable,
     mean_loss,
 )
 from unisono.strategies.parts.backward import run_backward
@@ -34,38 +33,22 @@ from unisono.strategies.parts.report import StepReport
 
 
 class Replicated(Strategy):
-    """The common part.
-
-    Args:
-        model: Plain, on its device.
-        optimizer: Of its parameters.
-        setting: Where to work.
-
-    Raises:
-        ConfigError: The model has no trainable parameter.
-    """
+    """The common part."""
 
     keeps_equal = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext) -> None:
-        self.model, self.optimizer, self.setting = model, optimizer, setting
-        self.transport, self.placement = setting.transport, setting.placement
-        self.plain_front = Front(model, self.forward)
-        self._buffers = RankBuffers(model, setting.transport)
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: Any) -> None:
+        super().__init__(model, optimizer, context, options)
+        self.front: Front = Front(model, self.forward)
+        self._buffers = RankBuffers(model, context.transport)
         self.buffer_root = 0  # whose batch statistics are the run's
         self._parameters = dict(model.named_parameters())
-        check_trainable(model)
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting)
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`."""
-        replicas = self.setting.replicas
+        replicas = self.context.replicas
         sizes = [len(part) for part in cut(num_samples, replicas)]
         report = StepReport(replicas)
         for parameter in self._parameters.values():
@@ -79,7 +62,7 @@ class Replicated(Strategy):
             with self.passing(is_last=done == len(hosted)):
                 loss = run_backward(
                     self.wrapped(loss_function), micro, self.weight(micro.num_samples, num_samples),
-                    seed=self.setting.seed, step=step, replicas=replicas,
+                    seed=self.context.seed, step=step, replicas=replicas,
                 )  # fmt: skip
             report.note(micro.replica, loss.item())
         if done != len(hosted):
@@ -100,10 +83,6 @@ class Replicated(Strategy):
             bad_replicas=tuple(bad),
             is_stop_asked=any(told[4] for told in heads),
         )
-
-    def front(self, model: nn.Module) -> nn.Module:
-        """See `Strategy.front`."""
-        return self.plain_front
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """See `Strategy.reading`; calls go to the plain model meanwhile."""
@@ -207,8 +186,8 @@ class Replicated(Strategy):
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
         self.settle_for_reading()
-        self.plain_front.call = self.model
+        self.front.call = self.model
         try:
             yield
         finally:
-            self.plain_front.call = self.forward
+            self.front.call = self.forward

@@ -113,8 +113,7 @@ class Stepper:
         is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(step, batch.indices, gradients.losses, parts.model))
         watch.updating()
-        how = (parts.model, parts.optimizer, parts.scheduler, self._setting.clipping)
-        lr = strategy.update(*how) if is_finite else math.nan
+        lr = strategy.update(parts.scheduler) if is_finite else math.nan
         progress.done = step
         progress.is_stopping = gradients.is_stop_asked and self._record.path is not None
         watch.done(step)

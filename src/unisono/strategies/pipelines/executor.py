@@ -91,18 +91,18 @@ class Executor:
         mesh: Who has which stage.
         options: Schedule and number of stages.
         front: What the program calls.
-        setting: Seed and device.
+        context: Seed and device.
         messages: Between the ranks; None where there is one.
     """
 
     def __init__(
-        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, front: Front, setting: StrategyContext,
+        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, front: Front, context: StrategyContext,
         messages: Messages | None,
     ) -> None:  # fmt: skip
         self._stages, self._mesh, self._options, self._front = stages, mesh, options, front
-        self._seed, self._device, self._transport = setting.seed, setting.device, setting.transport
+        self._seed, self._device, self._transport = context.seed, context.device, context.transport
         self._last = options.num_stages - 1
-        self._wire = None if messages is None else Wire(messages, setting.device)
+        self._wire = None if messages is None else Wire(messages, context.device)
         self._here: dict[tuple[int, int], Parcel] = {}  # between stages of this rank: by tag and micro-batch
 
     def execute(self, work: Work) -> None:

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from unisono.strategies.base import (
     Strategy,
     StrategyContext,
     check_reached,
-    check_trainable,
     mean_loss,
     scale_gradients,
 )
@@ -73,22 +72,22 @@ class Pipeline(Strategy):
     is_sharded = True
     evaluates_alike = True
 
+    options: PipelineOptions
+
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PipelineOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: PipelineOptions
     ) -> None:
-        self.model, self.optimizer, self.setting, self.options = model, optimizer, setting, options
-        self.transport = setting.transport
+        super().__init__(model, optimizer, context, options)
         self._mesh = Mesh(self.transport.rank, *options.mesh(self.transport.world_size))
-        self._rows = options.rows(setting.replicas, self.transport.world_size)
+        self._rows = options.rows(context.replicas, self.transport.world_size)
         self._parts = cut_model(model, options)
-        check_trainable(model)
         messages = self.transport.messages() if self.transport.world_size > 1 else None
         self._stages = claim(self._parts, self._mesh, messages)
         own = {id(parameter) for stage in self._stages.values() for parameter in stage.parameters.values()}
         self._foreign = [parameter for parameter in model.parameters() if id(parameter) not in own]
-        self._front = Front(model, self._called_outside)
-        self._executor = Executor(self._stages, self._mesh, options, self._front, setting, messages)
-        self._reader = Reader(self._stages, self._mesh, options, setting.device, messages)
+        self.front: Front = Front(model, self._called_outside)
+        self._executor = Executor(self._stages, self._mesh, options, self.front, context, messages)
+        self._reader = Reader(self._stages, self._mesh, options, context.device, messages)
         self._whole: tuple[Tensors, dict[str, Any]] | None = None
         self.times = Times()
         release(self._foreign, optimizer)
@@ -101,18 +100,13 @@ class Pipeline(Strategy):
                 stacklevel=2,
             )
 
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`; the weights of other ranks' stages are thrown away."""
-        return cls(model, optimizer, setting, options)
-
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`."""
         self._whole = None
         self.transport.step = step
-        replicas = self.setting.replicas
+        replicas = self.context.replicas
         sizes = [len(part) for part in cut(num_samples, replicas)]
         leaves = min(num_samples, replicas)
         mine = [replica for replica in self._rows[self._mesh.pipeline] if replica < leaves]
@@ -146,12 +140,8 @@ class Pipeline(Strategy):
             is_stop_asked=any(told[5] for told in heads),
         )
 
-    def front(self, model: nn.Module) -> nn.Module:
-        """See `Strategy.front`."""
-        return self._front
-
-    def clip(self, model: nn.Module, clip_norm: float) -> None:
-        """See `Strategy.clip`: the norm of all parameters' norms, in the model's order, as torch takes it."""
+    def clip_norm(self, limit: float) -> None:
+        """See `Strategy.clip_norm`: the norm of all parameters' norms, in the model's order, as torch takes it."""
         places = {name: place for place, name in enumerate(name for part in self._parts for name in part.trainable())}
         norms = torch.full((len(places),), -1.0, dtype=torch.float64)
         own = {
@@ -172,8 +162,8 @@ class Pipeline(Strategy):
             if name in places and known[places[name]] != -1.0
         ]
         if own:
-            norm = torch.linalg.vector_norm(torch.stack(present).to(self.setting.device))
-            scale_gradients([*own.values()], norm, clip_norm)
+            norm = torch.linalg.vector_norm(torch.stack(present).to(self.context.device))
+            scale_gradients([*own.values()], norm, limit)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """See `Strategy.reading`: a call of the model goes through the stages of all ranks, which all must call it."""
@@ -190,33 +180,19 @@ class Pipeline(Strategy):
         notes = merge_notes(packed, lambda name: name in own or name.rpartition("/")[0] in own, self.transport)
         self._whole = gather(tensors, self.transport), notes
 
-    def pack(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        values: Mapping[str, Any],
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> State:
+    def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:
         """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
-        return with_whole(super().pack(model, optimizer, scheduler, values, objects), *self._gathered())
+        return with_whole(super().pack(scheduler, objects), *self._gathered())
 
-    def unpack(
-        self,
-        state: State,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> None:
+    def unpack(self, state: State, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> None:
         """See `Strategy.unpack`: the whole state for a moment, then this rank's stages."""
         self._whole = None
         for parameter in self._foreign:
             parameter.data = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-        super().unpack(state, model, optimizer, scheduler, objects)
-        release(self._foreign, optimizer)
+        super().unpack(state, scheduler, objects)
+        release(self._foreign, self.optimizer)
 
-    def fingerprint(self, model: nn.Module) -> str:
+    def fingerprint(self) -> str:
         """See `Strategy.fingerprint`."""
         return checkpoint_format.fingerprint_of(self._gathered()[0]["model"])
 
@@ -261,11 +237,11 @@ class Pipeline(Strategy):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        self._front.call = self._reader.call
+        self.front.call = self._reader.call
         try:
             yield
         finally:
-            self._front.call = self._called_outside
+            self.front.call = self._called_outside
 
     def _called_outside(self, *_: Any, **__: Any) -> Any:
         raise StepError(

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
 from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached
 from unisono.strategies.parts.backward import run_backward
-from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.servers.channels import (
     ServerLines,
@@ -62,11 +61,10 @@ class AsyncParameterServer(Replicated):
     keeps_equal = False
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: AsyncPSOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: AsyncPSOptions
     ) -> None:
-        super().__init__(model, optimizer, setting)
+        super().__init__(model, optimizer, context, options)
         self._bound = options.max_staleness
-        self._clipping = setting.clipping
         self._server = ServerLines(self.transport, options.timeout_s) if self.transport.rank == 0 else None
         self._line = WorkerLine(self.transport, options.timeout_s) if self.transport.rank else None
         self._rank = self.transport.rank  # of the run; the transport's changes when a rank dies
@@ -79,11 +77,6 @@ class AsyncParameterServer(Replicated):
         self._version = 0
         self._last_step = 0  # after which all ranks stop; 0 while nobody has asked
 
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
-
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
@@ -92,7 +85,7 @@ class AsyncParameterServer(Replicated):
             for _ in micros:  # a server computes nothing
                 raise StepError("the parameter server was given samples.")
             return self._serve(step)
-        sizes = [len(part) for part in cut(num_samples, self.setting.replicas)]
+        sizes = [len(part) for part in cut(num_samples, self.context.replicas)]
         own = sum(sizes[replica] for replica in self.placement[self._rank])
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -100,7 +93,7 @@ class AsyncParameterServer(Replicated):
         for micro in micros:
             loss = run_backward(
                 loss_function, micro, micro.num_samples / num_samples,
-                seed=self.setting.seed, step=step, replicas=self.setting.replicas,
+                seed=self.context.seed, step=step, replicas=self.context.replicas,
             )  # fmt: skip
             losses.append(micro.num_samples / max(1, own) * loss.item())
         loss_value = math.fsum(losses)
@@ -113,12 +106,12 @@ class AsyncParameterServer(Replicated):
         is_last = step == self._last_step
         return Gradients(loss=loss_value, checksum=0, weights=0, bad_replicas=(), is_stop_asked=is_last)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
+    def update(self, scheduler: Any) -> float:
         """See `Strategy.update`; the server has applied the pushes already."""
-        lr = float(optimizer.param_groups[0]["lr"])
+        lr = float(self.optimizer.param_groups[0]["lr"])
         if scheduler is not None:
             if self._server is None:
-                optimizer.step()  # without gradients: the scheduler wants to see one
+                self.optimizer.step()  # without gradients: the scheduler wants to see one
             scheduler.step()
         return lr
 
@@ -259,7 +252,7 @@ class AsyncParameterServer(Replicated):
     def _apply(self, grads: list[Tensor | None]) -> None:
         for parameter, grad in zip(self.trainable(), grads, strict=True):
             parameter.grad = grad
-        self.clip_gradients(self.model, self._clipping)
+        self.clip_gradients()
         self.optimizer.step()
         self._version += 1
 

@@ -7,7 +7,7 @@ gave way to all-reduce. (Li et al., "Scaling Distributed Machine Learning with t
 """
 
 from collections.abc import Iterator
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import add_checksums
 from unisono.strategies.base import StrategyContext, scale_gradients
-from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.optimizer_state import share_optimizer_state
 from unisono.strategies.parts.split import share_out
 from unisono.strategies.replicated import Replicated
@@ -27,19 +26,14 @@ from unisono.strategies.servers.options import PSOptions
 class ParameterServer(Replicated):
     """See the module."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PSOptions) -> None:
-        super().__init__(model, optimizer, setting)
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: PSOptions) -> None:
+        super().__init__(model, optimizer, context, options)
         self.buffer_root = options.servers
         self._servers = options.servers
         self._num_workers = self.transport.world_size - options.servers
         parameters = list(self._parameters.values())
         owners = share_out([parameter.nbytes for parameter in parameters], options.servers)
         self._owners = dict(zip(parameters, owners, strict=True))
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`: push; afterwards servers hold the sums of their parameters, workers nothing."""
@@ -53,7 +47,7 @@ class ParameterServer(Replicated):
             dtype = next(flat.dtype for flat, part in zip(flats, group, strict=True) if part)
             lengths = [flat.numel() for flat in flats]
             own = lengths[self.transport.rank] if is_server else 0
-            recv = torch.empty(own * self._num_workers, dtype=dtype, device=self.setting.device)
+            recv = torch.empty(own * self._num_workers, dtype=dtype, device=self.context.device)
             self.transport.all_to_all(
                 torch.empty(0, dtype=dtype) if is_server else torch.cat([flat.to(dtype) for flat in flats]),
                 [0] * self.transport.world_size if is_server else [*lengths, *[0] * self._num_workers],
@@ -61,7 +55,7 @@ class ParameterServer(Replicated):
                 [own if rank >= self._servers else 0 for rank in range(self.transport.world_size)],
             )
             if own:
-                total = torch.empty(own, dtype=dtype, device=self.setting.device)
+                total = torch.empty(own, dtype=dtype, device=self.context.device)
                 combine_values(list(recv.split(own)), "SUM", total)
                 part = group[self.transport.rank]
                 for parameter, piece in zip(part, total.split([p.numel() for p in part]), strict=True):
@@ -70,18 +64,18 @@ class ParameterServer(Replicated):
             if owner != self.transport.rank:
                 parameter.grad = None
 
-    def clip(self, model: nn.Module, clip_norm: float) -> None:
-        """See `Strategy.clip`; the norm is over the parameters of all servers."""
+    def clip_norm(self, limit: float) -> None:
+        """See `Strategy.clip_norm`; the norm is over the parameters of all servers."""
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         squares = torch.tensor([sum(float(grad.double().square().sum()) for grad in grads)], dtype=torch.float64)
         everyone = torch.empty(self.transport.world_size, dtype=torch.float64)
         self.transport.all_gather(squares, everyone)
         if grads:
-            scale_gradients(grads, everyone.sum().sqrt().to(self.setting.device), clip_norm)
+            scale_gradients(grads, everyone.sum().sqrt().to(self.context.device), limit)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
+    def update(self, scheduler: Any) -> float:
         """See `Strategy.update`: each server updates its parameters (elsewhere they have no gradient); all pull."""
-        lr = super().update(model, optimizer, scheduler, clipping)
+        lr = super().update(scheduler)
         rank, world_size = self.transport.rank, self.transport.world_size
         with torch.no_grad():
             for group in self._groups(with_gradient=False):

@@ -10,7 +10,7 @@ All ranks must run equally many passes: a rank with fewer micro-batches than oth
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,6 @@ from unisono.strategies.base import (
     Strategy,
     StrategyContext,
     check_reached,
-    check_trainable,
     mean_loss,
     scale_gradients,
 )
@@ -57,10 +56,8 @@ class FSDP(Strategy):
     is_sharded = True
     evaluates_alike = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: FSDPOptions) -> None:
-        self.model, self.optimizer, self.setting = model, optimizer, setting
-        self.transport, self.placement = setting.transport, setting.placement
-        check_trainable(model)
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: FSDPOptions) -> None:
+        super().__init__(model, optimizer, context, options)
         self._group = join_alone(self.transport)
         self._rounds = Rounds(self.placement, 1)
         self._spare: Micro | None = None
@@ -83,17 +80,12 @@ class FSDP(Strategy):
         self._buffers = ReplicaBuffers(model)
         self._parameters = list(after.values())
 
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
-
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`; the gradients are slices."""
         self._gathered = None
-        replicas = self.setting.replicas
+        replicas = self.context.replicas
         sizes = [len(part) for part in cut(num_samples, replicas)]
         leaves = min(num_samples, replicas)
         self._rounds = Rounds(self.placement, leaves)
@@ -125,16 +117,16 @@ class FSDP(Strategy):
             is_stop_asked=any(told[4] for told in heads),
         )
 
-    def clip(self, model: nn.Module, clip_norm: float) -> None:
-        """See `Strategy.clip`; norms are taken of whole tensors, one at a time, as `exact` does."""
+    def clip_norm(self, limit: float) -> None:
+        """See `Strategy.clip_norm`; norms are taken of whole tensors, one at a time, as `exact` does."""
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norms = [torch.linalg.vector_norm(whole_of(grad, self.transport)) for grad in grads]
-        scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), clip_norm)
+        scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), limit)
 
-    def clip_each(self, model: nn.Module, clip_value: float) -> None:
-        """See `Strategy.clip_each`; each rank its slices."""
+    def clip_values(self, limit: float) -> None:
+        """See `Strategy.clip_values`; each rank its slices."""
         for grad in (parameter.grad for parameter in self._parameters if parameter.grad is not None):
-            local_of(grad).clamp_(-clip_value, clip_value)
+            local_of(grad).clamp_(-limit, limit)
 
     def settle(self) -> None:
         """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
@@ -147,31 +139,17 @@ class FSDP(Strategy):
             for stem, part in packed.tensors.items()
         }
 
-    def pack(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        values: Mapping[str, Any],
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> State:
+    def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:
         """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
         if self._gathered is None:
             self.settle()
         assert self._gathered is not None
-        packed = super().pack(model, optimizer, scheduler, values, objects)
+        packed = super().pack(scheduler, objects)
         return replace(packed, tensors={**packed.tensors, **self._gathered})
 
-    def unpack(
-        self,
-        state: State,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> None:
+    def unpack(self, state: State, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> None:
         """See `Strategy.unpack`: each rank takes its slices."""
-        shapes = dict(model.named_parameters())
+        shapes = dict(self.model.named_parameters())
         sliced = {
             stem: {
                 name: sliced_like(
@@ -181,9 +159,9 @@ class FSDP(Strategy):
             }
             for stem, part in state.tensors.items()
         }
-        super().unpack(replace(state, tensors=sliced), model, optimizer, scheduler, objects)
+        super().unpack(replace(state, tensors=sliced), scheduler, objects)
 
-    def fingerprint(self, model: nn.Module) -> str:
+    def fingerprint(self) -> str:
         """See `Strategy.fingerprint`."""
         if self._gathered is None:
             self.settle()
@@ -224,7 +202,7 @@ class FSDP(Strategy):
             parameter.grad = None
         self._buffers.start_step()
         self._is_reached = False
-        rounds, replicas = self._rounds, self.setting.replicas
+        rounds, replicas = self._rounds, self.context.replicas
         changed = np.zeros(self._buffers.num_buffers, dtype=bool)
         floats: Stack = []
         alone: Stack = []
@@ -241,7 +219,7 @@ class FSDP(Strategy):
             self._spare = micro
             self._buffers.start_replica()
             weight = sizes[micro.replica] / num_samples if replica is not None else 0.0
-            loss = run_backward(loss_function, micro, weight, seed=self.setting.seed, step=step, replicas=replicas)
+            loss = run_backward(loss_function, micro, weight, seed=self.context.seed, step=step, replicas=replicas)
             self._is_reached |= any(parameter.grad is not None for parameter in self._parameters)
             if replica is None:
                 continue
@@ -270,7 +248,7 @@ class FSDP(Strategy):
         return taken
 
     def _shard(self, model: nn.Module, options: FSDPOptions) -> None:
-        kind = self.setting.device.type
+        kind = self.context.device.type
         if options.offload and kind == "cpu":
             raise ConfigError("offload moves weights to the CPU, where they are already. Hint: leave --offload out.")
         offload = CPUOffloadPolicy() if options.offload else OffloadPolicy()
