@@ -20,6 +20,7 @@ from unisono.errors import ConfigError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import AllReduceOptions
 from unisono.strategies.parts.precision import Precise
+from unisono.strategies.parts.report import RankReport
 
 ALGORITHMS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
 
@@ -71,7 +72,7 @@ class AllReduce(Precise):
             torch._foreach_mul_(grads, self._after)
 
     def update(self, scheduler: Any) -> float:
-        """See `Strategy.update`; every `sync_every` steps the ranks meet."""
+        """See `Strategy.update`; every `sync_every` steps the ranks take their mean."""
         lr = super().update(scheduler)
         if self.options.sync_every > 1:
             self._is_averaged = False
@@ -79,24 +80,21 @@ class AllReduce(Precise):
                 self._average()
         return lr
 
-    def settle(self) -> None:
-        """See `Strategy.settle`; local steps are averaged first, which is a meeting out of turn."""
+    def align(self) -> None:
+        """See `Replicated.align`; local steps are averaged first, out of turn."""
         if not self._is_averaged:
             self._average()
-        super().settle()
+        super().align()
 
-    def settle_for_reading(self) -> None:
-        """See `Replicated.settle_for_reading`."""
-        self.settle()
-
-    def compare(self, heads: list[tuple[int, ...]]) -> None:
+    def compare(self, told: list[RankReport]) -> None:
         """See `Replicated.compare`; the naive ring is warned of, not stopped."""
-        super().compare(heads)
-        if self.options.algorithm == "naive_ring" and len({head[2] for head in heads}) > 1 and not self._has_warned:
+        super().compare(told)
+        differ = len({rank.gradient for rank in told}) > 1
+        if self.options.algorithm == "naive_ring" and differ and not self._has_warned:
             self._has_warned = True
             if self.transport.rank == 0:
                 warnings.warn(
-                    f"step {heads[0][0]}: the naive ring adds in another order on every rank, and the ranks' "
+                    f"step {told[0].step}: the naive ring adds in another order on every rank, and the ranks' "
                     "gradients differ now; their weights drift apart from here on. Hint: algorithm='ring' or 'tree'.",
                     stacklevel=2,
                 )

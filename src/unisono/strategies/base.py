@@ -1,11 +1,13 @@
 """What every strategy is: it turns a step's micro-batches into one update on every rank's model."""
 
 import contextlib
+import functools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
+from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
 from unisono.determinism import optimizer_step
 from unisono.errors import ConfigError, StepError
@@ -112,15 +115,31 @@ def check_reached(step: int, *, is_reached: bool) -> None:
         )
 
 
-def mean_loss(sizes: Iterable[int], losses: Iterable[float], num_samples: int) -> float:
-    """Return the mean loss over a batch of `num_samples` from the mean losses of its micro-batches.
+@final
+class Shares:
+    """How a batch is shared out among replicas.
 
     Args:
-        sizes: Samples of each micro-batch; those without any do not count.
-        losses: Of each micro-batch.
         num_samples: Of the whole batch.
+        replicas: Of a whole step.
+
+    Attributes:
+        sizes: Samples of each replica; those without any come last.
+        weights: The share of each replica in the batch.
+        leaves: Replicas with a sample.
     """
-    return math.fsum(size / num_samples * loss for size, loss in zip(sizes, losses, strict=True) if size)
+
+    def __init__(self, num_samples: int, replicas: int) -> None:
+        self.sizes = [len(part) for part in cut(num_samples, replicas)]
+        self.weights = [size / num_samples for size in self.sizes]
+        self.leaves = min(num_samples, replicas)
+
+    def mean(self, losses: Iterable[float]) -> float:
+        """Return the mean loss over the batch from the mean losses of the micro-batches, in replica order."""
+        return math.fsum(map(operator.mul, self.weights[: self.leaves], losses))
+
+
+_shares = functools.lru_cache(maxsize=64)(Shares)
 
 
 def scale_gradients(grads: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
@@ -143,6 +162,7 @@ class Strategy(ABC):
         front: What the program calls in place of its model.
         transport: Joins the ranks.
         placement: The replicas that each rank computes, in rank order.
+        replicas: Micro-batches of a whole step.
         is_sharded: Whether a rank holds a part of the weights only, so that hashing them needs all ranks.
         evaluates_alike: Whether a forward pass in evaluation needs all ranks, so that they must do equally many.
         keeps_equal: Whether the ranks must hold the same weights after every step.
@@ -162,7 +182,7 @@ class Strategy(ABC):
     def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: Any) -> None:
         check_trainable(model)
         self.model, self.optimizer, self.context, self.options = model, optimizer, context, options
-        self.transport, self.placement = context.transport, context.placement
+        self.transport, self.placement, self.replicas = context.transport, context.placement, context.replicas
         self.front = model
 
     @abstractmethod
@@ -184,6 +204,10 @@ class Strategy(ABC):
             PeerLost: Another rank went away.
             RankDivergence: The ranks are not at the same step, or not with the same weights.
         """
+
+    def shares(self, num_samples: int) -> Shares:
+        """Return how a batch of so many samples is shared out among the replicas."""
+        return _shares(num_samples, self.replicas)
 
     def update(self, scheduler: Any) -> float:
         """Clip, step the optimizer, step the scheduler; returns the learning rate that was used (first group)."""

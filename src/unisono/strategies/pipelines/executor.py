@@ -4,7 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -14,9 +14,10 @@ from unisono.collectives.messages import Messages
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
-from unisono.strategies.base import LossFunction, Micro, StrategyContext
+from unisono.strategies.base import LossFunction, Micro, Shares, StrategyContext
 from unisono.strategies.parts.backward import checked_loss, explained
 from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.report import StepReport
 from unisono.strategies.parts.streams import capture, restore
 from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.parts import Mesh
@@ -34,23 +35,19 @@ class Work:
     Attributes:
         step: 1-based.
         mine: The replicas of this pipeline that have samples; micro-batch i is the i-th of them.
-        sizes: Samples of every replica.
-        num_samples: Of the whole batch.
-        replicas: Of the whole step.
+        shares: Samples and weight of every replica.
+        report: Gets the losses, on the rank that has the last stage.
         loss_function: The program's.
         micros: What it gets, in order; on the first and the last process of a pipeline only.
-        losses: By replica, on the rank that has the last stage.
         busy_s: Seconds in which this rank has computed.
     """
 
     step: int
     mine: list[int]
-    sizes: list[int]
-    num_samples: int
-    replicas: int
+    shares: Shares
+    report: StepReport
     loss_function: LossFunction
     micros: Iterator[Micro]
-    losses: dict[int, float] = field(default_factory=dict)
     busy_s: float = 0.0
     fetched: dict[int, Micro] = field(default_factory=dict)
     num_fetched: int = 0
@@ -58,7 +55,12 @@ class Work:
 
     def weight(self, micro: int) -> float:
         """Return the share of a micro-batch in the whole batch."""
-        return self.sizes[self.mine[micro]] / self.num_samples
+        return self.shares.weights[self.mine[micro]]
+
+    def explained(self, replica: int) -> contextlib.AbstractContextManager[None]:
+        """Return what says of an error of the user's model in which micro-batch it happened."""
+        micro = Micro(replica=replica, num_samples=self.shares.sizes[replica], data=None)
+        return explained(self.step, micro, len(self.shares.sizes))
 
     def take(self, number: int, *, is_last_use: bool) -> Micro:
         """Return a micro-batch with its data.
@@ -131,7 +133,6 @@ class Executor:
         began = time.perf_counter()
         set_generators(mix(self._seed, "replica", work.step, replica))
         fresh = capture(self._device)
-        note = Micro(replica=replica, num_samples=work.sizes[replica], data=None)
         autocast: list[str] = []
 
         def compute() -> Any:
@@ -141,7 +142,7 @@ class Executor:
             if action.stage == self._last:
                 micro = work.take(action.micro, is_last_use=True)
                 loss = self._leave(work, stage, micro, arrived)
-                work.losses[replica] = loss.item()
+                work.report.note(replica, loss.item())
                 work.seeds[action.micro] = torch.full_like(loss, work.weight(action.micro))
                 return loss
             if arrived.streams:
@@ -150,15 +151,12 @@ class Executor:
             with under(arrived.autocast, self._device):
                 return stage.run_on(arrived)
 
-        with explained(work.step, note, work.replicas):
+        with work.explained(replica):
             parcel = stage.forward(action.micro, work.weight(action.micro), arrived, compute)
         if action.stage < self._last:
             after = capture(self._device)
             is_drawn = after != fresh or (arrived is not None and bool(arrived.streams))
-            parcel = Parcel(
-                tensors=parcel.tensors, is_single=parcel.is_single, autocast=autocast[0],
-                streams=after if is_drawn else b"",
-            )  # fmt: skip
+            parcel = replace(parcel, autocast=autocast[0], streams=after if is_drawn else b"")
             work.busy_s += time.perf_counter() - began
             self._give(parcel, action, action.stage + 1, 2 * (action.stage + 1))
         else:
@@ -171,8 +169,7 @@ class Executor:
         else:
             gradients = self._take(action, action.stage + 1, 2 * action.stage + 1).tensors
         began = time.perf_counter()
-        note = Micro(replica=replica, num_samples=work.sizes[replica], data=None)
-        with explained(work.step, note, work.replicas):
+        with work.explained(replica):
             parcel = self._stages[action.stage].backward(action.micro, replica, gradients)
         work.busy_s += time.perf_counter() - began
         if action.stage:
@@ -228,9 +225,7 @@ class Executor:
     def _give(self, parcel: Parcel, action: Action, stage: int, tag: int) -> None:
         if stage in self._stages:
             tensors = tuple(None if t is None else t.detach().requires_grad_(t.requires_grad) for t in parcel.tensors)
-            self._here[tag, action.micro] = Parcel(
-                tensors=tensors, is_single=parcel.is_single, streams=parcel.streams, autocast=parcel.autocast
-            )
+            self._here[tag, action.micro] = replace(parcel, tensors=tensors)
             return
         assert self._wire is not None
         self._wire.send(parcel, self._mesh.neighbour(stage), tag)

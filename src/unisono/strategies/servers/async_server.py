@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.collectives.placement import cut
 from unisono.collectives.places import GuardedTransport
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
 from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached
 from unisono.strategies.parts.backward import run_backward
+from unisono.strategies.parts.tensor_bytes import from_bytes, to_bytes
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.servers.channels import (
     ServerLines,
@@ -36,8 +36,6 @@ from unisono.strategies.servers.channels import (
     WorkerLine,
     decode,
     encode,
-    from_bytes,
-    to_bytes,
 )
 from unisono.strategies.servers.options import AsyncPSOptions
 
@@ -85,15 +83,14 @@ class AsyncParameterServer(Replicated):
             for _ in micros:  # a server computes nothing
                 raise StepError("the parameter server was given samples.")
             return self._serve(step)
-        sizes = [len(part) for part in cut(num_samples, self.context.replicas)]
-        own = sum(sizes[replica] for replica in self.placement[self._rank])
+        own = sum(self.shares(num_samples).sizes[replica] for replica in self.placement[self._rank])
         for parameter in self._parameters.values():
             parameter.grad = None
         losses = []
         for micro in micros:
             loss = run_backward(
                 loss_function, micro, micro.num_samples / num_samples,
-                seed=self.context.seed, step=step, replicas=self.context.replicas,
+                seed=self.context.seed, step=step, replicas=self.replicas,
             )  # fmt: skip
             losses.append(micro.num_samples / max(1, own) * loss.item())
         loss_value = math.fsum(losses)
@@ -115,8 +112,8 @@ class AsyncParameterServer(Replicated):
             scheduler.step()
         return lr
 
-    def settle(self) -> None:
-        """See `Strategy.settle`: all live ranks take over the server's weights and the first worker's buffers."""
+    def align(self) -> None:
+        """See `Replicated.align`: all live ranks take over the server's weights and the first worker's buffers."""
         weights = list(self._parameters.values())
         buffers = [buffer for _, buffer in self.model.named_buffers()]
         if self._line is not None:
@@ -138,10 +135,6 @@ class AsyncParameterServer(Replicated):
         for rank in live[1:]:
             self._server.answer(rank, message)
         self._survive(live)
-
-    def settle_for_reading(self) -> None:
-        """See `Replicated.settle_for_reading`."""
-        self.settle()
 
     def report(self) -> dict[str, Any]:
         """See `Strategy.report`: how many answers held weights so many steps behind, and who has died."""

@@ -17,10 +17,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from unisono.collectives.shm.operations import flat_of
-from unisono.collectives.shm.transport import as_bytes
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
+from unisono.strategies.parts.tensor_bytes import from_bytes, to_bytes
 
 _HEAD = struct.Struct("<BQQdQ")
 
@@ -36,17 +35,6 @@ def decode(message: bytes) -> tuple[int, int, int, float, Tensor]:
     kind, clock, count, value, length = _HEAD.unpack_from(message)
     body = torch.frombuffer(bytearray(message[_HEAD.size :]), dtype=torch.uint8) if length else torch.empty(0).byte()
     return kind, clock, count, value, body
-
-
-def to_bytes(tensors: list[Tensor]) -> Tensor:
-    """Return the bytes of some tensors, one after the other."""
-    return torch.cat([as_bytes(flat_of(tensor.cpu())) for tensor in tensors]) if tensors else torch.empty(0).byte()
-
-
-def from_bytes(body: Tensor, tensors: list[Tensor]) -> None:
-    """Overwrite tensors with what `to_bytes` has returned for others like them."""
-    for tensor, piece in zip(tensors, body.split([tensor.nbytes for tensor in tensors]), strict=True):
-        tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
 
 
 def _prompt(line: Connection) -> Connection:

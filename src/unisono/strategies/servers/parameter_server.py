@@ -6,18 +6,20 @@ server sends its parameters to every other rank: with one server and n workers n
 gave way to all-reduce. (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.checkpoint.format import State, Stateful
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import add_checksums
 from unisono.strategies.base import StrategyContext, scale_gradients
-from unisono.strategies.parts.optimizer_state import share_optimizer_state
+from unisono.strategies.parts.report import RankReport
 from unisono.strategies.parts.split import share_out
+from unisono.strategies.parts.whole import gather
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.servers.options import PSOptions
 
@@ -95,19 +97,18 @@ class ParameterServer(Replicated):
     def settle(self) -> None:
         """See `Strategy.settle`; the servers' optimizer states come together."""
         super().settle()
-        share_optimizer_state(self.optimizer, self._owners, self.transport)
+        self._whole = gather(self.model, self.optimizer, self._is_own, self.transport, ["optimizer"])
 
-    def speakers(self) -> list[int]:
-        """See `Replicated.speakers`."""
-        return list(range(self._servers, self.transport.world_size))
+    def pack(self, scheduler: Any, objects: Mapping[str, Stateful]) -> State:
+        """See `Strategy.pack`."""
+        return self._whole.put_into(super().pack(scheduler, objects))
 
-    def merged_checksum(self, heads: list[tuple[int, ...]]) -> int:
+    def merged_checksum(self, told: list[RankReport]) -> int:
         """See `Replicated.merged_checksum`: the sum of the servers'."""
-        return add_checksums(head[2] for head in heads[: self._servers])
+        return add_checksums(rank.gradient for rank in told[: self._servers])
 
-    def told_gradient(self, head: tuple[int, ...]) -> int:
-        """See `Replicated.told_gradient`; gradients differ between servers and workers."""
-        return 0
+    def _is_own(self, name: str) -> bool:
+        return self._owners[self._parameters[name]] == self.transport.rank
 
     def _groups(self, *, with_gradient: bool) -> Iterator[list[list[nn.Parameter]]]:
         """Yield, dtype by dtype, each server's trainable parameters (only those with a gradient, on request)."""
