@@ -16,22 +16,19 @@ from torch.optim import Optimizer
 from unisono.collectives.execute import execute
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import plan
+from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import AllReduceOptions
-from unisono.strategies.parts.precision import Precise
 from unisono.strategies.parts.report import RankReport
+from unisono.strategies.precision import Precise
 
-ALGORITHMS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
+_PLANS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
 
 
 @final
 class AllReduce(Precise):
-    """See the module.
-
-    Args:
-        options: `AllReduceOptions`.
-    """
+    """See the module."""
 
     options: AllReduceOptions
 
@@ -66,8 +63,7 @@ class AllReduce(Precise):
         if self.options.sync_every > 1:
             return
         grads = self.fill_absent()
-        for bucket in self._buckets(grads):
-            self.all_reduce(bucket)
+        all_reduce(grads, self.options.algorithm, self.options.bucket_mb, self.transport)
         if self._after != 1.0:
             torch._foreach_mul_(grads, self._after)
 
@@ -99,40 +95,6 @@ class AllReduce(Precise):
                     stacklevel=2,
                 )
 
-    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one dtype by their sums over all ranks, as one message; collective."""
-        world_size = self.transport.world_size
-        if world_size == 1 or not tensors:
-            return
-        count = sum(tensor.numel() for tensor in tensors)
-        flat = tensors[0].new_zeros(padded_length(count, world_size))
-        torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=flat[:count])
-        if self.options.algorithm == "torch":
-            dist.all_reduce(flat)
-            self.transport.bytes_sent += 2 * (world_size - 1) * flat.nbytes // world_size  # as a ring does
-        elif self.options.algorithm == "tree":
-            leaves = [range(rank, rank + 1) for rank in range(world_size)]
-            rank = self.transport.rank
-            tree_all_reduce([((rank, rank + 1), flat)], leaves, world_size, flat, self.transport)
-        else:
-            execute(plan(ALGORITHMS[self.options.algorithm], world_size), flat, self.transport)
-        for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
-            tensor.detach().copy_(piece.view(tensor.shape))
-
-    def _buckets(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield the tensors one by one, or in groups of one dtype up to the bucket's size."""
-        if self.options.bucket_mb is None:
-            yield from ([tensor] for tensor in tensors)
-            return
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            bucket: list[Tensor] = []
-            for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
-                if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > self.options.bucket_mb * 2**20:
-                    yield bucket
-                    bucket = []
-                bucket.append(tensor)
-            yield bucket
-
     def _average(self) -> None:
         """Give all ranks the mean of their parameters and floating-point optimizer states."""
         world_size = self.transport.world_size
@@ -146,6 +108,52 @@ class AllReduce(Precise):
             ]
         with torch.no_grad():
             torch._foreach_div_(values, world_size)
-            for bucket in self._buckets(values):
-                self.all_reduce(bucket)
+            all_reduce(values, self.options.algorithm, self.options.bucket_mb, self.transport)
         self._is_averaged = True
+
+
+def all_reduce(tensors: Sequence[Tensor], algorithm: str, bucket_mb: float | None, transport: Transport) -> None:
+    """Replace tensors by their sums over all ranks; collective.
+
+    Args:
+        tensors: Of any dtypes.
+        algorithm: As the option of `AllReduceOptions`.
+        bucket_mb: Size of a message; None means one message for each tensor.
+        transport: Joins the ranks.
+    """
+    if transport.world_size > 1:
+        for bucket in _buckets(tensors, bucket_mb):
+            _reduce_bucket(bucket, algorithm, transport)
+
+
+def _buckets(tensors: Sequence[Tensor], bucket_mb: float | None) -> Iterator[list[Tensor]]:
+    """Yield the tensors one by one, or in groups of one dtype up to the bucket's size."""
+    if bucket_mb is None:
+        yield from ([tensor] for tensor in tensors)
+        return
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        bucket: list[Tensor] = []
+        for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
+            if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > bucket_mb * 2**20:
+                yield bucket
+                bucket = []
+            bucket.append(tensor)
+        yield bucket
+
+
+def _reduce_bucket(tensors: Sequence[Tensor], algorithm: str, transport: Transport) -> None:
+    """Replace tensors of one dtype by their sums, as one message."""
+    world_size, rank = transport.world_size, transport.rank
+    count = sum(tensor.numel() for tensor in tensors)
+    flat = tensors[0].new_zeros(padded_length(count, world_size))
+    torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=flat[:count])
+    if algorithm == "torch":
+        dist.all_reduce(flat)
+        transport.bytes_sent += 2 * (world_size - 1) * flat.nbytes // world_size  # as a ring does
+    elif algorithm == "tree":
+        leaves = [range(number, number + 1) for number in range(world_size)]
+        tree_all_reduce([((rank, rank + 1), flat)], leaves, world_size, flat, transport)
+    else:
+        execute(plan(_PLANS[algorithm], world_size), flat, transport)
+    for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(piece.view(tensor.shape))

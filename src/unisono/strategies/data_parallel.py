@@ -25,8 +25,8 @@ from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import BalancedDPOptions, DPOptions
-from unisono.strategies.parts.precision import Precise
 from unisono.strategies.parts.split import balanced_sizes
+from unisono.strategies.precision import Precise
 
 
 @final

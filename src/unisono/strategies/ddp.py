@@ -19,7 +19,7 @@ from unisono.collectives.transport import Transport
 from unisono.errors import StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import DDPOptions
-from unisono.strategies.parts.precision import Precise
+from unisono.strategies.precision import Precise
 
 
 def join_alone(transport: Transport) -> GroupOwner:

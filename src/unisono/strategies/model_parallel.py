@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from unisono.data.loader import move
 from unisono.errors import ConfigError
-from unisono.strategies.allreduce import AllReduce
+from unisono.strategies.allreduce import all_reduce
 from unisono.strategies.base import StrategyContext
-from unisono.strategies.options import AllReduceOptions, ModelParallelOptions
+from unisono.strategies.options import ModelParallelOptions
 from unisono.strategies.parts.split import cut_by_cost
 from unisono.strategies.replicated import Replicated
 
@@ -39,7 +39,6 @@ class ModelParallel(Replicated):
             for name in names:
                 layers[name].to(self._devices[stage])
                 layers[name].register_forward_pre_hook(_bring_to(self._devices[stage]), with_kwargs=True)
-        self._averager = AllReduce(model, optimizer, context, AllReduceOptions(algorithm="tree", bucket_mb=25.0))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`; the output comes back to the run's device."""
@@ -47,7 +46,7 @@ class ModelParallel(Replicated):
 
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`."""
-        self._averager.reduce(step)
+        all_reduce(self.fill_absent(), "tree", 25.0, self.transport)
 
     def report(self) -> dict[str, Any]:
         """See `Strategy.report`: which layers each device has, and the bytes of their parameters."""

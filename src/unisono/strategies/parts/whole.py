@@ -36,7 +36,7 @@ class Whole(NamedTuple):
 
 
 class SpreadStrategy(Strategy):
-    """A strategy whose ranks hold parts of the weights, gathered at most once after each step."""
+    """A strategy whose ranks hold parts of the state, gathered at most once after each step."""
 
     is_sharded = True
     evaluates_alike = True
@@ -48,6 +48,7 @@ class SpreadStrategy(Strategy):
 
     def settle(self) -> None:
         """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
+        super().settle()
         self.whole = self.gather()
 
     def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:

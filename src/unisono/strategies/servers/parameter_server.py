@@ -6,27 +6,29 @@ server sends its parameters to every other rank: with one server and n workers n
 gave way to all-reduce. (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014.)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.format import State, Stateful
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import add_checksums
 from unisono.strategies.base import StrategyContext, scale_gradients
 from unisono.strategies.parts.report import RankReport
 from unisono.strategies.parts.split import share_out
-from unisono.strategies.parts.whole import gather
+from unisono.strategies.parts.whole import SpreadStrategy, Whole, gather
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.servers.options import PSOptions
 
 
 @final
-class ParameterServer(Replicated):
+class ParameterServer(SpreadStrategy, Replicated):
     """See the module."""
+
+    is_sharded = False
+    evaluates_alike = False
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: PSOptions) -> None:
         super().__init__(model, optimizer, context, options)
@@ -39,6 +41,7 @@ class ParameterServer(Replicated):
 
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`: push; afterwards servers hold the sums of their parameters, workers nothing."""
+        self.whole = None
         self.fill_absent()
         is_server = self.transport.rank < self._servers
         for group in self._groups(with_gradient=True):
@@ -94,14 +97,13 @@ class ParameterServer(Replicated):
                     parameter.copy_(piece.view(parameter.shape))
         return lr
 
-    def settle(self) -> None:
-        """See `Strategy.settle`; the servers' optimizer states come together."""
-        super().settle()
-        self._whole = gather(self.model, self.optimizer, self._is_own, self.transport, ["optimizer"])
+    def gather(self) -> Whole:
+        """See `SpreadStrategy.gather`; only the optimizer's state is spread."""
+        return gather(self.model, self.optimizer, self._is_own, self.transport, ["optimizer"])
 
-    def pack(self, scheduler: Any, objects: Mapping[str, Stateful]) -> State:
-        """See `Strategy.pack`."""
-        return self._whole.put_into(super().pack(scheduler, objects))
+    def fingerprint(self) -> str:
+        """See `Strategy.fingerprint`."""
+        return Replicated.fingerprint(self)
 
     def merged_checksum(self, told: list[RankReport]) -> int:
         """See `Replicated.merged_checksum`: the sum of the servers'."""
