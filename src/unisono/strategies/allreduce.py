@@ -6,7 +6,7 @@ on their own, and every few steps parameters and optimizer state are averaged.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -67,14 +67,14 @@ class AllReduce(Precise):
         if self._after != 1.0:
             torch._foreach_mul_(grads, self._after)
 
-    def update(self, scheduler: Any) -> float:
-        """See `Strategy.update`; every `sync_every` steps the ranks take their mean."""
-        lr = super().update(scheduler)
+    def apply(self) -> bool:
+        """See `Strategy.apply`; every `sync_every` steps the ranks take their mean."""
+        is_done = super().apply()
         if self.options.sync_every > 1:
             self._is_averaged = False
             if self._step % self.options.sync_every == 0:
                 self._average()
-        return lr
+        return is_done
 
     def align(self) -> None:
         """See `Replicated.align`; local steps are averaged first, out of turn."""

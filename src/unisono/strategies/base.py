@@ -212,11 +212,15 @@ class Strategy(ABC):
     def update(self, scheduler: Any) -> float:
         """Clip, step the optimizer, step the scheduler; returns the learning rate that was used (first group)."""
         lr = float(self.optimizer.param_groups[0]["lr"])
-        self.clip_gradients()
-        optimizer_step.step(self.optimizer)
-        if scheduler is not None:
+        if self.apply() and scheduler is not None:
             scheduler.step()
         return lr
+
+    def apply(self) -> bool:
+        """Clip and step the optimizer; return whether that has been done, so that the scheduler steps too."""
+        self.clip_gradients()
+        optimizer_step.step(self.optimizer)
+        return True
 
     def clip_gradients(self) -> None:
         """Limit the gradients of this rank, as all ranks do theirs."""

@@ -129,15 +129,9 @@ class DDP(Precise):
 
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`; only where backward could not do it."""
-        if not self._is_short or self.transport.world_size == 1:
-            return
-        trainable = self.trainable()
-        present = torch.tensor([parameter.grad is not None for parameter in trainable], dtype=torch.int32)
-        dist.all_reduce(present, op=dist.ReduceOp.MAX)
-        for parameter, is_present in zip(trainable, present.tolist(), strict=True):
-            if is_present:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(parameter.grad)
+        if self._is_short and self.transport.world_size > 1:
+            for grad in self.fill_absent():
+                dist.all_reduce(grad)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """See `Strategy.compute_gradients`."""

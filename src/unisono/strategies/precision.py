@@ -48,21 +48,18 @@ class Precise(Replicated):
         """See `Replicated.refuses_non_finite`; the scaler leaves out steps that overflow."""
         return not self._scaler.is_enabled()
 
-    def update(self, scheduler: Any) -> float:
-        """See `Strategy.update`; where float16 gradients overflow, neither optimizer nor scheduler steps."""
+    def apply(self) -> bool:
+        """See `Strategy.apply`; where float16 gradients overflow, the optimizer does not step."""
         if not self._scaler.is_enabled():
-            return super().update(scheduler)
-        lr = float(self.optimizer.param_groups[0]["lr"])
+            return super().apply()
         self._scaler.unscale_(self.optimizer)
         self.clip_gradients()
         before = self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        if self._scaler.get_scale() < before:
-            self._num_skipped += 1
-        elif scheduler is not None:
-            scheduler.step()
-        return lr
+        is_skipped = self._scaler.get_scale() < before
+        self._num_skipped += is_skipped
+        return not is_skipped
 
     def extra_state(self) -> dict[str, Any]:
         """See `Strategy.extra_state`."""

@@ -49,7 +49,7 @@ class Replicated(Strategy):
         for parameter in self._parameters.values():
             parameter.grad = None
         self.begin(step, [sum(shares.sizes[replica] for replica in hosted) for hosted in self.placement])
-        weights = self.weights_checksum()
+        weights = checksum(self._parameters.values())
         hosted = [replica for replica in self.placement[self.transport.rank] if replica < shares.leaves]
         done = 0
         for micro in micros:
@@ -177,10 +177,6 @@ class Replicated(Strategy):
     def trainable(self) -> list[nn.Parameter]:
         """Return the trainable parameters, in the model's order."""
         return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
-
-    def weights_checksum(self) -> int:
-        """Return the checksum of the weights on this rank."""
-        return checksum(self._parameters.values())
 
     @staticmethod
     def are_finite(grads: Iterable[Tensor]) -> bool:

@@ -15,7 +15,7 @@ from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, StrategyContext
-from unisono.strategies.parts.drift import Sentinel
+from unisono.strategies.parts.drift import compare_now
 from unisono.train.between import Between
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.first_look import FirstLook
@@ -91,7 +91,7 @@ class Stepper:
             progress.keep(parts, is_last=step == last)
         progress.keep_last(parts)
         if parts.strategy.keeps_equal:
-            Sentinel(parts.model, setting.transport).compare_now(progress.done)  # the last update too
+            compare_now(parts.model, setting.transport, progress.done)  # the last update too
         progress.finish(parts)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:

@@ -25,11 +25,11 @@ def broadcast(tensors: Sequence[Tensor], transport: Transport, root: int = 0) ->
     """Overwrite tensors with those of the rank `root`, as one message; collective."""
     if transport.world_size == 1 or not tensors:
         return
-    mine = to_bytes(tensors)
     is_root, world_size = transport.rank == root, transport.world_size
-    sent = mine.repeat(world_size) if is_root else mine.new_empty(0)
-    got = torch.empty_like(mine)
-    recv_splits = [len(mine) if rank == root else 0 for rank in range(world_size)]
-    transport.all_to_all(sent, [len(mine) if is_root else 0] * world_size, got, recv_splits)
+    size = sum(tensor.nbytes for tensor in tensors)
+    sent = to_bytes(tensors if is_root else []).repeat(world_size)
+    got = torch.empty(size, dtype=torch.uint8)
+    recv_splits = [size if rank == root else 0 for rank in range(world_size)]
+    transport.all_to_all(sent, [size if is_root else 0] * world_size, got, recv_splits)
     if not is_root:
         from_bytes(got, tensors)

@@ -84,15 +84,11 @@ def gather(
     packed = checkpoint_format.pack(model, optimizer, None, {})
     own = {
         # In name order: after a resume each rank's dictionaries have an order of their own.
-        stem: {name: t for name, t in sorted(packed.tensors[stem].items()) if is_own(_parameter_of(stem, name))}
+        stem: {name: tensor for name, tensor in sorted(packed.tensors[stem].items()) if is_own(_owner(name))}
         for stem in stems
     }
     notes = {
-        kind: {
-            key: value
-            for key, value in packed.values["optimizer"][kind].items()
-            if is_own(_parameter_of("optimizer" if kind == "strides" else "", key))
-        }
+        kind: {name: value for name, value in packed.values["optimizer"][kind].items() if is_own(_owner(name))}
         for kind in ("scalars", "strides")
     }
     merged: dict[str, Any] = {kind: {} for kind in notes}
@@ -102,9 +98,9 @@ def gather(
     return Whole(_gather_tensors(own, transport), merged)
 
 
-def _parameter_of(stem: str, name: str) -> str:
-    """Return the parameter that an entry belongs to: the optimizer's are called ``fc.weight/exp_avg``."""
-    return name.rpartition("/")[0] if stem == "optimizer" else name
+def _owner(name: str) -> str:
+    """Return the parameter or buffer that a name is about: of the optimizer's ``fc.weight/exp_avg`` the first part."""
+    return name.rpartition("/")[0] or name
 
 
 def _gather_tensors(own: Tensors, transport: Transport) -> Tensors:

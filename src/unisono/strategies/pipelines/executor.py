@@ -19,7 +19,6 @@ from unisono.strategies.parts.backward import checked_loss, explained
 from unisono.strategies.parts.front import Front
 from unisono.strategies.parts.report import StepReport
 from unisono.strategies.parts.streams import capture, restore
-from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.parts import Mesh
 from unisono.strategies.pipelines.schedule import Action, plan
 from unisono.strategies.pipelines.stage import Stage
@@ -91,19 +90,19 @@ class Executor:
     Args:
         stages: Of this rank, by index.
         mesh: Who has which stage.
-        options: Schedule and number of stages.
+        schedule: One of `SCHEDULES`.
         front: What the program calls.
         context: Seed and device.
         messages: Between the ranks; None where there is one.
     """
 
     def __init__(
-        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, front: Front, context: StrategyContext,
+        self, stages: dict[int, Stage], mesh: Mesh, schedule: str, front: Front, context: StrategyContext,
         messages: Messages | None,
     ) -> None:  # fmt: skip
-        self._stages, self._mesh, self._options, self._front = stages, mesh, options, front
+        self._stages, self._mesh, self._schedule, self._front = stages, mesh, schedule, front
         self._seed, self._device, self._transport = context.seed, context.device, context.transport
-        self._last = options.num_stages - 1
+        self._last = mesh.num_stages - 1
         self._wire = None if messages is None else Wire(messages, context.device)
         self._here: dict[tuple[int, int], Parcel] = {}  # between stages of this rank: by tag and micro-batch
 
@@ -114,8 +113,8 @@ class Executor:
             StepError: The loss function does not call the model once, or what it returns is no loss.
             PeerLost: Another rank went away.
         """
-        width, chunks = self._mesh.width, self._mesh.chunks(self._options)
-        for action in cached_plan(self._options.schedule, width, chunks, len(work.mine))[self._mesh.process]:
+        mesh = self._mesh
+        for action in cached_plan(self._schedule, mesh.width, mesh.chunks, len(work.mine))[mesh.process]:
             if action.direction == "forward":
                 self._forward(work, action)
             else:

@@ -29,11 +29,13 @@ class Mesh:
         rank: This rank.
         width: Processes of one pipeline.
         pipelines: Pipelines side by side.
+        num_stages: Stages of the model.
     """
 
     rank: int
     width: int
     pipelines: int
+    num_stages: int
 
     @property
     def process(self) -> int:
@@ -59,9 +61,10 @@ class Mesh:
             [self.rank_of(process, pipeline) for pipeline in range(self.pipelines)] for process in range(self.width)
         ]
 
-    def chunks(self, options: PipelineOptions) -> int:
-        """Return the stages of each process."""
-        return options.num_stages // self.width
+    @property
+    def chunks(self) -> int:
+        """Stages of each process."""
+        return self.num_stages // self.width
 
 
 @final

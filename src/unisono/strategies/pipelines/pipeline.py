@@ -67,16 +67,13 @@ class Pipeline(SpreadStrategy):
         times: How busy the processes have been.
     """
 
-    is_sharded = True
-    evaluates_alike = True
-
     options: PipelineOptions
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: PipelineOptions
     ) -> None:
         super().__init__(model, optimizer, context, options)
-        self._mesh = Mesh(self.transport.rank, *options.mesh(self.transport.world_size))
+        self._mesh = Mesh(self.transport.rank, *options.mesh(self.transport.world_size), options.num_stages)
         self._rows = options.rows(context.replicas, self.transport.world_size)
         self._parts = cut_model(model, options)
         messages = self.transport.messages() if self.transport.world_size > 1 else None
@@ -84,15 +81,15 @@ class Pipeline(SpreadStrategy):
         own = {id(parameter) for stage in self._stages.values() for parameter in stage.parameters.values()}
         self._foreign = [parameter for parameter in model.parameters() if id(parameter) not in own]
         self.front: Front = Front(model, self._called_outside)
-        self._executor = Executor(self._stages, self._mesh, options, self.front, context, messages)
-        self._reader = Reader(self._stages, self._mesh, options, context.device, messages)
+        self._executor = Executor(self._stages, self._mesh, options.schedule, self.front, context, messages)
+        self._reader = Reader(self._stages, self._mesh, context.device, messages)
         self.times = Times()
         release(self._foreign, optimizer)
         fewest = min(len(row) for row in self._rows)
         if fewest < self._mesh.width and self.transport.rank == 0:
             warnings.warn(
                 f"strategy pipeline: micro-batches {fewest} for {self._mesh.width} processes leave "
-                f"{bubble(self._mesh.width, self._mesh.chunks(options), fewest):.0%} of the time idle. "
+                f"{bubble(self._mesh.width, self._mesh.chunks, fewest):.0%} of the time idle. "
                 f"Hint: --micro-batches {4 * self._mesh.width} or more.",
                 stacklevel=2,
             )
@@ -216,7 +213,7 @@ class Pipeline(SpreadStrategy):
         span_s = max(rank.span_ns for rank in told) / 1e9
         self.times.busy_s += sum(rank.busy_ns for rank in told) / len(told) / 1e9
         self.times.span_s += span_s
-        self.times.bubble_s += span_s * bubble(self._mesh.width, self._mesh.chunks(self.options), micros)
+        self.times.bubble_s += span_s * bubble(self._mesh.width, self._mesh.chunks, micros)
 
     def _called_outside(self, *_: Any, **__: Any) -> Any:
         raise StepError(

@@ -1,5 +1,6 @@
 """One stage of a pipeline: some layers, and what is kept of a micro-batch between its forward and backward pass."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -94,7 +95,7 @@ class Stage:
         gradients: dict[int, Tensor] = {}
         for number, tensor in enumerate(arrived.tensors if arrived is not None else ()):
             if tensor is not None and tensor.requires_grad:
-                tensor.register_hook(_keeper(gradients, number))
+                tensor.register_hook(functools.partial(gradients.__setitem__, number))
         self.buffers.start_apart()
         output = compute()
         floats = [torch.empty_like(buffer) for buffer in self.buffers.floats()]
@@ -137,10 +138,3 @@ class Stage:
     def weights(self) -> dict[str, Tensor]:
         """Return what all ranks with this stage must hold alike, by name."""
         return {**self.parameters, **self.buffers.saved_floats()}
-
-
-def _keeper(gradients: dict[int, Tensor], number: int) -> Callable[[Tensor], None]:
-    def keep(gradient: Tensor) -> None:
-        gradients[number] = gradient
-
-    return keep

@@ -7,7 +7,7 @@ gave way to all-reduce. (Li et al., "Scaling Distributed Machine Learning with t
 """
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from unisono.determinism.switches import add_checksums
 from unisono.strategies.base import StrategyContext, scale_gradients
 from unisono.strategies.parts.report import RankReport
 from unisono.strategies.parts.split import share_out
+from unisono.strategies.parts.tensor_bytes import broadcast
 from unisono.strategies.parts.whole import SpreadStrategy, Whole, gather
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.servers.options import PSOptions
@@ -44,7 +45,7 @@ class ParameterServer(SpreadStrategy, Replicated):
         self.whole = None
         self.fill_absent()
         is_server = self.transport.rank < self._servers
-        for group in self._groups(with_gradient=True):
+        for group in self._groups():
             flats = [
                 torch.cat([p.grad.reshape(-1) for p in part if p.grad is not None]) if part else torch.empty(0)
                 for part in group
@@ -78,24 +79,14 @@ class ParameterServer(SpreadStrategy, Replicated):
         if grads:
             scale_gradients(grads, everyone.sum().sqrt().to(self.context.device), limit)
 
-    def update(self, scheduler: Any) -> float:
-        """See `Strategy.update`: each server updates its parameters (elsewhere they have no gradient); all pull."""
-        lr = super().update(scheduler)
-        rank, world_size = self.transport.rank, self.transport.world_size
-        with torch.no_grad():
-            for group in self._groups(with_gradient=False):
-                lengths = [sum(parameter.numel() for parameter in part) for part in group]
-                like = next(part[0] for part in group if part)
-                mine = group[rank] if rank < self._servers else []
-                flat = torch.cat([p.reshape(-1) for p in mine]) if mine else like.new_empty(0)
-                recv = like.new_empty(sum(lengths))
-                self.transport.all_to_all(
-                    flat.repeat(world_size), [flat.numel()] * world_size, recv, [*lengths, *[0] * self._num_workers]
-                )
-                everything = [parameter for part in group for parameter in part]
-                for parameter, piece in zip(everything, recv.split([p.numel() for p in everything]), strict=True):
-                    parameter.copy_(piece.view(parameter.shape))
-        return lr
+    def apply(self) -> bool:
+        """See `Strategy.apply`: each server updates its parameters (elsewhere they have no gradient); all pull."""
+        is_done = super().apply()
+        trainable = self.trainable()
+        for server in range(self._servers):
+            owned = [parameter for parameter in trainable if self._owners[parameter] == server]
+            broadcast(owned, self.transport, server)
+        return is_done
 
     def gather(self) -> Whole:
         """See `SpreadStrategy.gather`; only the optimizer's state is spread."""
@@ -112,9 +103,9 @@ class ParameterServer(SpreadStrategy, Replicated):
     def _is_own(self, name: str) -> bool:
         return self._owners[self._parameters[name]] == self.transport.rank
 
-    def _groups(self, *, with_gradient: bool) -> Iterator[list[list[nn.Parameter]]]:
-        """Yield, dtype by dtype, each server's trainable parameters (only those with a gradient, on request)."""
-        chosen = [p for p in self.trainable() if p.grad is not None or not with_gradient]
+    def _groups(self) -> Iterator[list[list[nn.Parameter]]]:
+        """Yield, dtype by dtype, each server's trainable parameters that have a gradient."""
+        chosen = [parameter for parameter in self.trainable() if parameter.grad is not None]
         for dtype in dict.fromkeys(parameter.dtype for parameter in chosen):
             yield [
                 [p for p in chosen if p.dtype == dtype and self._owners[p] == server] for server in range(self._servers)
