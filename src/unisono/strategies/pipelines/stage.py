@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -25,14 +25,12 @@ class _Flight:
     Attributes:
         outputs: What the stage has returned (of the last stage: the loss).
         floats: The floating-point buffers that it has left, weighted.
-        num_inputs: Tensors that came in.
-        gradients: Of those inputs, by position, once they are known.
+        gradients: Of the tensors that came in, once they are known.
     """
 
     outputs: tuple[Tensor | None, ...]
     floats: list[Tensor]
-    num_inputs: int = 0
-    gradients: dict[int, Tensor] = field(default_factory=dict)
+    gradients: list[Tensor | None]
 
 
 @final
@@ -92,8 +90,9 @@ class Stage:
             arrived: From the stage before, None for the first one.
             compute: Returns what the stage returns (of the last stage: the loss).
         """
-        gradients: dict[int, Tensor] = {}
-        for number, tensor in enumerate(arrived.tensors if arrived is not None else ()):
+        inputs = () if arrived is None else arrived.tensors
+        gradients: list[Tensor | None] = [None] * len(inputs)
+        for number, tensor in enumerate(inputs):
             if tensor is not None and tensor.requires_grad:
                 tensor.register_hook(functools.partial(gradients.__setitem__, number))
         self.buffers.start_apart()
@@ -103,8 +102,7 @@ class Stage:
             self.buffers.collect(floats, weight, self._changed)
             self.buffers.start_replica()
         parcel = parcel_of(output, self.index)
-        count = 0 if arrived is None else len(arrived.tensors)
-        self._flights[micro] = _Flight(parcel.tensors, floats, count, gradients)
+        self._flights[micro] = _Flight(parcel.tensors, floats, gradients)
         return parcel
 
     def backward(self, micro: int, replica: int, gradients: tuple[Tensor | None, ...]) -> Parcel:
@@ -129,7 +127,7 @@ class Stage:
             view.copy_(value)
         self._bad[replica] |= not leaf.is_finite()
         self.sum.add(replica, leaf)
-        return Parcel(tensors=tuple(flight.gradients.get(number) for number in range(flight.num_inputs)))
+        return Parcel(tensors=tuple(flight.gradients))
 
     def finish_step(self, *, is_kept: bool) -> None:
         """Leave gradients and buffers in the model; the flags must be those of all ranks by now."""
