@@ -69,11 +69,14 @@ def main() -> None:
 
 
 def exact_step(run: unisono.Run, model: nn.Module, x: object, y: Tensor, batch: int) -> Callable[[], None]:
-    from unisono.strategies.base import Micro
+    from unisono.strategies.base import Micro, StrategyContext
     from unisono.strategies.exact import Exact
+    from unisono.strategies.options import ExactOptions
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5, foreach=True)
-    strategy = Exact(model, run.transport, [range(r, r + 1) for r in range(run.world.world_size)], 0)
+    placement = [range(rank, rank + 1) for rank in range(run.world.world_size)]
+    context = StrategyContext(transport=run.transport, placement=placement, seed=0, device=run.device)
+    strategy = Exact(model, optimizer, context, ExactOptions())
     counter = iter(range(1, 10**9))
 
     def step() -> None:

@@ -54,13 +54,13 @@ def measure(run: unisono.Run, p: int, schedule: str, m: int) -> tuple[float, flo
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4 * p)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     placement = options.place(m, p)
-    strategy = Pipeline.build(
+    strategy = Pipeline(
         model,
         optimizer,
         StrategyContext(transport=run.transport, placement=placement, seed=0, device=run.device),
         options,
     )
-    front = strategy.front(model)
+    front = strategy.front
     x, y = torch.randn(SAMPLES, WIDTH), torch.randint(0, WIDTH, (SAMPLES,))
     sizes = [len(part) for part in cut(SAMPLES * m, m)]
 

@@ -19,8 +19,9 @@ from unisono.collectives.placement import cut, place_evenly
 from unisono.collectives.transport import Transport
 from unisono.determinism.switches import set_determinism
 from unisono.errors import StepError, UnisonoError
-from unisono.strategies.base import Gradients, Micro
+from unisono.strategies.base import Gradients, Micro, StrategyContext
 from unisono.strategies.exact import Exact
+from unisono.strategies.options import ExactOptions
 
 SIZES = (23, 12, 23, 7, 23, 3)
 Loss = Callable[[tuple[int, Tensor, Tensor]], Tensor]
@@ -37,6 +38,13 @@ def take(values: Tensor, part: range) -> Tensor:
     return values[part.start : part.stop].clone()
 
 
+def exact(model: nn.Module, optimizer: torch.optim.Optimizer, transport: Transport, replicas: int = 5) -> Exact:
+    """Return the strategy at work on this rank."""
+    placement = place_evenly(replicas, transport.world_size)
+    context = StrategyContext(transport=transport, placement=placement, seed=3, device=torch.device("cpu"))
+    return Exact(model, optimizer, context, ExactOptions())
+
+
 class Bench:
     """One model under the exact strategy on this rank."""
 
@@ -50,9 +58,9 @@ class Bench:
     ) -> None:
         self.model, self.transport, self.replicas = model, transport, replicas
         self.hosted = place_evenly(replicas, transport.world_size)[transport.rank]
-        self.strategy = Exact(model, transport, place_evenly(replicas, transport.world_size), seed=3)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer or torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
+        self.strategy = exact(model, self.optimizer, transport, replicas)
         self.digest = hashlib.sha256()
         self.step = 0
 
@@ -484,10 +492,9 @@ def refusals(transport: Transport) -> dict[str, Any]:
     sparse = Bench(transport, nn.EmbeddingBag(8, 4, sparse=True))
     tokens = torch.arange(32 * 3).reshape(32, 3) % 8
     said["sparse"] = message(lambda: sparse.gradients(23, x=tokens))
-    parts = place_evenly(5, transport.world_size)
     frozen_model = mlp().requires_grad_(False)
-    said["frozen"] = message(lambda: Exact(frozen_model, transport, parts, 0))
-    said["empty"] = message(lambda: Exact(nn.ReLU(), transport, parts, 0))
+    said["frozen"] = message(lambda: exact(frozen_model, bench.optimizer, transport))
+    said["empty"] = message(lambda: exact(nn.ReLU(), bench.optimizer, transport))
     bench.train()  # and after all that, a good step is computed
     return bench.report(
         vector="StepError" in said["vector"] and "(5,)" in said["vector"] and "mean" in said["vector"],

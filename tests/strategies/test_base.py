@@ -7,13 +7,17 @@ import torch
 from torch import nn
 
 from unisono.errors import ConfigError
-from unisono.strategies.base import check_trainable, mean_loss, scale_gradients
+from unisono.strategies.base import Shares, check_trainable, scale_gradients
 
 
 def test_the_mean_is_over_samples():
     """Micro-batches weigh by their samples; one without samples does not count, whatever its loss."""
-    assert mean_loss([3, 1, 0], [1.0, 5.0, math.nan], 4) == 2.0
-    assert math.isnan(mean_loss([3, 1], [1.0, math.nan], 4))
+    shares = Shares(7, 3)
+    assert (shares.sizes, shares.leaves, shares.mean([7.0, 0.0, 14.0])) == ([3, 2, 2], 3, 7.0)
+    assert math.isnan(shares.mean([1.0, math.nan, 1.0]))
+    few = Shares(2, 4)
+    assert (few.sizes, few.weights, few.leaves) == ([1, 1, 0, 0], [0.5, 0.5, 0.0, 0.0], 2)
+    assert few.mean([1.0, 5.0, math.nan, math.nan]) == 3.0
 
 
 @pytest.mark.parametrize("clip_norm", [0.5, 100.0])

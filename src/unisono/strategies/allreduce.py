@@ -6,7 +6,7 @@ on their own, and every few steps parameters and optimizer state are averaged.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -16,39 +16,32 @@ from torch.optim import Optimizer
 from unisono.collectives.execute import execute
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.schedules import plan
+from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import AllReduceOptions
-from unisono.strategies.parts.clipping import Clipping
-from unisono.strategies.parts.precision import Precise
+from unisono.strategies.parts.report import RankReport
+from unisono.strategies.precision import Precise
 
-ALGORITHMS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
+_PLANS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
 
 
 @final
 class AllReduce(Precise):
-    """See the module.
+    """See the module."""
 
-    Args:
-        options: `AllReduceOptions`.
-    """
+    options: AllReduceOptions
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: AllReduceOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: AllReduceOptions
     ) -> None:
-        super().__init__(model, optimizer, setting, options)
-        self.options = options
+        super().__init__(model, optimizer, context, options)
         self.keeps_equal = options.algorithm != "naive_ring" and options.sync_every == 1
         self._step, self._own_samples, self._after = 0, 0, 1.0
         self._is_averaged = True
         self._has_warned = False
         if options.algorithm == "torch" and self.transport.world_size > 1 and not dist.is_initialized():
             raise ConfigError("algorithm torch needs processes. Hint: algorithm ring or tree works in threads too.")
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def weight(self, num_samples: int, total: int) -> float:
         """See `Replicated.weight`; local steps take the mean over the rank's own samples."""
@@ -70,75 +63,37 @@ class AllReduce(Precise):
         if self.options.sync_every > 1:
             return
         grads = self.fill_absent()
-        for bucket in self._buckets(grads):
-            self.all_reduce(bucket)
+        all_reduce(grads, self.options.algorithm, self.options.bucket_mb, self.transport)
         if self._after != 1.0:
             torch._foreach_mul_(grads, self._after)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
-        """See `Strategy.update`; every `sync_every` steps the ranks meet."""
-        lr = super().update(model, optimizer, scheduler, clipping)
+    def apply(self) -> bool:
+        """See `Strategy.apply`; every `sync_every` steps the ranks take their mean."""
+        is_done = super().apply()
         if self.options.sync_every > 1:
             self._is_averaged = False
             if self._step % self.options.sync_every == 0:
                 self._average()
-        return lr
+        return is_done
 
-    def settle(self) -> None:
-        """See `Strategy.settle`; local steps are averaged first, which is a meeting out of turn."""
+    def align(self) -> None:
+        """See `Replicated.align`; local steps are averaged first, out of turn."""
         if not self._is_averaged:
             self._average()
-        super().settle()
+        super().align()
 
-    def settle_for_reading(self) -> None:
-        """See `Replicated.settle_for_reading`."""
-        self.settle()
-
-    def compare(self, heads: list[tuple[int, ...]]) -> None:
+    def compare(self, told: list[RankReport]) -> None:
         """See `Replicated.compare`; the naive ring is warned of, not stopped."""
-        super().compare(heads)
-        if self.options.algorithm == "naive_ring" and len({head[2] for head in heads}) > 1 and not self._has_warned:
+        super().compare(told)
+        differ = len({rank.gradient for rank in told}) > 1
+        if self.options.algorithm == "naive_ring" and differ and not self._has_warned:
             self._has_warned = True
             if self.transport.rank == 0:
                 warnings.warn(
-                    f"step {heads[0][0]}: the naive ring adds in another order on every rank, and the ranks' "
+                    f"step {told[0].step}: the naive ring adds in another order on every rank, and the ranks' "
                     "gradients differ now; their weights drift apart from here on. Hint: algorithm='ring' or 'tree'.",
                     stacklevel=2,
                 )
-
-    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one dtype by their sums over all ranks, as one message; collective."""
-        world_size = self.transport.world_size
-        if world_size == 1 or not tensors:
-            return
-        count = sum(tensor.numel() for tensor in tensors)
-        flat = tensors[0].new_zeros(padded_length(count, world_size))
-        torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=flat[:count])
-        if self.options.algorithm == "torch":
-            dist.all_reduce(flat)
-            self.transport.bytes_sent += 2 * (world_size - 1) * flat.nbytes // world_size  # as a ring does
-        elif self.options.algorithm == "tree":
-            leaves = [range(rank, rank + 1) for rank in range(world_size)]
-            rank = self.transport.rank
-            tree_all_reduce([((rank, rank + 1), flat)], leaves, world_size, flat, self.transport)
-        else:
-            execute(plan(ALGORITHMS[self.options.algorithm], world_size), flat, self.transport)
-        for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
-            tensor.detach().copy_(piece.view(tensor.shape))
-
-    def _buckets(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield the tensors one by one, or in groups of one dtype up to the bucket's size."""
-        if self.options.bucket_mb is None:
-            yield from ([tensor] for tensor in tensors)
-            return
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            bucket: list[Tensor] = []
-            for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
-                if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > self.options.bucket_mb * 2**20:
-                    yield bucket
-                    bucket = []
-                bucket.append(tensor)
-            yield bucket
 
     def _average(self) -> None:
         """Give all ranks the mean of their parameters and floating-point optimizer states."""
@@ -153,6 +108,52 @@ class AllReduce(Precise):
             ]
         with torch.no_grad():
             torch._foreach_div_(values, world_size)
-            for bucket in self._buckets(values):
-                self.all_reduce(bucket)
+            all_reduce(values, self.options.algorithm, self.options.bucket_mb, self.transport)
         self._is_averaged = True
+
+
+def all_reduce(tensors: Sequence[Tensor], algorithm: str, bucket_mb: float | None, transport: Transport) -> None:
+    """Replace tensors by their sums over all ranks; collective.
+
+    Args:
+        tensors: Of any dtypes.
+        algorithm: As the option of `AllReduceOptions`.
+        bucket_mb: Size of a message; None means one message for each tensor.
+        transport: Joins the ranks.
+    """
+    if transport.world_size > 1:
+        for bucket in _buckets(tensors, bucket_mb):
+            _reduce_bucket(bucket, algorithm, transport)
+
+
+def _buckets(tensors: Sequence[Tensor], bucket_mb: float | None) -> Iterator[list[Tensor]]:
+    """Yield the tensors one by one, or in groups of one dtype up to the bucket's size."""
+    if bucket_mb is None:
+        yield from ([tensor] for tensor in tensors)
+        return
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        bucket: list[Tensor] = []
+        for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
+            if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > bucket_mb * 2**20:
+                yield bucket
+                bucket = []
+            bucket.append(tensor)
+        yield bucket
+
+
+def _reduce_bucket(tensors: Sequence[Tensor], algorithm: str, transport: Transport) -> None:
+    """Replace tensors of one dtype by their sums, as one message."""
+    world_size, rank = transport.world_size, transport.rank
+    count = sum(tensor.numel() for tensor in tensors)
+    flat = tensors[0].new_zeros(padded_length(count, world_size))
+    torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=flat[:count])
+    if algorithm == "torch":
+        dist.all_reduce(flat)
+        transport.bytes_sent += 2 * (world_size - 1) * flat.nbytes // world_size  # as a ring does
+    elif algorithm == "tree":
+        leaves = [range(number, number + 1) for number in range(world_size)]
+        tree_all_reduce([((rank, rank + 1), flat)], leaves, world_size, flat, transport)
+    else:
+        execute(plan(_PLANS[algorithm], world_size), flat, transport)
+    for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(piece.view(tensor.shape))

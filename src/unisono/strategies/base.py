@@ -1,11 +1,13 @@
 """What every strategy is: it turns a step's micro-batches into one update on every rank's model."""
 
 import contextlib
+import functools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
+from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
 from unisono.determinism import optimizer_step
 from unisono.errors import ConfigError, StepError
@@ -112,15 +115,31 @@ def check_reached(step: int, *, is_reached: bool) -> None:
         )
 
 
-def mean_loss(sizes: Iterable[int], losses: Iterable[float], num_samples: int) -> float:
-    """Return the mean loss over a batch of `num_samples` from the mean losses of its micro-batches.
+@final
+class Shares:
+    """How a batch is shared out among replicas.
 
     Args:
-        sizes: Samples of each micro-batch; those without any do not count.
-        losses: Of each micro-batch.
         num_samples: Of the whole batch.
+        replicas: Of a whole step.
+
+    Attributes:
+        sizes: Samples of each replica; those without any come last.
+        weights: The share of each replica in the batch.
+        leaves: Replicas with a sample.
     """
-    return math.fsum(size / num_samples * loss for size, loss in zip(sizes, losses, strict=True) if size)
+
+    def __init__(self, num_samples: int, replicas: int) -> None:
+        self.sizes = [len(part) for part in cut(num_samples, replicas)]
+        self.weights = [size / num_samples for size in self.sizes]
+        self.leaves = min(num_samples, replicas)
+
+    def mean(self, losses: Iterable[float]) -> float:
+        """Return the mean loss over the batch from the mean losses of the micro-batches, in replica order."""
+        return math.fsum(map(operator.mul, self.weights[: self.leaves], losses))
+
+
+_shares = functools.lru_cache(maxsize=64)(Shares)
 
 
 def scale_gradients(grads: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
@@ -131,32 +150,40 @@ def scale_gradients(grads: Sequence[Tensor], norm: Tensor, clip_norm: float) -> 
 class Strategy(ABC):
     """Computes a step's gradients on every rank, and owns whatever differs between strategies.
 
-    Where a method gets model or optimizer, they are those that `build` was given. All methods are collective.
+    It does all wrapping and sharding when it is built. All methods are collective.
+
+    Args:
+        model: As the program has built it, on its device.
+        optimizer: Of its parameters.
+        context: Where the strategy works.
+        options: Its options, see `unisono.strategies.options`.
 
     Attributes:
+        front: What the program calls in place of its model.
         transport: Joins the ranks.
+        placement: The replicas that each rank computes, in rank order.
+        replicas: Micro-batches of a whole step.
         is_sharded: Whether a rank holds a part of the weights only, so that hashing them needs all ranks.
         evaluates_alike: Whether a forward pass in evaluation needs all ranks, so that they must do equally many.
         keeps_equal: Whether the ranks must hold the same weights after every step.
         saves_alone: Whether every rank holds the whole state after every step, so that one can save it by itself.
         is_stop_asked: Whether this rank has been asked to stop the run; asked once a step, which tells all ranks.
+
+    Raises:
+        ConfigError: Model, optimizer and options do not fit, or the model has no trainable parameter.
     """
 
-    transport: Transport
     is_sharded: bool = False
     evaluates_alike: bool = False
     keeps_equal: bool = False
     saves_alone: bool = False
     is_stop_asked: Callable[[], bool] = staticmethod(lambda: False)
 
-    @classmethod
-    @abstractmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """Return the strategy at work on a model; it does all wrapping and sharding.
-
-        Raises:
-            ConfigError: Model, optimizer and options do not fit.
-        """
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: Any) -> None:
+        check_trainable(model)
+        self.model, self.optimizer, self.context, self.options = model, optimizer, context, options
+        self.transport, self.placement, self.replicas = context.transport, context.placement, context.replicas
+        self.front = model
 
     @abstractmethod
     def compute_gradients(
@@ -178,35 +205,40 @@ class Strategy(ABC):
             RankDivergence: The ranks are not at the same step, or not with the same weights.
         """
 
-    def front(self, model: nn.Module) -> nn.Module:
-        """Return what the program calls in place of its model."""
-        return model
+    def shares(self, num_samples: int) -> Shares:
+        """Return how a batch of so many samples is shared out among the replicas."""
+        return _shares(num_samples, self.replicas)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
+    def update(self, scheduler: Any) -> float:
         """Clip, step the optimizer, step the scheduler; returns the learning rate that was used (first group)."""
-        lr = float(optimizer.param_groups[0]["lr"])
-        self.clip_gradients(model, clipping)
-        optimizer_step.step(optimizer)
-        if scheduler is not None:
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        if self.apply() and scheduler is not None:
             scheduler.step()
         return lr
 
-    def clip_gradients(self, model: nn.Module, clipping: Clipping) -> None:
+    def apply(self) -> bool:
+        """Clip and step the optimizer; return whether that has been done, so that the scheduler steps too."""
+        self.clip_gradients()
+        optimizer_step.step(self.optimizer)
+        return True
+
+    def clip_gradients(self) -> None:
         """Limit the gradients of this rank, as all ranks do theirs."""
+        clipping = self.context.clipping
         if clipping.norm is not None:
-            self.clip(model, clipping.norm)
+            self.clip_norm(clipping.norm)
         elif clipping.value is not None:
-            self.clip_each(model, clipping.value)
+            self.clip_values(clipping.value)
 
-    def clip_each(self, model: nn.Module, clip_value: float) -> None:
-        """Set every element of the gradients that is larger than `clip_value` in magnitude to it, sign kept."""
-        with_gradient = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    def clip_norm(self, limit: float) -> None:
+        """Scale the gradients so that their norm over the whole model is at most `limit`."""
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
+
+    def clip_values(self, limit: float) -> None:
+        """Set every element of the gradients that is larger than `limit` in magnitude to it, sign kept."""
+        with_gradient = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if with_gradient:  # a server, a stage or a rank without a sample may have none
-            torch.nn.utils.clip_grad_value_(with_gradient, clip_value, foreach=True)
-
-    def clip(self, model: nn.Module, clip_norm: float) -> None:
-        """Scale the gradients so that their norm over the whole model is at most `clip_norm`."""
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm, foreach=True)
+            torch.nn.utils.clip_grad_value_(with_gradient, limit, foreach=True)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Return what surrounds evaluation: inside, every rank's model has the run's weights and buffers."""
@@ -215,27 +247,14 @@ class Strategy(ABC):
     def settle(self) -> None:  # noqa: B027 - most strategies keep all ranks equal anyway
         """Bring all ranks to one state before it is saved or hashed."""
 
-    def pack(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        values: Mapping[str, Any],
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> State:
+    def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:
         """Return the whole run's state, independent of the number of ranks; after `settle`."""
-        return checkpoint_format.pack(model, optimizer, scheduler, {**values, "strategy": self.extra_state()}, objects)
+        values = {"strategy": self.extra_state()}
+        return checkpoint_format.pack(self.model, self.optimizer, scheduler, values, objects)
 
-    def unpack(
-        self,
-        state: State,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> None:
+    def unpack(self, state: State, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> None:
         """Put a state back that `pack` has returned, here or on another number of ranks."""
-        values = checkpoint_format.unpack(state, model, optimizer, scheduler, objects)
+        values = checkpoint_format.unpack(state, self.model, self.optimizer, scheduler, objects)
         self.load_extra_state(values.get("strategy", {}))
 
     def extra_state(self) -> dict[str, Any]:
@@ -245,9 +264,9 @@ class Strategy(ABC):
     def load_extra_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
         """Take over what `extra_state` has returned."""
 
-    def fingerprint(self, model: nn.Module) -> str:
+    def fingerprint(self) -> str:
         """Return the SHA-256 over all parameters and buffers in name order; after `settle`."""
-        return checkpoint_format.fingerprint(model)
+        return checkpoint_format.fingerprint(self.model)
 
     def report(self) -> dict[str, Any]:
         """Return what else ``result.json`` should hold (staleness, bytes); JSON-able."""
@@ -255,17 +274,3 @@ class Strategy(ABC):
 
     def close(self) -> None:  # noqa: B027 - most strategies own nothing
         """Release what the strategy opened; safe to call twice."""
-
-
-__all__ = [
-    "Gradients",
-    "LossFunction",
-    "Micro",
-    "State",
-    "Strategy",
-    "StrategyContext",
-    "check_reached",
-    "check_trainable",
-    "mean_loss",
-    "scale_gradients",
-]

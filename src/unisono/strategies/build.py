@@ -17,4 +17,4 @@ def build(options: StrategyOptions, model: nn.Module, optimizer: Optimizer, cont
     """
     module, _, name = options.engine.partition(":")
     kind: type[Strategy] = getattr(importlib.import_module(f"unisono.strategies.{module}"), name)
-    return kind.build(model, optimizer, context, options)
+    return kind(model, optimizer, context, options)

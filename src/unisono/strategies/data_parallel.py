@@ -11,7 +11,7 @@ samples, and the others equal shares of the rest (see `split.balanced_sizes`).
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -25,33 +25,29 @@ from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import BalancedDPOptions, DPOptions
-from unisono.strategies.parts.precision import Precise
 from unisono.strategies.parts.split import balanced_sizes
+from unisono.strategies.precision import Precise
 
 
 @final
 class DataParallel(Precise):
     """See the module."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: DPOptions) -> None:
-        super().__init__(model, optimizer, setting, options)
-        self._options = options
-        if setting.device.type == "cuda":
+    options: DPOptions
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: DPOptions) -> None:
+        super().__init__(model, optimizer, context, options)
+        if context.device.type == "cuda":
             count = torch.cuda.device_count()
             if options.devices > count:
                 raise ConfigError(f"expected devices <= {count}, got {options.devices}. Hint: --devices {count}.")
             self._devices = [torch.device("cuda", index) for index in range(options.devices)]
         else:
-            self._devices = [setting.device] * options.devices
+            self._devices = [context.device] * options.devices
         self._draws: bool | None = None  # whether forward passes draw random numbers
         self._calls = 0
         self._step = 0
         self.sizes: list[int] = []
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def begin(self, step: int, samples: list[int]) -> None:
         """See `Replicated.begin`."""
@@ -63,9 +59,9 @@ class DataParallel(Precise):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`: scatter, replicate, run, gather."""
-        dim = self._options.dim
+        dim = self.options.dim
         batch = _size_along((args, kwargs), dim)
-        first = self._options.gpu0_bsz if isinstance(self._options, BalancedDPOptions) else None
+        first = self.options.gpu0_bsz if isinstance(self.options, BalancedDPOptions) else None
         count = len(self._devices)
         self.sizes = [len(p) for p in cut(batch, count)] if first is None else balanced_sizes(batch, first, count)
         used = [index for index, size in enumerate(self.sizes) if size]
@@ -73,13 +69,13 @@ class DataParallel(Precise):
         moved = [move(pieces[index], self._devices[index]) for index in used]
         outputs = self._run(self._replicas(used), used, moved)
         self._calls += 1
-        if self.setting.device.type == "cuda":
-            return gather(outputs, self.setting.device, dim)
+        if self.context.device.type == "cuda":
+            return gather(outputs, self.context.device, dim)
         return _joined(outputs, dim)
 
     def _replicas(self, used: list[int]) -> list[nn.Module]:
         """Return the copies of the model; the first one with samples is the model itself."""
-        if self.setting.device.type == "cuda":
+        if self.context.device.type == "cuda":
             return replicate(self.model, [self._devices[index] for index in used])
         return [_shadow(self.model) if number else self.model for number in range(len(used))]
 
@@ -89,7 +85,7 @@ class DataParallel(Precise):
         for number, index in enumerate(used):
             if index:
                 drew |= not torch.equal(torch.default_generator.get_state(), before)
-                set_generators(mix(self.setting.seed, "device", self._step, self._calls, index))
+                set_generators(mix(self.context.seed, "device", self._step, self._calls, index))
                 before = torch.default_generator.get_state()
             run_replica(number)
         drew |= not torch.equal(torch.default_generator.get_state(), before)
@@ -99,8 +95,8 @@ class DataParallel(Precise):
         results: list[Any] = [None] * len(replicas)
         is_grad_enabled = torch.is_grad_enabled()
         autocast = (
-            torch.is_autocast_enabled(self.setting.device.type),
-            torch.get_autocast_dtype(self.setting.device.type),
+            torch.is_autocast_enabled(self.context.device.type),
+            torch.get_autocast_dtype(self.context.device.type),
         )
 
         def run_replica(number: int) -> None:
@@ -108,13 +104,13 @@ class DataParallel(Precise):
                 args, kwargs = inputs[number]
                 with (
                     torch.set_grad_enabled(is_grad_enabled),
-                    torch.autocast(self.setting.device.type, enabled=autocast[0], dtype=autocast[1]),
+                    torch.autocast(self.context.device.type, enabled=autocast[0], dtype=autocast[1]),
                 ):
                     results[number] = replicas[number](*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
                 results[number] = error
 
-        if self._draws is not False and self.setting.device.type == "cpu":
+        if self._draws is not False and self.context.device.type == "cpu":
             self._run_in_turn(run_replica, used)
         else:
             threads = [threading.Thread(target=run_replica, args=(number,)) for number in range(len(replicas))]

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from unisono.collectives.transport import Transport
 from unisono.errors import StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import DDPOptions
-from unisono.strategies.parts.precision import Precise
+from unisono.strategies.precision import Precise
 
 
 def join_alone(transport: Transport) -> GroupOwner:
@@ -50,9 +50,10 @@ class DDP(Precise):
     (a short last batch) is reduced after backward instead.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: DDPOptions) -> None:
-        super().__init__(model, optimizer, setting, options)
-        self.options = options
+    options: DDPOptions
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: DDPOptions) -> None:
+        super().__init__(model, optimizer, context, options)
         self._group = join_alone(self.transport)
         self._wrapped: list[nn.Parameter] = []
         self._is_called = False
@@ -62,11 +63,6 @@ class DDP(Precise):
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`."""
@@ -86,11 +82,11 @@ class DDP(Precise):
     def passing(self, *, is_last: bool) -> Iterator[None]:
         """See `Replicated.passing`; only the last micro-batch's backward pass reduces."""
         if self._is_short:
-            self.plain_front.call = self.model
+            self.front.call = self.model
             try:
                 yield
             finally:
-                self.plain_front.call = self.forward
+                self.front.call = self.forward
             return
         self._is_called = False
         with contextlib.nullcontext() if is_last else self._ddp.no_sync():
@@ -133,15 +129,9 @@ class DDP(Precise):
 
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`; only where backward could not do it."""
-        if not self._is_short or self.transport.world_size == 1:
-            return
-        trainable = self.trainable()
-        present = torch.tensor([parameter.grad is not None for parameter in trainable], dtype=torch.int32)
-        dist.all_reduce(present, op=dist.ReduceOp.MAX)
-        for parameter, is_present in zip(trainable, present.tolist(), strict=True):
-            if is_present:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(parameter.grad)
+        if self._is_short and self.transport.world_size > 1:
+            for grad in self.fill_absent():
+                dist.all_reduce(grad)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """See `Strategy.compute_gradients`."""
@@ -156,7 +146,7 @@ class DDP(Precise):
         self._group.close()
 
     def _wrap(self) -> None:
-        options, device = self.options, self.setting.device
+        options, device = self.options, self.context.device
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         # torch 2.13 renamed broadcast_buffers; the old name warns there, the new one is missing before.
         sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"

@@ -9,7 +9,7 @@ be tried before GPUs are there. On GPUs a process has several (``--devices``), a
 """
 
 from collections.abc import Mapping
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from unisono.data.loader import move
 from unisono.errors import ConfigError
-from unisono.strategies.allreduce import AllReduce
+from unisono.strategies.allreduce import all_reduce
 from unisono.strategies.base import StrategyContext
-from unisono.strategies.options import AllReduceOptions, ModelParallelOptions
+from unisono.strategies.options import ModelParallelOptions
 from unisono.strategies.parts.split import cut_by_cost
 from unisono.strategies.replicated import Replicated
 
@@ -29,9 +29,9 @@ class ModelParallel(Replicated):
     """See the module."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: ModelParallelOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: ModelParallelOptions
     ) -> None:
-        super().__init__(model, optimizer, setting)
+        super().__init__(model, optimizer, context, options)
         layers = dict(model.named_children())
         self.stages = place_layers(layers, options)
         self._devices = self._own_devices(options.devices)
@@ -39,20 +39,14 @@ class ModelParallel(Replicated):
             for name in names:
                 layers[name].to(self._devices[stage])
                 layers[name].register_forward_pre_hook(_bring_to(self._devices[stage]), with_kwargs=True)
-        self._averager = AllReduce(model, optimizer, setting, AllReduceOptions(algorithm="tree", bucket_mb=25.0))
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`; the output comes back to the run's device."""
-        return move(self.model(*args, **kwargs), self.setting.device)
+        return move(self.model(*args, **kwargs), self.context.device)
 
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`."""
-        self._averager.reduce(step)
+        all_reduce(self.fill_absent(), "tree", 25.0, self.transport)
 
     def report(self) -> dict[str, Any]:
         """See `Strategy.report`: which layers each device has, and the bytes of their parameters."""
@@ -65,9 +59,9 @@ class ModelParallel(Replicated):
         }
 
     def _own_devices(self, count: int) -> list[torch.device]:
-        if self.setting.device.type != "cuda":
-            return [self.setting.device] * count
-        first = (self.setting.device.index or 0) * count
+        if self.context.device.type != "cuda":
+            return [self.context.device] * count
+        first = (self.context.device.index or 0) * count
         if first + count > torch.cuda.device_count():
             raise ConfigError(
                 f"expected GPUs {first} to {first + count - 1} for this process, got {torch.cuda.device_count()} GPUs. "

@@ -7,13 +7,12 @@ all ranks is the gradient of the mean over the whole batch, however unevenly it 
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.collectives.placement import cut
 from unisono.determinism.switches import checksum
 from unisono.errors import RankDivergence, StepError
 from unisono.strategies.base import (
@@ -23,101 +22,87 @@ from unisono.strategies.base import (
     Strategy,
     StrategyContext,
     check_reached,
-    check_trainable,
-    mean_loss,
 )
 from unisono.strategies.parts.backward import run_backward
-from unisono.strategies.parts.drift import Head, compare
+from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.front import Front
-from unisono.strategies.parts.rank_buffers import RankBuffers
-from unisono.strategies.parts.report import StepReport
+from unisono.strategies.parts.report import RankReport, StepReport
+from unisono.strategies.parts.tensor_bytes import broadcast
 
 
 class Replicated(Strategy):
-    """The common part.
-
-    Args:
-        model: Plain, on its device.
-        optimizer: Of its parameters.
-        setting: Where to work.
-
-    Raises:
-        ConfigError: The model has no trainable parameter.
-    """
+    """The common part."""
 
     keeps_equal = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext) -> None:
-        self.model, self.optimizer, self.setting = model, optimizer, setting
-        self.transport, self.placement = setting.transport, setting.placement
-        self.plain_front = Front(model, self.forward)
-        self._buffers = RankBuffers(model, setting.transport)
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: Any) -> None:
+        super().__init__(model, optimizer, context, options)
+        self.front: Front = Front(model, self.forward)
         self.buffer_root = 0  # whose batch statistics are the run's
         self._parameters = dict(model.named_parameters())
-        check_trainable(model)
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting)
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`."""
-        replicas = self.setting.replicas
-        sizes = [len(part) for part in cut(num_samples, replicas)]
-        report = StepReport(replicas)
+        shares, report = self.shares(num_samples), StepReport(self.replicas)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self.begin(step, [sum(sizes[replica] for replica in hosted) for hosted in self.placement])
-        weights = self.weights_checksum()
-        hosted = [replica for replica in self.placement[self.transport.rank] if sizes[replica]]
+        self.begin(step, [sum(shares.sizes[replica] for replica in hosted) for hosted in self.placement])
+        weights = checksum(self._parameters.values())
+        hosted = [replica for replica in self.placement[self.transport.rank] if replica < shares.leaves]
         done = 0
         for micro in micros:
             done += 1
             with self.passing(is_last=done == len(hosted)):
                 loss = run_backward(
                     self.wrapped(loss_function), micro, self.weight(micro.num_samples, num_samples),
-                    seed=self.setting.seed, step=step, replicas=replicas,
+                    seed=self.context.seed, step=step, replicas=self.replicas,
                 )  # fmt: skip
             report.note(micro.replica, loss.item())
         if done != len(hosted):
             raise StepError(f"step {step}: this rank computes replicas {hosted}, but got {done} micro-batches.")
         self.reduce(step)
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        head = [step, weights, checksum(grads), int(self.are_finite(grads)), int(self.is_stop_asked()), len(grads)]
-        heads = report.merge(self.transport, self.placement, self.speakers(), head)
-        check_reached(step, is_reached=any(told[5] for told in heads))
-        self.compare(heads)
-        bad = [replica for replica in range(replicas) if sizes[replica] and not report.finite[replica]]
-        if not bad and self.refuses_non_finite() and not all(told[3] for told in heads):
-            bad = [replica for replica in range(replicas) if sizes[replica]]  # the sum says not whose it is
+        told = report.merge(
+            self.transport,
+            RankReport(
+                step, weights, checksum(grads), is_finite=self.are_finite(grads), is_reached=bool(grads),
+                is_stop_asked=self.is_stop_asked(),
+            ),
+        )  # fmt: skip
+        check_reached(step, is_reached=any(rank.is_reached for rank in told))
+        self.compare(told)
+        bad = report.bad_replicas()
+        if not bad and self.refuses_non_finite() and not all(rank.is_finite for rank in told):
+            bad = tuple(range(shares.leaves))  # the sum says not whose it is
         return Gradients(
-            loss=mean_loss(sizes, report.losses, num_samples),
-            checksum=self.merged_checksum(heads),
-            weights=heads[0][1],
-            bad_replicas=tuple(bad),
-            is_stop_asked=any(told[4] for told in heads),
+            loss=shares.mean(report.losses[: shares.leaves].tolist()),
+            checksum=self.merged_checksum(told),
+            weights=told[0].weights,
+            bad_replicas=bad,
+            is_stop_asked=any(rank.is_stop_asked for rank in told),
         )
 
-    def front(self, model: nn.Module) -> nn.Module:
-        """See `Strategy.front`."""
-        return self.plain_front
-
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
         """See `Strategy.reading`; calls go to the plain model meanwhile."""
-        return self._reading()
+        self.align()
+        self.front.call = self.model
+        try:
+            yield
+        finally:
+            self.front.call = self.forward
 
     def settle(self) -> None:
         """See `Strategy.settle`."""
-        self._buffers.sync(self.buffer_root)
+        self.align()
 
     # What subclasses change.
 
-    def settle_for_reading(self) -> None:
-        """Bring weights and buffers, but not optimizer states, to all ranks."""
-        self._buffers.sync(self.buffer_root)
+    def align(self) -> None:
+        """Bring the run's weights and buffers to all ranks; collective."""
+        self.sync_buffers()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Do what a call of the model does in training."""
@@ -129,7 +114,7 @@ class Replicated(Strategy):
 
     def begin(self, step: int, samples: list[int]) -> None:
         """Prepare a step of which each rank computes so many samples."""
-        self._buffers.sync(self.buffer_root)
+        self.sync_buffers()
 
     @contextlib.contextmanager
     def passing(self, *, is_last: bool) -> Iterator[None]:
@@ -143,23 +128,15 @@ class Replicated(Strategy):
     def reduce(self, step: int) -> None:
         """Leave the sum over all ranks in every ``param.grad``."""
 
-    def speakers(self) -> list[int]:
-        """Return the ranks that know the losses of the replicas placed on them."""
-        return list(range(self.transport.world_size))
-
     def refuses_non_finite(self) -> bool:
         """Whether NaN and infinity in gradients stop the run; in a loss they always do."""
         return True
 
-    def merged_checksum(self, heads: list[tuple[int, ...]]) -> int:
-        """Return the checksum of the whole gradient from every rank's head."""
-        return heads[0][2]
+    def merged_checksum(self, told: list[RankReport]) -> int:
+        """Return the checksum of the whole gradient from what every rank says."""
+        return told[0].gradient
 
-    def told_gradient(self, head: tuple[int, ...]) -> int:
-        """Return the checksum of a head's gradient, as far as it must be equal on all ranks."""
-        return head[2]
-
-    def compare(self, heads: list[tuple[int, ...]]) -> None:
+    def compare(self, told: list[RankReport]) -> None:
         """Stop where ranks hold different weights or gradients.
 
         Raises:
@@ -167,17 +144,23 @@ class Replicated(Strategy):
         """
         if not self.keeps_equal:
             return
-        compare([Head(*head[:2]) for head in heads], self._parameters, self.transport)
-        gradients = [self.told_gradient(head) for head in heads]
+        compare([rank.head for rank in told], self._parameters, self.transport)
+        if not self.options.shares_gradients:
+            return
+        gradients = [rank.gradient for rank in told]
         usual = max(gradients, key=gradients.count)
         for rank, gradient in enumerate(gradients):
             if gradient != usual:
                 raise RankDivergence(
-                    f"step {heads[rank][0]}: rank {rank} has another gradient ({gradient:016x}) than the others "
+                    f"step {told[rank].step}: rank {rank} has another gradient ({gradient:016x}) than the others "
                     f"({usual:016x}), from equal weights. Hint: all ranks must change gradients alike."
                 )
 
     # Helpers.
+
+    def sync_buffers(self) -> None:
+        """Overwrite every rank's buffers with those of the rank `buffer_root`; collective."""
+        broadcast([buffer for _, buffer in self.model.named_buffers()], self.transport, self.buffer_root)
 
     def fill_absent(self) -> list[Tensor]:
         """Give zeros to every parameter that has a gradient on another rank only; return all gradients; collective."""
@@ -195,20 +178,7 @@ class Replicated(Strategy):
         """Return the trainable parameters, in the model's order."""
         return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
 
-    def weights_checksum(self) -> int:
-        """Return the checksum of the weights on this rank."""
-        return checksum(self._parameters.values())
-
     @staticmethod
     def are_finite(grads: Iterable[Tensor]) -> bool:
         """Whether no gradient is NaN or infinite."""
         return all(bool(grad.sum().isfinite()) or bool(grad.isfinite().all()) for grad in grads)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        self.settle_for_reading()
-        self.plain_front.call = self.model
-        try:
-            yield
-        finally:
-            self.plain_front.call = self.forward

@@ -66,7 +66,7 @@ class Parts:
         if len(self.optimizer.param_groups) != self._num_groups:
             raise CheckpointError(self._regrouped())
         self.before_pack(self)
-        return self.strategy.pack(self.model, self.optimizer, self.scheduler, {}, self.registered)
+        return self.strategy.pack(self.scheduler, self.registered)
 
     def check_storable(self, *, is_begun: bool = False) -> None:
         """Refuse now what could not be saved later; looks at every value, copies no weight.
@@ -101,7 +101,7 @@ class Parts:
                 f"the checkpoint holds the registered parts {sorted(registered)}, this program registers "
                 f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
             )
-        self.strategy.unpack(state, self.model, self.optimizer, self.scheduler, self.registered)
+        self.strategy.unpack(state, self.scheduler, self.registered)
 
     def _regrouped(self) -> str:
         return (

@@ -190,7 +190,7 @@ class Run:
             non_finite=self.non_finite, first_look=self.first_look,
             inside=InsideLoss(model, optimizer, self.strategy, setting),
         )  # fmt: skip
-        return parts.strategy.front(model), optimizer
+        return parts.strategy.front, optimizer
 
     def load_weights(self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True) -> Loaded:
         """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.

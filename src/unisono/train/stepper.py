@@ -15,7 +15,7 @@ from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, StrategyContext
-from unisono.strategies.parts.drift import Sentinel
+from unisono.strategies.parts.drift import compare_now
 from unisono.train.between import Between
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.first_look import FirstLook
@@ -91,7 +91,7 @@ class Stepper:
             progress.keep(parts, is_last=step == last)
         progress.keep_last(parts)
         if parts.strategy.keeps_equal:
-            Sentinel(parts.model, setting.transport).compare_now(progress.done)  # the last update too
+            compare_now(parts.model, setting.transport, progress.done)  # the last update too
         progress.finish(parts)
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
@@ -113,8 +113,7 @@ class Stepper:
         is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(step, batch.indices, gradients.losses, parts.model))
         watch.updating()
-        how = (parts.model, parts.optimizer, parts.scheduler, self._setting.clipping)
-        lr = strategy.update(*how) if is_finite else math.nan
+        lr = strategy.update(parts.scheduler) if is_finite else math.nan
         progress.done = step
         progress.is_stopping = gradients.is_stop_asked and self._record.path is not None
         watch.done(step)

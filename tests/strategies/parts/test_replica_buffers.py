@@ -42,7 +42,7 @@ def step(buffers, model, transport, hosted, act, weights):
 
 def test_what_is_kept():
     """Each buffer counts once, also where modules share it; floats come first, None is nothing."""
-    buffers = ReplicaBuffers(Holder())
+    buffers = ReplicaBuffers(Holder().named_modules())
     assert (buffers.num_buffers, buffers.num_float) == (4, 2)
     assert [len(buffer) for buffer in buffers.floats()] == [2, 1]
     assert [len(buffer) for buffer in buffers.saved_floats().values()] == [2]
@@ -57,7 +57,7 @@ def test_replicas_do_not_see_each_other():
         model.count.add_(1 + replica)
         model.mean = model.mean + replica
 
-    step(ReplicaBuffers(model), model, LoopbackTransport(), range(3), act, [0.5, 0.25, 0.25])
+    step(ReplicaBuffers(model.named_modules()), model, LoopbackTransport(), range(3), act, [0.5, 0.25, 0.25])
     assert seen == [(5, [1.0, 2.0])] * 3
     assert model.count.item() == 8  # the largest
     assert model.mean.tolist() == [1.75, 2.75]  # the weighted mean of +0, +1, +2
@@ -68,7 +68,14 @@ def test_untouched_buffers_keep_their_bits():
     """Fifths of a value that do not add up to it do no harm where nobody changed it."""
     model = Holder()
     model.mean.copy_(torch.tensor([0.1, -0.0]))
-    step(ReplicaBuffers(model), model, LoopbackTransport(), range(5), lambda model, replica: None, [0.2] * 5)
+    step(
+        ReplicaBuffers(model.named_modules()),
+        model,
+        LoopbackTransport(),
+        range(5),
+        lambda model, replica: None,
+        [0.2] * 5,
+    )
     assert model.mean.equal(torch.tensor([0.1, 0.0]))
     assert model.mean.signbit().tolist() == [False, True]
 
@@ -84,7 +91,7 @@ def test_counters_over_ranks():
             model.count.sub_(3 - replica)
             model.mask[1] = replica == 0
 
-        step(ReplicaBuffers(model), model, transport, hosted, act, [0.5, 0.25, 0.25])
+        step(ReplicaBuffers(model.named_modules()), model, transport, hosted, act, [0.5, 0.25, 0.25])
         return model.count.item(), model.mask.tolist()
 
     assert run_threads(program, 3) == [[4, [True, True]]] * 3
@@ -93,6 +100,6 @@ def test_counters_over_ranks():
 def test_a_model_without_buffers():
     """Nothing to keep apart is nothing to do."""
     model = nn.Linear(2, 2)
-    buffers = ReplicaBuffers(model)
+    buffers = ReplicaBuffers(model.named_modules())
     step(buffers, model, LoopbackTransport(), range(2), lambda model, replica: None, [0.5, 0.5])
     assert (buffers.num_buffers, buffers.floats()) == (0, [])

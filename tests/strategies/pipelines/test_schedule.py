@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
+from strategies.pipelines.schedule_proofs import PlanError, check, idle_share, timeline
 from unisono.errors import ConfigError
-from unisono.strategies.pipelines.schedule import SCHEDULES, Action, bubble, check, idle_share, plan, timeline
+from unisono.strategies.pipelines.schedule import SCHEDULES, Action, bubble, plan
 
 RANKS, CHUNKS, MICROS = st.integers(1, 6), st.integers(1, 3), st.integers(0, 17)
 
@@ -32,7 +33,7 @@ def test_a_wrong_plan_is_found(change, message):
     """The control: two moves swapped, one left out, one too many, backward before forward."""
     actions = plan("1f1b", 2, 1, 4)
     check(actions, 2, 4)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(PlanError, match=message):
         check(change(actions), 2, 4)
 
 

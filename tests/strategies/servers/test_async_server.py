@@ -13,7 +13,8 @@ import unisono
 from ranks import once, run_processes
 from strategies import async_programs
 from unisono.errors import ConfigError
-from unisono.strategies.servers.channels import decode, encode, from_bytes, to_bytes
+from unisono.strategies.parts.tensor_bytes import from_bytes, to_bytes
+from unisono.strategies.servers.channels import decode, encode
 
 TESTS = Path(__file__).parents[2]
 

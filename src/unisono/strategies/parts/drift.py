@@ -1,18 +1,17 @@
-"""The drift sentinel: ranks whose weights are no longer the same bits are named, with the first parameter and the step.
+"""Ranks whose weights are no longer the same bits are named, with the first parameter and the step.
 
 The heads compared are a step number and one checksum over all weights; only when they differ are the parameters
 compared one by one.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
 from unisono.determinism.switches import checksum, checksums
 from unisono.errors import RankDivergence
-from unisono.options.quantities import STEPS
 
 
 class Head(NamedTuple):
@@ -64,38 +63,16 @@ def compare(
     )
 
 
-@final
-class Sentinel:
-    """Compares the ranks' weights every few steps, for strategies that do not do it in every step.
+def compare_now(model: nn.Module, transport: Transport, step: int) -> None:
+    """Compare the parameters and buffers that the ranks hold now; collective.
 
-    Costs one pass over the weights and a message of 16 bytes.
+    For strategies that do not do it in every step; costs one pass over the weights and a message of 16 bytes.
 
-    Args:
-        model: Its parameters and buffers are compared.
-        transport: Joins the ranks.
-        every: Steps between comparisons.
+    Raises:
+        RankDivergence: As `compare`.
     """
-
-    def __init__(self, model: nn.Module, transport: Transport, *, every: int = 100) -> None:
-        self._model, self._transport, self._every = model, transport, STEPS.take("every", every)
-
-    def after(self, step: int) -> None:
-        """Compare if `step` (1-based) is one of those; collective, called by every rank after every step.
-
-        Raises:
-            RankDivergence: As `compare`.
-        """
-        if step % self._every == 0:
-            self.compare_now(step)
-
-    def compare_now(self, step: int) -> None:
-        """Compare whatever the step; collective.
-
-        Raises:
-            RankDivergence: As `compare`.
-        """
-        if self._transport.world_size == 1:
-            return
-        tensors = dict([*self._model.named_parameters(), *self._model.named_buffers()])
-        mine = [step, checksum(tensors.values())]
-        compare([Head(*head) for head in self._transport.all_gather_json(mine)], tensors, self._transport)
+    if transport.world_size == 1:
+        return
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    mine = [step, checksum(tensors.values())]
+    compare([Head(*head) for head in transport.all_gather_json(mine)], tensors, transport)

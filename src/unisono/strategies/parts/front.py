@@ -1,9 +1,18 @@
 """What the program calls in place of its model, where a strategy does the wrapping."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, Self, final
 
-from torch import Tensor, nn
+from torch import nn
+
+
+def _of_plain(name: str) -> Any:
+    """Return a method that does what the plain model's does."""
+
+    def call(front: "Front", *args: Any, **kwargs: Any) -> Any:
+        return getattr(front.__dict__["plain"], name)(*args, **kwargs)
+
+    return call
 
 
 @final
@@ -48,25 +57,8 @@ class Front(nn.Module):
         self.__dict__["plain"].train(mode)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """See `nn.Module.state_dict`."""
-        return self.__dict__["plain"].state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """See `nn.Module.load_state_dict`."""
-        return self.__dict__["plain"].load_state_dict(state_dict, strict, assign)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """See `nn.Module.named_parameters`."""
-        found: Iterator[tuple[str, nn.Parameter]] = self.__dict__["plain"].named_parameters(*args, **kwargs)
-        return found
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """See `nn.Module.named_buffers`."""
-        found: Iterator[tuple[str, Tensor]] = self.__dict__["plain"].named_buffers(*args, **kwargs)
-        return found
-
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        """See `nn.Module.named_modules`."""
-        found: Iterator[tuple[str, nn.Module]] = self.__dict__["plain"].named_modules(*args, **kwargs)
-        return found
+    state_dict = _of_plain("state_dict")
+    load_state_dict = _of_plain("load_state_dict")
+    named_parameters = _of_plain("named_parameters")
+    named_buffers = _of_plain("named_buffers")
+    named_modules = _of_plain("named_modules")

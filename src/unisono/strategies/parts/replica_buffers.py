@@ -5,7 +5,7 @@ batch, is added along the canonical tree. Other buffers (counters, masks) take t
 buffer that no replica has changed keeps its bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +17,21 @@ from unisono.errors import StepError
 
 
 class ReplicaBuffers:
-    """Keeps the buffers of `model` apart between replicas.
+    """Keeps the buffers of some modules apart between replicas.
+
+    Args:
+        named_modules: As ``model.named_modules()`` gives them.
 
     Attributes:
         num_buffers: Number of buffers; the floating-point ones come first.
         num_float: Number of floating-point buffers.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, named_modules: Iterable[tuple[str, nn.Module]]) -> None:
         slots: dict[int, tuple[nn.Module, str, Tensor]] = {}
         paths: dict[int, str] = {}
         self._empty: list[tuple[nn.Module, str]] = []
-        for path, module in model.named_modules():
+        for path, module in named_modules:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     slots.setdefault(id(buffer), (module, name, buffer))

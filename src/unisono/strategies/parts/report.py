@@ -1,77 +1,92 @@
-"""What ranks tell each other about a step besides gradients, for strategies whose ranks hold equal weights."""
+"""What the ranks tell each other about a step besides gradients, in one small message of fixed layout."""
 
-from collections.abc import Sequence
-from typing import Any, final
+import itertools
+import math
+from typing import NamedTuple, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from unisono.collectives.transport import Transport
+from unisono.strategies.parts.drift import Head
 
 
-def tell_all(
-    transport: Transport, head: Sequence[int], fields: Sequence[npt.NDArray[Any]]
-) -> list[tuple[tuple[int, ...], list[npt.NDArray[Any]]]]:
-    """Return every rank's head and fields, in rank order; collective.
+class RankReport(NamedTuple):
+    """What one rank says of itself, in 64-bit numbers; flags are 0 or 1.
 
-    Args:
-        transport: Joins the ranks.
-        head: 64-bit numbers of this rank.
-        fields: Of this rank, of one dimension; of the same dtypes and lengths on all ranks.
+    Attributes:
+        step: The step it is at, 1-based.
+        weights: Checksum of its weights before the step.
+        gradient: Checksum of its gradients.
+        is_finite: Whether these are neither NaN nor infinite.
+        is_reached: Whether a trainable parameter has got a gradient.
+        is_stop_asked: Whether it has been asked to stop the run.
+        busy_ns: Time in which it has computed.
+        span_ns: Time from its first pass to its last one.
     """
-    parts = [np.array(head, dtype=np.uint64), *fields]
-    sent = torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
-    everyone = torch.empty(transport.world_size * len(sent), dtype=torch.uint8)
-    transport.all_gather(sent, everyone)
-    cuts = np.cumsum([part.nbytes for part in parts[:-1]])
-    told = []
-    for row in everyone.view(transport.world_size, -1).numpy():
-        numbers, *others = [
-            np.frombuffer(raw.tobytes(), dtype=part.dtype)  # a copy: aligned
-            for raw, part in zip(np.split(row, cuts), parts, strict=True)
-        ]
-        told.append((tuple(numbers.tolist()), others))
-    return told
+
+    step: int
+    weights: int
+    gradient: int = 0
+    is_finite: int = 1
+    is_reached: int = 1
+    is_stop_asked: int = 0
+    busy_ns: int = 0
+    span_ns: int = 0
+
+    @property
+    def head(self) -> Head:
+        """What must be equal on ranks that hold the same weights."""
+        return Head(self.step, self.weights)
+
+
+_HEAD_BYTES = 8 * len(RankReport._fields)
 
 
 @final
 class StepReport:
-    """One small message of fixed layout per step.
+    """What is known of a step: by this rank first, by all ranks together after `merge`.
+
+    Every field is merged by `or`, bit by bit: where a rank knows nothing it has 0.
+
+    Args:
+        replicas: Of the whole step.
+        parameters: Trainable ones.
+        buffers: Of the model.
 
     Attributes:
-        losses: float64 (replicas,): mean loss of each micro-batch.
-        finite: bool (replicas,): its loss is finite.
+        losses: float64 (replicas,): mean loss of each replica's micro-batch; noted by one rank.
+        bad: bool (replicas,): its loss or its gradient is NaN or infinite.
+        present: bool (parameters,): some replica has a gradient for it.
+        changed: bool (buffers,): some replica has changed it.
     """
 
-    def __init__(self, num_replicas: int) -> None:
-        self.losses = np.zeros(num_replicas)
-        self.finite = np.ones(num_replicas, dtype=bool)
+    def __init__(self, replicas: int, parameters: int = 0, buffers: int = 0) -> None:
+        ends = np.cumsum([0, _HEAD_BYTES, 8 * replicas, replicas, parameters, buffers]).tolist()
+        self._message = np.zeros(ends[-1], np.uint8)
+        head, losses, *flags = (self._message[start:stop] for start, stop in itertools.pairwise(ends))
+        self._head, self.losses = head.view(np.uint64), losses.view(np.float64)
+        self.bad, self.present, self.changed = (part.view(bool) for part in flags)
 
-    def note(self, replica: int, loss: float) -> None:
-        """Keep the loss of a micro-batch computed here."""
+    def clear(self) -> None:
+        """Begin a step."""
+        self._message[:] = 0
+
+    def note(self, replica: int, loss: float, *, is_finite: bool = True) -> None:
+        """Keep the loss of a replica computed here, and whether its gradient is finite."""
         self.losses[replica] = loss
-        self.finite[replica] = np.isfinite(loss)
+        self.bad[replica] |= not (is_finite and math.isfinite(loss))
 
-    def merge(
-        self, transport: Transport, placement: Sequence[range], speakers: Sequence[int], head: Sequence[int]
-    ) -> list[tuple[int, ...]]:
-        """Take over what the ranks know of the replicas they compute; collective.
+    def bad_replicas(self) -> tuple[int, ...]:
+        """Return the replicas whose loss or gradient is NaN or infinite, ascending."""
+        return tuple(np.flatnonzero(self.bad).tolist())
 
-        Args:
-            transport: Joins the ranks.
-            placement: The replicas of each rank.
-            speakers: The ranks that know the losses of their replicas.
-            head: 64-bit numbers of this rank.
-
-        Returns:
-            Every rank's head, in rank order.
-        """
+    def merge(self, transport: Transport, own: RankReport) -> list[RankReport]:
+        """Take over what all ranks know, and return what each says of itself, in rank order; collective."""
         if transport.world_size == 1:
-            return [tuple(head)]
-        told = tell_all(transport, head, [self.losses, self.finite])
-        for rank in speakers:
-            own = slice(placement[rank].start, placement[rank].stop)
-            _, (losses, finite) = told[rank]
-            self.losses[own], self.finite[own] = losses[own], finite[own]
-        return [numbers for numbers, _ in told]
+            return [own]
+        self._head[:] = np.array(own, dtype=np.uint64)
+        rows = np.empty((transport.world_size, len(self._message)), np.uint8)
+        transport.all_gather(torch.from_numpy(self._message), torch.from_numpy(rows.reshape(-1)))
+        np.bitwise_or.reduce(rows[:, _HEAD_BYTES:], axis=0, out=self._message[_HEAD_BYTES:])
+        return [RankReport(*told) for told in rows[:, :_HEAD_BYTES].view(np.uint64).tolist()]

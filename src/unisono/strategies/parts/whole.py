@@ -1,31 +1,113 @@
-"""State of which every rank holds some tensors, brought to all ranks before it is saved or hashed."""
+"""State of which every rank holds a part, brought to all ranks before it is saved or hashed."""
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
-from unisono.strategies.parts.rank_buffers import broadcast_bytes
+from unisono.strategies.base import Strategy
+from unisono.strategies.parts.tensor_bytes import broadcast
 
 Tensors = dict[str, dict[str, Tensor]]
 
 
-def gather(own: Tensors, transport: Transport) -> Tensors:
-    """Return every rank's tensors on every rank, on the CPU; collective.
+class Whole(NamedTuple):
+    """What no rank holds alone.
+
+    Attributes:
+        tensors: By file stem and name, on the CPU.
+        notes: What the optimizer keeps of each parameter beside tensors.
+    """
+
+    tensors: Tensors
+    notes: Mapping[str, Any]
+
+    def put_into(self, state: State) -> State:
+        """Return a state with the tensors and notes of all ranks in place of this rank's."""
+        values = {**state.values, "optimizer": {**state.values["optimizer"], **self.notes}}
+        return replace(state, tensors={**state.tensors, **self.tensors}, values=values)
+
+
+class SpreadStrategy(Strategy):
+    """A strategy whose ranks hold parts of the state, gathered at most once after each step."""
+
+    is_sharded = True
+    evaluates_alike = True
+    whole: Whole | None = None  # since the last step
+
+    @abstractmethod
+    def gather(self) -> Whole:
+        """Return the state of all ranks; collective."""
+
+    def settle(self) -> None:
+        """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
+        super().settle()
+        self.whole = self.gather()
+
+    def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:
+        """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
+        return self._known().put_into(super().pack(scheduler, objects))
+
+    def fingerprint(self) -> str:
+        """See `Strategy.fingerprint`; gathers as `pack`."""
+        return checkpoint_format.fingerprint_of(self._known().tensors["model"])
+
+    def _known(self) -> Whole:
+        if self.whole is None:
+            self.whole = self.gather()
+        return self.whole
+
+
+def gather(
+    model: nn.Module,
+    optimizer: Optimizer,
+    is_own: Callable[[str], bool],
+    transport: Transport,
+    stems: Sequence[str] = ("model", "optimizer"),
+) -> Whole:
+    """Return what the ranks hold between them, on all ranks; collective.
 
     Args:
-        own: By file stem and name; what several ranks have is taken from the lowest one.
+        model: As this rank has it.
+        optimizer: Of its parameters.
+        is_own: Whether this rank answers for a parameter or buffer, by name.
         transport: Joins the ranks.
+        stems: What is gathered: weights and buffers, the optimizer's state.
     """
-    # In name order: after a resume each rank's dictionaries have an order of their own.
-    mine = {stem: dict(sorted(part.items())) for stem, part in own.items()}
+    packed = checkpoint_format.pack(model, optimizer, None, {})
+    own = {
+        # In name order: after a resume each rank's dictionaries have an order of their own.
+        stem: {name: tensor for name, tensor in sorted(packed.tensors[stem].items()) if is_own(_owner(name))}
+        for stem in stems
+    }
+    notes = {
+        kind: {name: value for name, value in packed.values["optimizer"][kind].items() if is_own(_owner(name))}
+        for kind in ("scalars", "strides")
+    }
+    merged: dict[str, Any] = {kind: {} for kind in notes}
+    for told in transport.all_gather_json(notes):
+        for kind, entries in told.items():
+            merged[kind] |= entries
+    return Whole(_gather_tensors(own, transport), merged)
+
+
+def _owner(name: str) -> str:
+    """Return the parameter or buffer that a name is about: of the optimizer's ``fc.weight/exp_avg`` the first part."""
+    return name.rpartition("/")[0] or name
+
+
+def _gather_tensors(own: Tensors, transport: Transport) -> Tensors:
+    """Return every rank's tensors; what several ranks have is taken from the lowest one."""
     described = {
         stem: {name: [str(tensor.dtype)[6:], list(tensor.shape)] for name, tensor in part.items()}
-        for stem, part in mine.items()
+        for stem, part in own.items()
     }
     whole: Tensors = {stem: {} for stem in own}
     for root, told in enumerate(transport.all_gather_json(described)):
@@ -35,34 +117,9 @@ def gather(own: Tensors, transport: Transport) -> Tensors:
                 if name in whole[stem]:
                     continue
                 if root == transport.rank:
-                    values.append(mine[stem][name].detach().cpu().contiguous().clone())
+                    values.append(own[stem][name].detach().cpu().contiguous().clone())
                 else:
                     values.append(torch.empty(shape, dtype=getattr(torch, dtype)))
                 whole[stem][name] = values[-1]
-        broadcast_bytes(values, transport, root)
+        broadcast(values, transport, root)
     return whole
-
-
-def merge_notes(state: State, is_own: Callable[[str], bool], transport: Transport) -> dict[str, Any]:
-    """Return what the optimizer keeps of each parameter beside tensors, of all ranks; collective.
-
-    Args:
-        state: As this rank packs it.
-        is_own: Whether this rank answers for a parameter (a name, or a name and an entry: ``fc.weight/exp_avg``).
-        transport: Joins the ranks.
-    """
-    notes = {
-        kind: {name: value for name, value in state.values["optimizer"][kind].items() if is_own(name)}
-        for kind in ("scalars", "strides")
-    }
-    merged: dict[str, Any] = {kind: {} for kind in notes}
-    for told in transport.all_gather_json(notes):
-        for kind, entries in told.items():
-            merged[kind] |= entries
-    return merged
-
-
-def with_whole(state: State, tensors: Tensors, notes: Mapping[str, Any]) -> State:
-    """Return a state with the tensors and notes of all ranks in place of this rank's."""
-    values = {**state.values, "optimizer": {**state.values["optimizer"], **notes}}
-    return replace(state, tensors={**state.tensors, **tensors}, values=values)

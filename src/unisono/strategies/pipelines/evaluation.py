@@ -9,7 +9,6 @@ from unisono.collectives.messages import Messages
 from unisono.errors import StepError
 from unisono.strategies.parts.streams import capture, restore
 from unisono.strategies.pipelines.executor import autocast_now, cached_plan, under
-from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.parts import Mesh
 from unisono.strategies.pipelines.stage import Stage
 from unisono.strategies.pipelines.wire import Parcel, Wire, parcel_of
@@ -24,16 +23,12 @@ class Reader:
     Args:
         stages: Of this rank, by index.
         mesh: Who has which stage.
-        options: How many there are.
         device: Of this rank.
         messages: Between the ranks; None where there is one.
     """
 
-    def __init__(
-        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, device: torch.device,
-        messages: Messages | None,
-    ) -> None:  # fmt: skip
-        self._stages, self._mesh, self._options, self._device = stages, mesh, options, device
+    def __init__(self, stages: dict[int, Stage], mesh: Mesh, device: torch.device, messages: Messages | None) -> None:
+        self._stages, self._mesh, self._device = stages, mesh, device
         self._wire = None if messages is None else Wire(messages, device)
 
     @torch.no_grad()
@@ -47,7 +42,7 @@ class Reader:
         """
         if self._wire is None or self._mesh.width == 1:
             value = self._stages[0].run(*args, **kwargs)
-            for index in range(1, self._options.num_stages):
+            for index in range(1, self._mesh.num_stages):
                 value = self._stages[index].run_on(parcel_of(value, index - 1))
             return value
         if kwargs or not args or not all(isinstance(value, Tensor) for value in args):
@@ -65,10 +60,10 @@ class Reader:
     def _execute(self, own: Parcel) -> Parcel:
         """Do this rank's forward moves for the inputs of all processes, and return the output for its own."""
         assert self._wire is not None
-        mesh, last, answer = self._mesh, self._options.num_stages - 1, None
+        mesh, last, answer = self._mesh, self._mesh.num_stages - 1, None
         if mesh.process:
             self._wire.send(own, mesh.rank_of(0, mesh.pipeline), _INPUT_TAG + mesh.process)
-        for action in cached_plan("gpipe", mesh.width, mesh.chunks(self._options), mesh.width)[mesh.process]:
+        for action in cached_plan("gpipe", mesh.width, mesh.chunks, mesh.width)[mesh.process]:
             if action.direction == "backward":
                 continue
             asker = mesh.rank_of(action.micro, mesh.pipeline)

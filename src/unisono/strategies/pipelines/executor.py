@@ -4,7 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -14,11 +14,11 @@ from unisono.collectives.messages import Messages
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
-from unisono.strategies.base import LossFunction, Micro, StrategyContext
+from unisono.strategies.base import LossFunction, Micro, Shares, StrategyContext
 from unisono.strategies.parts.backward import checked_loss, explained
 from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.report import StepReport
 from unisono.strategies.parts.streams import capture, restore
-from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.parts import Mesh
 from unisono.strategies.pipelines.schedule import Action, plan
 from unisono.strategies.pipelines.stage import Stage
@@ -34,23 +34,19 @@ class Work:
     Attributes:
         step: 1-based.
         mine: The replicas of this pipeline that have samples; micro-batch i is the i-th of them.
-        sizes: Samples of every replica.
-        num_samples: Of the whole batch.
-        replicas: Of the whole step.
+        shares: Samples and weight of every replica.
+        report: Gets the losses, on the rank that has the last stage.
         loss_function: The program's.
         micros: What it gets, in order; on the first and the last process of a pipeline only.
-        losses: By replica, on the rank that has the last stage.
         busy_s: Seconds in which this rank has computed.
     """
 
     step: int
     mine: list[int]
-    sizes: list[int]
-    num_samples: int
-    replicas: int
+    shares: Shares
+    report: StepReport
     loss_function: LossFunction
     micros: Iterator[Micro]
-    losses: dict[int, float] = field(default_factory=dict)
     busy_s: float = 0.0
     fetched: dict[int, Micro] = field(default_factory=dict)
     num_fetched: int = 0
@@ -58,7 +54,12 @@ class Work:
 
     def weight(self, micro: int) -> float:
         """Return the share of a micro-batch in the whole batch."""
-        return self.sizes[self.mine[micro]] / self.num_samples
+        return self.shares.weights[self.mine[micro]]
+
+    def explained(self, replica: int) -> contextlib.AbstractContextManager[None]:
+        """Return what says of an error of the user's model in which micro-batch it happened."""
+        micro = Micro(replica=replica, num_samples=self.shares.sizes[replica], data=None)
+        return explained(self.step, micro, len(self.shares.sizes))
 
     def take(self, number: int, *, is_last_use: bool) -> Micro:
         """Return a micro-batch with its data.
@@ -89,20 +90,20 @@ class Executor:
     Args:
         stages: Of this rank, by index.
         mesh: Who has which stage.
-        options: Schedule and number of stages.
+        schedule: One of `SCHEDULES`.
         front: What the program calls.
-        setting: Seed and device.
+        context: Seed and device.
         messages: Between the ranks; None where there is one.
     """
 
     def __init__(
-        self, stages: dict[int, Stage], mesh: Mesh, options: PipelineOptions, front: Front, setting: StrategyContext,
+        self, stages: dict[int, Stage], mesh: Mesh, schedule: str, front: Front, context: StrategyContext,
         messages: Messages | None,
     ) -> None:  # fmt: skip
-        self._stages, self._mesh, self._options, self._front = stages, mesh, options, front
-        self._seed, self._device, self._transport = setting.seed, setting.device, setting.transport
-        self._last = options.num_stages - 1
-        self._wire = None if messages is None else Wire(messages, setting.device)
+        self._stages, self._mesh, self._schedule, self._front = stages, mesh, schedule, front
+        self._seed, self._device, self._transport = context.seed, context.device, context.transport
+        self._last = mesh.num_stages - 1
+        self._wire = None if messages is None else Wire(messages, context.device)
         self._here: dict[tuple[int, int], Parcel] = {}  # between stages of this rank: by tag and micro-batch
 
     def execute(self, work: Work) -> None:
@@ -112,8 +113,8 @@ class Executor:
             StepError: The loss function does not call the model once, or what it returns is no loss.
             PeerLost: Another rank went away.
         """
-        width, chunks = self._mesh.width, self._mesh.chunks(self._options)
-        for action in cached_plan(self._options.schedule, width, chunks, len(work.mine))[self._mesh.process]:
+        mesh = self._mesh
+        for action in cached_plan(self._schedule, mesh.width, mesh.chunks, len(work.mine))[mesh.process]:
             if action.direction == "forward":
                 self._forward(work, action)
             else:
@@ -131,7 +132,6 @@ class Executor:
         began = time.perf_counter()
         set_generators(mix(self._seed, "replica", work.step, replica))
         fresh = capture(self._device)
-        note = Micro(replica=replica, num_samples=work.sizes[replica], data=None)
         autocast: list[str] = []
 
         def compute() -> Any:
@@ -141,7 +141,7 @@ class Executor:
             if action.stage == self._last:
                 micro = work.take(action.micro, is_last_use=True)
                 loss = self._leave(work, stage, micro, arrived)
-                work.losses[replica] = loss.item()
+                work.report.note(replica, loss.item())
                 work.seeds[action.micro] = torch.full_like(loss, work.weight(action.micro))
                 return loss
             if arrived.streams:
@@ -150,15 +150,12 @@ class Executor:
             with under(arrived.autocast, self._device):
                 return stage.run_on(arrived)
 
-        with explained(work.step, note, work.replicas):
+        with work.explained(replica):
             parcel = stage.forward(action.micro, work.weight(action.micro), arrived, compute)
         if action.stage < self._last:
             after = capture(self._device)
             is_drawn = after != fresh or (arrived is not None and bool(arrived.streams))
-            parcel = Parcel(
-                tensors=parcel.tensors, is_single=parcel.is_single, autocast=autocast[0],
-                streams=after if is_drawn else b"",
-            )  # fmt: skip
+            parcel = replace(parcel, autocast=autocast[0], streams=after if is_drawn else b"")
             work.busy_s += time.perf_counter() - began
             self._give(parcel, action, action.stage + 1, 2 * (action.stage + 1))
         else:
@@ -171,8 +168,7 @@ class Executor:
         else:
             gradients = self._take(action, action.stage + 1, 2 * action.stage + 1).tensors
         began = time.perf_counter()
-        note = Micro(replica=replica, num_samples=work.sizes[replica], data=None)
-        with explained(work.step, note, work.replicas):
+        with work.explained(replica):
             parcel = self._stages[action.stage].backward(action.micro, replica, gradients)
         work.busy_s += time.perf_counter() - began
         if action.stage:
@@ -228,9 +224,7 @@ class Executor:
     def _give(self, parcel: Parcel, action: Action, stage: int, tag: int) -> None:
         if stage in self._stages:
             tensors = tuple(None if t is None else t.detach().requires_grad_(t.requires_grad) for t in parcel.tensors)
-            self._here[tag, action.micro] = Parcel(
-                tensors=tensors, is_single=parcel.is_single, streams=parcel.streams, autocast=parcel.autocast
-            )
+            self._here[tag, action.micro] = replace(parcel, tensors=tensors)
             return
         assert self._wire is not None
         self._wire.send(parcel, self._mesh.neighbour(stage), tag)

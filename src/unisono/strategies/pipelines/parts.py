@@ -29,11 +29,13 @@ class Mesh:
         rank: This rank.
         width: Processes of one pipeline.
         pipelines: Pipelines side by side.
+        num_stages: Stages of the model.
     """
 
     rank: int
     width: int
     pipelines: int
+    num_stages: int
 
     @property
     def process(self) -> int:
@@ -53,9 +55,16 @@ class Mesh:
         """Return the rank that has a stage of this rank's pipeline."""
         return self.rank_of(stage % self.width, self.pipeline)
 
-    def chunks(self, options: PipelineOptions) -> int:
-        """Return the stages of each process."""
-        return options.num_stages // self.width
+    def columns(self) -> list[list[int]]:
+        """Return, for each process of a pipeline, the ranks that have the same stages."""
+        return [
+            [self.rank_of(process, pipeline) for pipeline in range(self.pipelines)] for process in range(self.width)
+        ]
+
+    @property
+    def chunks(self) -> int:
+        """Stages of each process."""
+        return self.num_stages // self.width
 
 
 @final
@@ -120,8 +129,7 @@ def claim(parts: Sequence[Part], mesh: Mesh, messages: Messages | None) -> dict[
     """
     row: LoopbackTransport | SubTransport = LoopbackTransport()
     if messages is not None and mesh.pipelines > 1:
-        ranks = [mesh.rank_of(mesh.process, pipeline) for pipeline in range(mesh.pipelines)]
-        row = SubTransport(messages, ranks, _ROW_TAG)
+        row = SubTransport(messages, mesh.columns()[mesh.process], _ROW_TAG)
     return {
         index: Stage(index, parts[index].layers, parts[index].parameters, row)
         for index in range(mesh.process, len(parts), mesh.width)

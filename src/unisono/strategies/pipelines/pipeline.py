@@ -14,36 +14,33 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
-from unisono.collectives.placement import cut
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import StepError
 from unisono.strategies.base import (
     Gradients,
     LossFunction,
     Micro,
-    Strategy,
     StrategyContext,
     check_reached,
-    check_trainable,
-    mean_loss,
     scale_gradients,
 )
-from unisono.strategies.parts.drift import Head, compare
+from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.front import Front
-from unisono.strategies.parts.whole import Tensors, gather, merge_notes, with_whole
+from unisono.strategies.parts.report import RankReport, StepReport
+from unisono.strategies.parts.whole import SpreadStrategy, Whole, gather
 from unisono.strategies.pipelines.evaluation import Reader
 from unisono.strategies.pipelines.executor import Executor, Work
 from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.parts import Mesh, claim, cut_model, release
-from unisono.strategies.pipelines.report import PipelineReport
 from unisono.strategies.pipelines.schedule import bubble
 
 
@@ -63,101 +60,94 @@ class Times:
 
 
 @final
-class Pipeline(Strategy):
+class Pipeline(SpreadStrategy):
     """See the module.
 
     Attributes:
         times: How busy the processes have been.
     """
 
-    is_sharded = True
-    evaluates_alike = True
+    options: PipelineOptions
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PipelineOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: PipelineOptions
     ) -> None:
-        self.model, self.optimizer, self.setting, self.options = model, optimizer, setting, options
-        self.transport = setting.transport
-        self._mesh = Mesh(self.transport.rank, *options.mesh(self.transport.world_size))
-        self._rows = options.rows(setting.replicas, self.transport.world_size)
+        super().__init__(model, optimizer, context, options)
+        self._mesh = Mesh(self.transport.rank, *options.mesh(self.transport.world_size), options.num_stages)
+        self._rows = options.rows(context.replicas, self.transport.world_size)
         self._parts = cut_model(model, options)
-        check_trainable(model)
         messages = self.transport.messages() if self.transport.world_size > 1 else None
         self._stages = claim(self._parts, self._mesh, messages)
         own = {id(parameter) for stage in self._stages.values() for parameter in stage.parameters.values()}
         self._foreign = [parameter for parameter in model.parameters() if id(parameter) not in own]
-        self._front = Front(model, self._called_outside)
-        self._executor = Executor(self._stages, self._mesh, options, self._front, setting, messages)
-        self._reader = Reader(self._stages, self._mesh, options, setting.device, messages)
-        self._whole: tuple[Tensors, dict[str, Any]] | None = None
+        self.front: Front = Front(model, self._called_outside)
+        self._executor = Executor(self._stages, self._mesh, options.schedule, self.front, context, messages)
+        self._reader = Reader(self._stages, self._mesh, context.device, messages)
         self.times = Times()
         release(self._foreign, optimizer)
         fewest = min(len(row) for row in self._rows)
         if fewest < self._mesh.width and self.transport.rank == 0:
             warnings.warn(
                 f"strategy pipeline: micro-batches {fewest} for {self._mesh.width} processes leave "
-                f"{bubble(self._mesh.width, self._mesh.chunks(options), fewest):.0%} of the time idle. "
+                f"{bubble(self._mesh.width, self._mesh.chunks, fewest):.0%} of the time idle. "
                 f"Hint: --micro-batches {4 * self._mesh.width} or more.",
                 stacklevel=2,
             )
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`; the weights of other ranks' stages are thrown away."""
-        return cls(model, optimizer, setting, options)
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`."""
-        self._whole = None
+        self.whole = None
         self.transport.step = step
-        replicas = self.setting.replicas
-        sizes = [len(part) for part in cut(num_samples, replicas)]
-        leaves = min(num_samples, replicas)
-        mine = [replica for replica in self._rows[self._mesh.pipeline] if replica < leaves]
+        shares = self.shares(num_samples)
+        mine = [replica for replica in self._rows[self._mesh.pipeline] if replica < shares.leaves]
         weights = checksum(self._weights().values())
-        work = Work(step, mine, sizes, num_samples, replicas, loss_function, iter(micros))
-        for stage in self._stages.values():
-            stage.start_step(leaves)
+        report = self._start_step(shares.leaves)
+        work = Work(step, mine, shares, report, loss_function, iter(micros))
         began = time.perf_counter()
         self._executor.execute(work)
         span_s = time.perf_counter() - began
-        gradient = add_checksums(stage.reduce(self._rows) for stage in self._stages.values())
-        report = PipelineReport(self._parts, replicas)
+        gradient = add_checksums(stage.sum.reduce(self._rows) for stage in self._stages.values())
+        busy_ns, span_ns = int(work.busy_s * 1e9), int(span_s * 1e9)
+        own = RankReport(step, weights, gradient, is_stop_asked=self.is_stop_asked(), busy_ns=busy_ns, span_ns=span_ns)
+        told = report.merge(self.transport, own)
+        compare([rank.head for rank in told], self._weights(), self.transport, self._mesh.columns())
+        check_reached(step, is_reached=bool(report.present.any()))
+        bad = report.bad_replicas()
         for stage in self._stages.values():
-            report.note(stage, work.losses)
-        head = [step, weights, gradient, int(work.busy_s * 1e9), int(span_s * 1e9), int(self.is_stop_asked())]
-        heads = report.merge(self.transport, self._mesh, self._rows, head)
-        self._compare([Head(*told[:2]) for told in heads])
-        check_reached(step, is_reached=report.is_reached)
-        bad = tuple(replica for replica in range(leaves) if not report.finite[replica])
-        for stage in self._stages.values():
-            report.tell(stage)
             stage.finish_step(is_kept=not bad)
-        self._time([told[3:5] for told in heads], len(mine))
-        whole = [heads[self._mesh.rank_of(process, 0)] for process in range(self._mesh.width)]
+        self._time(told, len(mine))
+        whole = [told[self._mesh.rank_of(process, 0)] for process in range(self._mesh.width)]
+        losses = tuple(report.losses[: shares.leaves].tolist())
         return Gradients(
-            losses=tuple(report.losses[:leaves].tolist()),
-            loss=mean_loss(sizes, report.losses, num_samples),
-            checksum=add_checksums(told[2] for told in whole),
-            weights=add_checksums(told[1] for told in whole),
+            losses=losses,
+            loss=shares.mean(losses),
+            checksum=add_checksums(rank.gradient for rank in whole),
+            weights=add_checksums(rank.weights for rank in whole),
             bad_replicas=bad,
-            is_stop_asked=any(told[5] for told in heads),
+            is_stop_asked=any(rank.is_stop_asked for rank in told),
         )
 
-    def front(self, model: nn.Module) -> nn.Module:
-        """See `Strategy.front`."""
-        return self._front
+    def _start_step(self, leaves: int) -> StepReport:
+        """Prepare all stages of this rank; each notes its parameters and buffers at its place in the report."""
+        parameters = np.cumsum([0, *(len(part.trainable()) for part in self._parts)]).tolist()
+        buffers = np.cumsum([0, *(part.num_buffers for part in self._parts)]).tolist()
+        report = StepReport(self.replicas, parameters[-1], buffers[-1])
+        for index, stage in self._stages.items():
+            present = report.present[parameters[index] : parameters[index + 1]]
+            changed = report.changed[buffers[index] : buffers[index + 1]]
+            stage.start_step(leaves, report.bad, present, changed)
+        return report
 
-    def clip(self, model: nn.Module, clip_norm: float) -> None:
-        """See `Strategy.clip`: the norm of all parameters' norms, in the model's order, as torch takes it."""
+    def clip_norm(self, limit: float) -> None:
+        """See `Strategy.clip_norm`: the norm of all parameters' norms, in the model's order, as torch takes it."""
         places = {name: place for place, name in enumerate(name for part in self._parts for name in part.trainable())}
         norms = torch.full((len(places),), -1.0, dtype=torch.float64)
         own = {
             name: parameter.grad
             for stage in self._stages.values()
-            for name, parameter in stage.trainable.items()
+            for name, parameter in stage.sum.trainable.items()
             if parameter.grad is not None
         }
         if own:
@@ -172,53 +162,30 @@ class Pipeline(Strategy):
             if name in places and known[places[name]] != -1.0
         ]
         if own:
-            norm = torch.linalg.vector_norm(torch.stack(present).to(self.setting.device))
-            scale_gradients([*own.values()], norm, clip_norm)
+            norm = torch.linalg.vector_norm(torch.stack(present).to(self.context.device))
+            scale_gradients([*own.values()], norm, limit)
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
         """See `Strategy.reading`: a call of the model goes through the stages of all ranks, which all must call it."""
-        return self._reading()
+        self.front.call = self._reader.call
+        try:
+            yield
+        finally:
+            self.front.call = self._called_outside
 
-    def settle(self) -> None:
-        """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
-        packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
+    def gather(self) -> Whole:
+        """See `SpreadStrategy.gather`."""
         own = self._own_names()
-        tensors = {
-            "model": {name: tensor for name, tensor in packed.tensors["model"].items() if name in own},
-            "optimizer": {n: t for n, t in packed.tensors["optimizer"].items() if n.rpartition("/")[0] in own},
-        }
-        notes = merge_notes(packed, lambda name: name in own or name.rpartition("/")[0] in own, self.transport)
-        self._whole = gather(tensors, self.transport), notes
+        return gather(self.model, self.optimizer, lambda name: name in own, self.transport)
 
-    def pack(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        values: Mapping[str, Any],
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> State:
-        """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
-        return with_whole(super().pack(model, optimizer, scheduler, values, objects), *self._gathered())
-
-    def unpack(
-        self,
-        state: State,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> None:
+    def unpack(self, state: State, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> None:
         """See `Strategy.unpack`: the whole state for a moment, then this rank's stages."""
-        self._whole = None
+        self.whole = None
         for parameter in self._foreign:
             parameter.data = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-        super().unpack(state, model, optimizer, scheduler, objects)
-        release(self._foreign, optimizer)
-
-    def fingerprint(self, model: nn.Module) -> str:
-        """See `Strategy.fingerprint`."""
-        return checkpoint_format.fingerprint_of(self._gathered()[0]["model"])
+        super().unpack(state, scheduler, objects)
+        release(self._foreign, self.optimizer)
 
     def report(self) -> dict[str, Any]:
         """See `Strategy.report`: layers and bytes of the stages, and how idle the processes were."""
@@ -242,30 +209,11 @@ class Pipeline(Strategy):
         elsewhere = {id(buffer) for part in others for layer in part.layers.values() for buffer in layer.buffers()}
         return names | {name for name, buffer in self.model.named_buffers() if id(buffer) not in elsewhere}
 
-    def _gathered(self) -> tuple[Tensors, dict[str, Any]]:
-        if self._whole is None:
-            self.settle()
-        assert self._whole is not None
-        return self._whole
-
-    def _compare(self, heads: list[Head]) -> None:
-        groups = [[self._mesh.rank_of(process, p) for p in range(self._mesh.pipelines)]
-                  for process in range(self._mesh.width)]  # fmt: skip
-        compare(heads, self._weights(), self.transport, groups)
-
-    def _time(self, told: list[tuple[int, ...]], micros: int) -> None:
-        span_s = max(span for _, span in told) / 1e9
-        self.times.busy_s += sum(busy for busy, _ in told) / len(told) / 1e9
+    def _time(self, told: list[RankReport], micros: int) -> None:
+        span_s = max(rank.span_ns for rank in told) / 1e9
+        self.times.busy_s += sum(rank.busy_ns for rank in told) / len(told) / 1e9
         self.times.span_s += span_s
-        self.times.bubble_s += span_s * bubble(self._mesh.width, self._mesh.chunks(self.options), micros)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        self._front.call = self._reader.call
-        try:
-            yield
-        finally:
-            self._front.call = self._called_outside
+        self.times.bubble_s += span_s * bubble(self._mesh.width, self._mesh.chunks, micros)
 
     def _called_outside(self, *_: Any, **__: Any) -> Any:
         raise StepError(

@@ -16,29 +16,27 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.collectives.placement import cut
 from unisono.collectives.places import GuardedTransport
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
 from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached
 from unisono.strategies.parts.backward import run_backward
-from unisono.strategies.parts.clipping import Clipping
+from unisono.strategies.parts.tensor_bytes import from_bytes, to_bytes
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.servers.channels import (
+    Message,
     ServerLines,
     StarTransport,
     WorkerLine,
     decode,
     encode,
-    from_bytes,
-    to_bytes,
 )
 from unisono.strategies.servers.options import AsyncPSOptions
 
@@ -62,11 +60,10 @@ class AsyncParameterServer(Replicated):
     keeps_equal = False
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: AsyncPSOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: AsyncPSOptions
     ) -> None:
-        super().__init__(model, optimizer, setting)
+        super().__init__(model, optimizer, context, options)
         self._bound = options.max_staleness
-        self._clipping = setting.clipping
         self._server = ServerLines(self.transport, options.timeout_s) if self.transport.rank == 0 else None
         self._line = WorkerLine(self.transport, options.timeout_s) if self.transport.rank else None
         self._rank = self.transport.rank  # of the run; the transport's changes when a rank dies
@@ -79,11 +76,6 @@ class AsyncParameterServer(Replicated):
         self._version = 0
         self._last_step = 0  # after which all ranks stop; 0 while nobody has asked
 
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
-
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
@@ -92,15 +84,14 @@ class AsyncParameterServer(Replicated):
             for _ in micros:  # a server computes nothing
                 raise StepError("the parameter server was given samples.")
             return self._serve(step)
-        sizes = [len(part) for part in cut(num_samples, self.setting.replicas)]
-        own = sum(sizes[replica] for replica in self.placement[self._rank])
+        own = sum(self.shares(num_samples).sizes[replica] for replica in self.placement[self._rank])
         for parameter in self._parameters.values():
             parameter.grad = None
         losses = []
         for micro in micros:
             loss = run_backward(
                 loss_function, micro, micro.num_samples / num_samples,
-                seed=self.setting.seed, step=step, replicas=self.setting.replicas,
+                seed=self.context.seed, step=step, replicas=self.replicas,
             )  # fmt: skip
             losses.append(micro.num_samples / max(1, own) * loss.item())
         loss_value = math.fsum(losses)
@@ -113,22 +104,18 @@ class AsyncParameterServer(Replicated):
         is_last = step == self._last_step
         return Gradients(loss=loss_value, checksum=0, weights=0, bad_replicas=(), is_stop_asked=is_last)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
-        """See `Strategy.update`; the server has applied the pushes already."""
-        lr = float(optimizer.param_groups[0]["lr"])
-        if scheduler is not None:
-            if self._server is None:
-                optimizer.step()  # without gradients: the scheduler wants to see one
-            scheduler.step()
-        return lr
+    def apply(self) -> bool:
+        """See `Strategy.apply`; the server has applied the pushes already."""
+        if self._server is None:
+            self.optimizer.step()  # without gradients: the scheduler wants to see one
+        return True
 
-    def settle(self) -> None:
-        """See `Strategy.settle`: all live ranks take over the server's weights and the first worker's buffers."""
+    def align(self) -> None:
+        """See `Replicated.align`: all live ranks take over the server's weights and the first worker's buffers."""
         weights = list(self._parameters.values())
         buffers = [buffer for _, buffer in self.model.named_buffers()]
         if self._line is not None:
-            body = to_bytes([*buffers])
-            _, _, _, _, answer = decode(self._line.ask(encode(PULL, 0, 0, 0.0, body)))
+            answer = decode(self._line.ask(encode(PULL, body=to_bytes(buffers)))).body
             live = [int(rank) for rank in answer[8 : 8 + 8 * int(answer[:8].view(torch.int64))].view(torch.int64)]
             from_bytes(answer[8 + 8 * len(live) :], [*weights, *buffers])
             self._survive(live)
@@ -137,18 +124,14 @@ class AsyncParameterServer(Replicated):
         asked, self._asked = self._asked, {}
         while not set(self._server.lines) <= set(asked):
             for rank, question in self._server.take():
-                asked[rank] = decode(question)[4]
+                asked[rank] = decode(question).body
         live = [0, *sorted(self._server.lines)]
         from_bytes(asked[live[1]], buffers)
         head = torch.tensor([len(live), *live], dtype=torch.int64).view(torch.uint8)
-        message = encode(GO, 0, 0, 0.0, torch.cat([head, to_bytes([*weights, *buffers])]))
+        message = encode(GO, body=torch.cat([head, to_bytes([*weights, *buffers])]))
         for rank in live[1:]:
             self._server.answer(rank, message)
         self._survive(live)
-
-    def settle_for_reading(self) -> None:
-        """See `Replicated.settle_for_reading`."""
-        self.settle()
 
     def report(self) -> dict[str, Any]:
         """See `Strategy.report`: how many answers held weights so many steps behind, and who has died."""
@@ -176,15 +159,16 @@ class AsyncParameterServer(Replicated):
         body = torch.cat([present, to_bytes([grad for grad in grads if grad is not None])])
         before = self._line.bytes_sent
         flags = _IS_FINITE * is_finite | _IS_STOP_ASKED * self.is_stop_asked() | _IS_REACHED * is_reached
-        kind, self._last_step, told, _, weights = decode(self._line.ask(encode(PUSH, step, flags, loss, body)))
+        answer = decode(self._line.ask(encode(PUSH, step, flags, loss, body)))
+        self._last_step = answer.step
         self.transport.bytes_sent += self._line.bytes_sent - before
-        if kind == STOP:
-            check_reached(step, is_reached=bool(told & _IS_REACHED))
+        if answer.kind == STOP:
+            check_reached(step, is_reached=bool(answer.flags & _IS_REACHED))
             raise PeerLost(
                 f"[rank {self._rank}] the parameter server has stopped the run in step {step}: a loss or "
                 "gradient is NaN or infinite; its own message names the samples."
             )
-        from_bytes(weights, list(self._parameters.values()))
+        from_bytes(answer.body, list(self._parameters.values()))
 
     def _serve(self, step: int) -> Gradients:
         """Take pushes until every live worker has done `step`."""
@@ -193,18 +177,19 @@ class AsyncParameterServer(Replicated):
         is_stop_asked = self.is_stop_asked()
         while self._slowest() < step:
             before = self._server.bytes_sent
-            for rank, message in self._server.take():
-                kind, clock, flags, loss, body = decode(message)
-                if kind == PULL:  # it has done this server step already
-                    self._asked[rank] = body
+            for rank, question in self._server.take():
+                push = decode(question)
+                if push.kind == PULL:  # it has done this server step already
+                    self._asked[rank] = push.body
                     continue
-                if kind != PUSH or clock != self._done[rank] + 1:
-                    raise RankDivergence(f"rank {rank} is at step {clock}, expected step {self._done[rank] + 1} of it.")
-                if not flags & _IS_REACHED:
+                expected = self._done[rank] + 1
+                if push.kind != PUSH or push.step != expected:
+                    raise RankDivergence(f"rank {rank} is at step {push.step}, expected step {expected} of it.")
+                if not push.flags & _IS_REACHED:
                     self._answer_stop({*self._waiting, rank}, 0)
-                    check_reached(clock, is_reached=False)
-                self._take_push(rank, clock, bool(flags & _IS_FINITE), loss, body)
-                is_stop_asked = is_stop_asked or bool(flags & _IS_STOP_ASKED)
+                    check_reached(push.step, is_reached=False)
+                self._take_push(rank, push)
+                is_stop_asked = is_stop_asked or bool(push.flags & _IS_STOP_ASKED)
             for rank in self._server.dropped:
                 self._done.pop(rank, None)
                 self._waiting.pop(rank, None)
@@ -227,19 +212,18 @@ class AsyncParameterServer(Replicated):
             self._server.take()  # raises: nobody is left
         return min(self._done.values())
 
-    def _take_push(self, rank: int, clock: int, is_finite: bool, loss: float, body: Tensor) -> None:
+    def _take_push(self, rank: int, push: Message) -> None:
         trainable = self.trainable()
-        present = body[: len(trainable)].tolist()
+        present = push.body[: len(trainable)].tolist()
         grads = [torch.empty_like(p) if has else None for p, has in zip(trainable, present, strict=True)]
-        from_bytes(body[len(trainable) :], [grad for grad in grads if grad is not None])
-        pushed = self._pushed.setdefault(clock, _Pushed())
-        pushed.losses[rank], pushed.bad = loss, pushed.bad or not is_finite
-        self._done[rank] = clock
-        self._waiting[rank] = clock
+        from_bytes(push.body[len(trainable) :], [grad for grad in grads if grad is not None])
+        pushed = self._pushed.setdefault(push.step, _Pushed())
+        pushed.losses[rank], pushed.bad = push.loss, pushed.bad or not push.flags & _IS_FINITE
+        self._done[rank] = self._waiting[rank] = push.step
         if self._bound == 0:
             pushed.grads[rank] = grads
         elif not pushed.bad:
-            self._apply(grads)
+            self._update_with(grads)
 
     def _apply_whole_steps(self) -> None:
         """With a bound of 0: add up a step's pushes once all live workers have sent theirs."""
@@ -253,13 +237,13 @@ class AsyncParameterServer(Replicated):
                     if out is not None:
                         combine_values(values, "SUM", out)
                     total.append(out)
-                self._apply(total)
+                self._update_with(total)
                 pushed.grads = {}
 
-    def _apply(self, grads: list[Tensor | None]) -> None:
+    def _update_with(self, grads: list[Tensor | None]) -> None:
         for parameter, grad in zip(self.trainable(), grads, strict=True):
             parameter.grad = grad
-        self.clip_gradients(self.model, self._clipping)
+        self.clip_gradients()
         self.optimizer.step()
         self._version += 1
 
@@ -271,7 +255,7 @@ class AsyncParameterServer(Replicated):
         near = [rank for rank, clock in sorted(self._waiting.items()) if clock - slowest <= self._bound]
         if not near:
             return
-        answer = encode(GO, self._last_step, 0, 0.0, to_bytes(list(self._parameters.values())))
+        answer = encode(GO, self._last_step, body=to_bytes(list(self._parameters.values())))
         for rank in near:
             self._staleness[self._waiting.pop(rank) - slowest] += 1
             self._server.answer(rank, answer)
@@ -279,7 +263,7 @@ class AsyncParameterServer(Replicated):
     def _answer_stop(self, ranks: set[int], told: int) -> None:
         assert self._server is not None
         for rank in sorted(ranks):
-            self._server.answer(rank, encode(STOP, 0, told, 0.0))
+            self._server.answer(rank, encode(STOP, flags=told))
 
     def _stop(self, step: int) -> Gradients:
         bad = [rank for pushed in self._pushed.values() if pushed.bad for rank in pushed.losses]

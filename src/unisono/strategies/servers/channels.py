@@ -12,41 +12,47 @@ import socket
 import struct
 import warnings
 from multiprocessing.connection import Client, Connection, Listener, wait
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from unisono.collectives.shm.operations import flat_of
-from unisono.collectives.shm.transport import as_bytes
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
+from unisono.strategies.parts.tensor_bytes import from_bytes, to_bytes
 
 _HEAD = struct.Struct("<BQQdQ")
 
 
-def encode(kind: int, clock: int, count: int, value: float, body: Tensor | None = None) -> bytes:
-    """Return a message: its kind, two whole numbers, a float, and bytes."""
+class Message(NamedTuple):
+    """What goes over a line.
+
+    Attributes:
+        kind: What is asked or answered.
+        step: The step that it is about.
+        flags: Bits that say more.
+        loss: Of a worker's samples.
+        body: Any bytes.
+    """
+
+    kind: int
+    step: int
+    flags: int
+    loss: float
+    body: Tensor
+
+
+def encode(kind: int, step: int = 0, flags: int = 0, loss: float = 0.0, body: Tensor | None = None) -> bytes:
+    """Return a message as bytes; see `Message`."""
     data = b"" if body is None else body.numpy().tobytes()
-    return _HEAD.pack(kind, clock, count, value, len(data)) + data
+    return _HEAD.pack(kind, step, flags, loss, len(data)) + data
 
 
-def decode(message: bytes) -> tuple[int, int, int, float, Tensor]:
-    """Return what `encode` was given; the body as uint8."""
-    kind, clock, count, value, length = _HEAD.unpack_from(message)
-    body = torch.frombuffer(bytearray(message[_HEAD.size :]), dtype=torch.uint8) if length else torch.empty(0).byte()
-    return kind, clock, count, value, body
-
-
-def to_bytes(tensors: list[Tensor]) -> Tensor:
-    """Return the bytes of some tensors, one after the other."""
-    return torch.cat([as_bytes(flat_of(tensor.cpu())) for tensor in tensors]) if tensors else torch.empty(0).byte()
-
-
-def from_bytes(body: Tensor, tensors: list[Tensor]) -> None:
-    """Overwrite tensors with what `to_bytes` has returned for others like them."""
-    for tensor, piece in zip(tensors, body.split([tensor.nbytes for tensor in tensors]), strict=True):
-        tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+def decode(data: bytes) -> Message:
+    """Return what `encode` was given."""
+    kind, step, flags, loss, length = _HEAD.unpack_from(data)
+    body = torch.frombuffer(bytearray(data[_HEAD.size :]), dtype=torch.uint8) if length else torch.empty(0).byte()
+    return Message(kind, step, flags, loss, body)
 
 
 def _prompt(line: Connection) -> Connection:

@@ -7,7 +7,7 @@ gave way to all-reduce. (Li et al., "Scaling Distributed Machine Learning with t
 """
 
 from collections.abc import Iterator
-from typing import Any, Self, final
+from typing import final
 
 import torch
 from torch import nn
@@ -16,19 +16,23 @@ from torch.optim import Optimizer
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import add_checksums
 from unisono.strategies.base import StrategyContext, scale_gradients
-from unisono.strategies.parts.clipping import Clipping
-from unisono.strategies.parts.optimizer_state import share_optimizer_state
+from unisono.strategies.parts.report import RankReport
 from unisono.strategies.parts.split import share_out
+from unisono.strategies.parts.tensor_bytes import broadcast
+from unisono.strategies.parts.whole import SpreadStrategy, Whole, gather
 from unisono.strategies.replicated import Replicated
 from unisono.strategies.servers.options import PSOptions
 
 
 @final
-class ParameterServer(Replicated):
+class ParameterServer(SpreadStrategy, Replicated):
     """See the module."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PSOptions) -> None:
-        super().__init__(model, optimizer, setting)
+    is_sharded = False
+    evaluates_alike = False
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: PSOptions) -> None:
+        super().__init__(model, optimizer, context, options)
         self.buffer_root = options.servers
         self._servers = options.servers
         self._num_workers = self.transport.world_size - options.servers
@@ -36,16 +40,12 @@ class ParameterServer(Replicated):
         owners = share_out([parameter.nbytes for parameter in parameters], options.servers)
         self._owners = dict(zip(parameters, owners, strict=True))
 
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
-
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`: push; afterwards servers hold the sums of their parameters, workers nothing."""
+        self.whole = None
         self.fill_absent()
         is_server = self.transport.rank < self._servers
-        for group in self._groups(with_gradient=True):
+        for group in self._groups():
             flats = [
                 torch.cat([p.grad.reshape(-1) for p in part if p.grad is not None]) if part else torch.empty(0)
                 for part in group
@@ -53,7 +53,7 @@ class ParameterServer(Replicated):
             dtype = next(flat.dtype for flat, part in zip(flats, group, strict=True) if part)
             lengths = [flat.numel() for flat in flats]
             own = lengths[self.transport.rank] if is_server else 0
-            recv = torch.empty(own * self._num_workers, dtype=dtype, device=self.setting.device)
+            recv = torch.empty(own * self._num_workers, dtype=dtype, device=self.context.device)
             self.transport.all_to_all(
                 torch.empty(0, dtype=dtype) if is_server else torch.cat([flat.to(dtype) for flat in flats]),
                 [0] * self.transport.world_size if is_server else [*lengths, *[0] * self._num_workers],
@@ -61,7 +61,7 @@ class ParameterServer(Replicated):
                 [own if rank >= self._servers else 0 for rank in range(self.transport.world_size)],
             )
             if own:
-                total = torch.empty(own, dtype=dtype, device=self.setting.device)
+                total = torch.empty(own, dtype=dtype, device=self.context.device)
                 combine_values(list(recv.split(own)), "SUM", total)
                 part = group[self.transport.rank]
                 for parameter, piece in zip(part, total.split([p.numel() for p in part]), strict=True):
@@ -70,54 +70,42 @@ class ParameterServer(Replicated):
             if owner != self.transport.rank:
                 parameter.grad = None
 
-    def clip(self, model: nn.Module, clip_norm: float) -> None:
-        """See `Strategy.clip`; the norm is over the parameters of all servers."""
+    def clip_norm(self, limit: float) -> None:
+        """See `Strategy.clip_norm`; the norm is over the parameters of all servers."""
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         squares = torch.tensor([sum(float(grad.double().square().sum()) for grad in grads)], dtype=torch.float64)
         everyone = torch.empty(self.transport.world_size, dtype=torch.float64)
         self.transport.all_gather(squares, everyone)
         if grads:
-            scale_gradients(grads, everyone.sum().sqrt().to(self.setting.device), clip_norm)
+            scale_gradients(grads, everyone.sum().sqrt().to(self.context.device), limit)
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
-        """See `Strategy.update`: each server updates its parameters (elsewhere they have no gradient); all pull."""
-        lr = super().update(model, optimizer, scheduler, clipping)
-        rank, world_size = self.transport.rank, self.transport.world_size
-        with torch.no_grad():
-            for group in self._groups(with_gradient=False):
-                lengths = [sum(parameter.numel() for parameter in part) for part in group]
-                like = next(part[0] for part in group if part)
-                mine = group[rank] if rank < self._servers else []
-                flat = torch.cat([p.reshape(-1) for p in mine]) if mine else like.new_empty(0)
-                recv = like.new_empty(sum(lengths))
-                self.transport.all_to_all(
-                    flat.repeat(world_size), [flat.numel()] * world_size, recv, [*lengths, *[0] * self._num_workers]
-                )
-                everything = [parameter for part in group for parameter in part]
-                for parameter, piece in zip(everything, recv.split([p.numel() for p in everything]), strict=True):
-                    parameter.copy_(piece.view(parameter.shape))
-        return lr
+    def apply(self) -> bool:
+        """See `Strategy.apply`: each server updates its parameters (elsewhere they have no gradient); all pull."""
+        is_done = super().apply()
+        trainable = self.trainable()
+        for server in range(self._servers):
+            owned = [parameter for parameter in trainable if self._owners[parameter] == server]
+            broadcast(owned, self.transport, server)
+        return is_done
 
-    def settle(self) -> None:
-        """See `Strategy.settle`; the servers' optimizer states come together."""
-        super().settle()
-        share_optimizer_state(self.optimizer, self._owners, self.transport)
+    def gather(self) -> Whole:
+        """See `SpreadStrategy.gather`; only the optimizer's state is spread."""
+        return gather(self.model, self.optimizer, self._is_own, self.transport, ["optimizer"])
 
-    def speakers(self) -> list[int]:
-        """See `Replicated.speakers`."""
-        return list(range(self._servers, self.transport.world_size))
+    def fingerprint(self) -> str:
+        """See `Strategy.fingerprint`."""
+        return Replicated.fingerprint(self)
 
-    def merged_checksum(self, heads: list[tuple[int, ...]]) -> int:
+    def merged_checksum(self, told: list[RankReport]) -> int:
         """See `Replicated.merged_checksum`: the sum of the servers'."""
-        return add_checksums(head[2] for head in heads[: self._servers])
+        return add_checksums(rank.gradient for rank in told[: self._servers])
 
-    def told_gradient(self, head: tuple[int, ...]) -> int:
-        """See `Replicated.told_gradient`; gradients differ between servers and workers."""
-        return 0
+    def _is_own(self, name: str) -> bool:
+        return self._owners[self._parameters[name]] == self.transport.rank
 
-    def _groups(self, *, with_gradient: bool) -> Iterator[list[list[nn.Parameter]]]:
-        """Yield, dtype by dtype, each server's trainable parameters (only those with a gradient, on request)."""
-        chosen = [p for p in self.trainable() if p.grad is not None or not with_gradient]
+    def _groups(self) -> Iterator[list[list[nn.Parameter]]]:
+        """Yield, dtype by dtype, each server's trainable parameters that have a gradient."""
+        chosen = [parameter for parameter in self.trainable() if parameter.grad is not None]
         for dtype in dict.fromkeys(parameter.dtype for parameter in chosen):
             yield [
                 [p for p in chosen if p.dtype == dtype and self._owners[p] == server] for server in range(self._servers)

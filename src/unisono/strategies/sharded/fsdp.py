@@ -10,10 +10,8 @@ All ranks must run equally many passes: a rank with fewer micro-batches than oth
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, final
+from typing import Any, final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,8 +22,6 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
-from unisono.collectives.placement import cut
-from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.tree import combine, push
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import ConfigError, StepError
@@ -33,38 +29,32 @@ from unisono.strategies.base import (
     Gradients,
     LossFunction,
     Micro,
-    Strategy,
+    Shares,
     StrategyContext,
     check_reached,
-    check_trainable,
-    mean_loss,
     scale_gradients,
 )
 from unisono.strategies.ddp import join_alone
 from unisono.strategies.options import FSDPOptions
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.flat import padding_checksum, slice_checksum
+from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
-from unisono.strategies.parts.report import StepReport
+from unisono.strategies.parts.report import RankReport, StepReport
+from unisono.strategies.parts.whole import SpreadStrategy, Whole
 from unisono.strategies.sharded.reduce import Rounds, Stack, TreeReduceScatter, add
 from unisono.strategies.sharded.slices import local_of, sliced_like, whole_of
 
 
 @final
-class FSDP(Strategy):
+class FSDP(SpreadStrategy):
     """See the module."""
 
-    is_sharded = True
-    evaluates_alike = True
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: FSDPOptions) -> None:
-        self.model, self.optimizer, self.setting = model, optimizer, setting
-        self.transport, self.placement = setting.transport, setting.placement
-        check_trainable(model)
+    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: FSDPOptions) -> None:
+        super().__init__(model, optimizer, context, options)
         self._group = join_alone(self.transport)
         self._rounds = Rounds(self.placement, 1)
         self._spare: Micro | None = None
-        self._gathered: dict[str, dict[str, Tensor]] | None = None
         if self.transport.world_size > 1 and not dist.is_initialized():
             raise ConfigError("strategy fsdp needs processes. Hint: unisono run, or unisono.launch.")
         before = dict(model.named_parameters())
@@ -80,98 +70,71 @@ class FSDP(Strategy):
         for parameter in [*optimizer.state]:  # some optimizers make it when they are built
             own, entry = sharded[parameter], optimizer.state.pop(parameter)
             optimizer.state[own] = {name: sliced_like(value, own, self.transport) for name, value in entry.items()}
-        self._buffers = ReplicaBuffers(model)
+        self._buffers = ReplicaBuffers(model.named_modules())
+        self._sum = LeafSum({}, self._buffers, self.transport)  # gradients are added as torch reduces them
         self._parameters = list(after.values())
-
-    @classmethod
-    def build(cls, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: Any) -> Self:
-        """See `Strategy.build`."""
-        return cls(model, optimizer, setting, options)
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         """See `Strategy.compute_gradients`; the gradients are slices."""
-        self._gathered = None
-        replicas = self.setting.replicas
-        sizes = [len(part) for part in cut(num_samples, replicas)]
-        leaves = min(num_samples, replicas)
-        self._rounds = Rounds(self.placement, leaves)
-        report = StepReport(replicas)
+        self.whole = None
+        shares = self.shares(num_samples)
+        self._rounds = Rounds(self.placement, shares.leaves)
+        report = StepReport(self.replicas, 0, self._buffers.num_buffers)
         kept = self._buffers.saved_floats().values() if self.transport.rank == 0 else ()
         weights = add_checksums([self._checksum(self._parameters), checksum(kept)])
-        floats, changed = self._compute(step, micros, num_samples, sizes, loss_function, report)
+        is_reached = self._compute(step, micros, shares, loss_function, report)
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
-        head = [step, weights, self._checksum(grads), is_finite, self.is_stop_asked(), self._is_reached, *changed]
-        heads = report.merge(self.transport, self.placement, range(self.transport.world_size), [*map(int, head)])
-        self._buffers.start_replica()
-        check_reached(step, is_reached=any(told[5] for told in heads))
-        bad = [replica for replica in range(leaves) if not report.finite[replica]]
-        if not bad and not all(told[3] for told in heads):
-            bad = list(range(leaves))
-        merged = self._merge_buffers(
-            floats, np.array([told[6:] for told in heads]).any(axis=0), leaves, is_kept=not bad
+        buffers = self._sum.reduce(self.placement)
+        told = report.merge(
+            self.transport,
+            RankReport(step, weights, self._checksum(grads), is_finite, is_reached, self.is_stop_asked()),
         )
-        # As `exact` counts: the buffers that a checkpoint holds, and what lies unused in its flat buffers.
-        saved = [value for value, is_saved in zip(merged, self._buffers.is_saved(), strict=False) if is_saved]
-        trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
-        more = checksum(saved) + padding_checksum([*trainable, *self._buffers.floats()])
+        self._buffers.start_replica()
+        check_reached(step, is_reached=any(rank.is_reached for rank in told))
+        bad = report.bad_replicas()
+        if not bad and not all(rank.is_finite for rank in told):
+            bad = tuple(range(shares.leaves))
+        self._sum.finish_step(report.present, report.changed, is_kept=not bad)
+        # As `exact` counts: with what lies unused in its flat buffers.
+        padding = padding_checksum(parameter for parameter in self._parameters if parameter.requires_grad)
         return Gradients(
-            loss=mean_loss(sizes, report.losses, num_samples),
-            checksum=add_checksums([more, *(told[2] for told in heads)]),
-            weights=add_checksums(told[1] for told in heads),
-            bad_replicas=tuple(bad),
-            is_stop_asked=any(told[4] for told in heads),
+            loss=shares.mean(report.losses[: shares.leaves].tolist()),
+            checksum=add_checksums([buffers, padding, *(rank.gradient for rank in told)]),
+            weights=add_checksums(rank.weights for rank in told),
+            bad_replicas=bad,
+            is_stop_asked=any(rank.is_stop_asked for rank in told),
         )
 
-    def clip(self, model: nn.Module, clip_norm: float) -> None:
-        """See `Strategy.clip`; norms are taken of whole tensors, one at a time, as `exact` does."""
+    def clip_norm(self, limit: float) -> None:
+        """See `Strategy.clip_norm`; norms are taken of whole tensors, one at a time, as `exact` does."""
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norms = [torch.linalg.vector_norm(whole_of(grad, self.transport)) for grad in grads]
-        scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), clip_norm)
+        scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), limit)
 
-    def clip_each(self, model: nn.Module, clip_value: float) -> None:
-        """See `Strategy.clip_each`; each rank its slices."""
+    def clip_values(self, limit: float) -> None:
+        """See `Strategy.clip_values`; each rank its slices."""
         for grad in (parameter.grad for parameter in self._parameters if parameter.grad is not None):
-            local_of(grad).clamp_(-clip_value, clip_value)
+            local_of(grad).clamp_(-limit, limit)
 
-    def settle(self) -> None:
-        """See `Strategy.settle`; gathers the whole state, which `pack` and `fingerprint` read."""
+    def gather(self) -> Whole:
+        """See `SpreadStrategy.gather`."""
         packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
-        self._gathered = {
+        tensors = {
             # In name order: after a resume each rank's dictionaries have an order of their own.
             stem: {
-                name: whole_of(tensor, self.transport).detach().cpu().clone() for name, tensor in sorted(part.items())
+                name: whole_of(tensor, self.transport).detach().cpu().clone()
+                for name, tensor in sorted(packed.tensors[stem].items())
             }
-            for stem, part in packed.tensors.items()
+            for stem in ("model", "optimizer")
         }
+        return Whole(tensors, {})
 
-    def pack(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        values: Mapping[str, Any],
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> State:
-        """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
-        if self._gathered is None:
-            self.settle()
-        assert self._gathered is not None
-        packed = super().pack(model, optimizer, scheduler, values, objects)
-        return replace(packed, tensors={**packed.tensors, **self._gathered})
-
-    def unpack(
-        self,
-        state: State,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: Any,
-        objects: Mapping[str, checkpoint_format.Stateful],
-    ) -> None:
+    def unpack(self, state: State, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> None:
         """See `Strategy.unpack`: each rank takes its slices."""
-        shapes = dict(model.named_parameters())
+        shapes = dict(self.model.named_parameters())
         sliced = {
             stem: {
                 name: sliced_like(
@@ -181,14 +144,7 @@ class FSDP(Strategy):
             }
             for stem, part in state.tensors.items()
         }
-        super().unpack(replace(state, tensors=sliced), model, optimizer, scheduler, objects)
-
-    def fingerprint(self, model: nn.Module) -> str:
-        """See `Strategy.fingerprint`."""
-        if self._gathered is None:
-            self.settle()
-        assert self._gathered is not None
-        return checkpoint_format.fingerprint_of(self._gathered["model"])
+        super().unpack(replace(state, tensors=sliced), scheduler, objects)
 
     def report(self) -> dict[str, Any]:
         """See `Strategy.report`: the bytes of weights and optimizer state that this rank keeps."""
@@ -204,18 +160,12 @@ class FSDP(Strategy):
         self._group.close()
 
     def _compute(
-        self,
-        step: int,
-        micros: Iterable[Micro],
-        num_samples: int,
-        sizes: Sequence[int],
-        loss_function: LossFunction,
-        report: StepReport,
-    ) -> tuple[Stack, npt.NDArray[np.bool_]]:
-        """Do all rounds of a step; the gradients' slices are left in ``param.grad``.
+        self, step: int, micros: Iterable[Micro], shares: Shares, loss_function: LossFunction, report: StepReport
+    ) -> bool:
+        """Do all rounds of a step; the gradients' slices are left in ``param.grad``, the buffers in their sum.
 
         Returns:
-            The buffers' partials, and bool (buffers,): which ones a replica of this rank has changed.
+            Whether a parameter has got a gradient on this rank.
 
         Raises:
             StepError: A rank has no sample at all.
@@ -223,10 +173,9 @@ class FSDP(Strategy):
         for parameter in self._parameters:
             parameter.grad = None
         self._buffers.start_step()
-        self._is_reached = False
-        rounds, replicas = self._rounds, self.setting.replicas
-        changed = np.zeros(self._buffers.num_buffers, dtype=bool)
-        floats: Stack = []
+        self._sum.start_step(shares.leaves)
+        is_reached = False
+        rounds = self._rounds
         alone: Stack = []
         mine = iter(micros)
         for number in range(rounds.count):
@@ -240,14 +189,14 @@ class FSDP(Strategy):
                 )
             self._spare = micro
             self._buffers.start_replica()
-            weight = sizes[micro.replica] / num_samples if replica is not None else 0.0
-            loss = run_backward(loss_function, micro, weight, seed=self.setting.seed, step=step, replicas=replicas)
-            self._is_reached |= any(parameter.grad is not None for parameter in self._parameters)
+            weight = shares.weights[micro.replica] if replica is not None else 0.0
+            loss = run_backward(loss_function, micro, weight, seed=self.context.seed, step=step, replicas=self.replicas)
+            is_reached |= any(parameter.grad is not None for parameter in self._parameters)
             if replica is None:
                 continue
-            views = [torch.empty_like(buffer) for buffer in self._buffers.floats()]
-            self._buffers.collect(views, weight, changed)
-            push(floats, replica, views, rounds.leaves, add)
+            leaf = self._sum.take(report.present)
+            self._buffers.collect(leaf.buffers, weight, report.changed)
+            self._sum.add(replica, leaf)
             report.note(replica, loss.item())
             if self.transport.world_size == 1:
                 push(alone, replica, self._take_slices(), rounds.leaves, add)
@@ -257,7 +206,7 @@ class FSDP(Strategy):
         size = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
         world_size = self.transport.world_size
         self.transport.bytes_sent += 2 * rounds.count * (world_size - 1) * size // world_size
-        return floats, changed
+        return is_reached
 
     def _take_slices(self) -> list[Tensor]:
         """Take all gradients away from their parameters; -0.0, the neutral element, where there is none."""
@@ -270,7 +219,7 @@ class FSDP(Strategy):
         return taken
 
     def _shard(self, model: nn.Module, options: FSDPOptions) -> None:
-        kind = self.setting.device.type
+        kind = self.context.device.type
         if options.offload and kind == "cpu":
             raise ConfigError("offload moves weights to the CPU, where they are already. Hint: leave --offload out.")
         offload = CPUOffloadPolicy() if options.offload else OffloadPolicy()
@@ -306,23 +255,6 @@ class FSDP(Strategy):
                 parameter.grad = DTensor.from_local(
                     value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
                 )
-
-    def _merge_buffers(self, floats: Stack, changed: Any, leaves: int, *, is_kept: bool) -> list[Tensor]:
-        if not self._buffers.num_buffers or not is_kept:
-            return []
-        merged: list[Tensor] = []
-        for index, buffer in enumerate(self._buffers.floats()):
-            length = padded_length(buffer.numel(), self.transport.world_size)
-            partials = []
-            for node, values in floats:
-                flat = buffer.new_zeros(length)
-                flat[: buffer.numel()] = values[index].reshape(-1)
-                partials.append((node, flat))
-            out = buffer.new_zeros(length)
-            tree_all_reduce(partials, self.placement, leaves, out, self.transport)
-            merged.append(out[: buffer.numel()].view(buffer.shape))
-        self._buffers.finish_step(self.transport, merged, changed)
-        return merged
 
 
 def _units(model: nn.Module, wrap: tuple[str, ...] | None) -> Iterator[nn.Module]:

@@ -176,7 +176,7 @@ class RunProgress:
         """Return the SHA-256 over the weights in name order; collective where a rank holds only a part of them."""
         if parts.strategy.is_sharded and self.result.get("steps") == self.done:
             return str(self.result["fingerprint"])  # known: one rank may ask alone
-        return parts.strategy.fingerprint(parts.model)
+        return parts.strategy.fingerprint()
 
     @property
     def _epoch(self) -> int:
@@ -205,7 +205,7 @@ class RunProgress:
         return {"launches": self._record.launches} | {name: before.get(name, 0) + own[name] for name in own}
 
     def _write_end(self, parts: Parts, *, is_finished: bool) -> None:
-        fingerprint = parts.strategy.fingerprint(parts.model)
+        fingerprint = parts.strategy.fingerprint()
         if self.done < self._first and self._keep_result(fingerprint, is_finished=is_finished):
             return
         self._loop_s = round(time.monotonic() - self._began, 3)

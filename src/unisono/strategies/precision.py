@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.options import PreciseOptions
-from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.replicated import Replicated
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,12 +21,12 @@ class Precise(Replicated):
     """A replicated strategy with the options of `PreciseOptions`."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, setting: StrategyContext, options: PreciseOptions
+        self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: PreciseOptions
     ) -> None:
-        super().__init__(model, optimizer, setting)
+        super().__init__(model, optimizer, context, options)
         self._dtype = DTYPES.get(options.amp)
-        self._scaler = torch.amp.GradScaler(setting.device.type, enabled=options.amp == "fp16")
-        self._scaler.scale(torch.zeros(1, device=setting.device))  # it makes its own scale with the first tensor
+        self._scaler = torch.amp.GradScaler(context.device.type, enabled=options.amp == "fp16")
+        self._scaler.scale(torch.zeros(1, device=context.device))  # it makes its own scale with the first tensor
         self._num_skipped = 0
 
     def wrapped(self, loss_function: LossFunction) -> LossFunction:
@@ -36,7 +35,7 @@ class Precise(Replicated):
             return loss_function
 
         def call(data: Any) -> Tensor:
-            with torch.autocast(self.setting.device.type, dtype=self._dtype):
+            with torch.autocast(self.context.device.type, dtype=self._dtype):
                 return loss_function(data).float()
 
         return call
@@ -49,21 +48,18 @@ class Precise(Replicated):
         """See `Replicated.refuses_non_finite`; the scaler leaves out steps that overflow."""
         return not self._scaler.is_enabled()
 
-    def update(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, clipping: Clipping) -> float:
-        """See `Strategy.update`; where float16 gradients overflow, neither optimizer nor scheduler steps."""
+    def apply(self) -> bool:
+        """See `Strategy.apply`; where float16 gradients overflow, the optimizer does not step."""
         if not self._scaler.is_enabled():
-            return super().update(model, optimizer, scheduler, clipping)
-        lr = float(optimizer.param_groups[0]["lr"])
-        self._scaler.unscale_(optimizer)
-        self.clip_gradients(model, clipping)
+            return super().apply()
+        self._scaler.unscale_(self.optimizer)
+        self.clip_gradients()
         before = self._scaler.get_scale()
-        self._scaler.step(optimizer)
+        self._scaler.step(self.optimizer)
         self._scaler.update()
-        if self._scaler.get_scale() < before:
-            self._num_skipped += 1
-        elif scheduler is not None:
-            scheduler.step()
-        return lr
+        is_skipped = self._scaler.get_scale() < before
+        self._num_skipped += is_skipped
+        return not is_skipped
 
     def extra_state(self) -> dict[str, Any]:
         """See `Strategy.extra_state`."""
