@@ -1,4 +1,4 @@
-"""Tables and the picture of `time_to_accuracy`, from the lines it has left."""
+"""Tables, records and the picture of `time_to_accuracy`, from the lines it has left."""
 
 import json
 import statistics
@@ -6,15 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-BARS = {"system": {"imdb": 6.0, "mnist": 1.7}, "accuracy": {"imdb": 15.0, "mnist": 10.0}}
+from harness import slug
+from results import Bar, Result
+
+TOPIC = "Real data beside other programs"
+BARS = {
+    "system": {"imdb": 6.0, "mnist": 1.7},
+    "accuracy": {"imdb": 15.0, "mnist": 10.0},
+    "best": {"imdb": 88.0, "mnist": 99.4},
+}
 TARGETS = {"imdb": 0.85, "mnist": None}
 """Test accuracy; None: the median of the script's after its last epoch."""
 
 Lines = list[dict[str, Any]]
 
 
-def report(folder: Path, *, picture: Path | None = None) -> None:
-    """Print a table for each file in `folder`; draw ``accuracy`` where a picture is wanted."""
+def report(folder: Path, *, picture: Path | None = None) -> list[Result]:
+    """Print a table for each file in `folder` and return its records; draw ``accuracy`` where a picture is wanted."""
+    found: list[Result] = []
     curves: dict[str, Lines] = {}
     for path in sorted(folder.glob("*.jsonl")):
         kind, job = path.stem.split("-")
@@ -24,11 +33,87 @@ def report(folder: Path, *, picture: Path | None = None) -> None:
         limit = f", {lines[0]['limit']} training samples" if lines[0]["limit"] else ""
         print(f"\n{kind}, {job}{limit}: {first} to {last}, load {min(loads)} to {max(loads)}\n")
         {"system": system_table, "accuracy": accuracy_table, "seeds": seeds_table}[kind](job, lines)
+        found += {"system": system_records, "accuracy": accuracy_records, "seeds": seeds_records}[kind](job, lines)
         if kind == "accuracy":
             curves[job] = lines
     if picture is not None and curves:
         draw(curves, picture)
         print(f"\n{picture}")
+    return found
+
+
+def record(kind: str, job: str, name: str, lines: Lines, samples: list[float], **more: Any) -> Result:
+    """Return a record; what is common to all kinds is said here."""
+    limit = {"limit": lines[0]["limit"]} if lines[0]["limit"] else {}
+    return Result.of(slug(f"{kind} {job} {name}"), samples, topic=TOPIC, settings={"processes": 2, **limit}, **more,
+                     command=f"python benchmarks/time_to_accuracy.py {kind} --job {job} --data DATA")  # fmt: skip
+
+
+def system_records(job: str, lines: Lines) -> list[Result]:
+    """Return how fast everybody else is than DDP, in the rounds that both have."""
+    base, found = dict(by_round(lines, "DDP", "wall")), []
+    for name in names_of(lines):
+        pairs = [(rate, base[index]) for index, rate in by_round(lines, name, "wall") if index in base]
+        if name != "DDP" and pairs:
+            bar = Bar(of="ratio", at_least=BARS["system"][job]) if name == "unisono, 2 replicas" else None
+            found.append(
+                record(
+                    "system",
+                    job,
+                    name,
+                    lines,
+                    [ours for ours, _ in pairs],
+                    against=[theirs for _, theirs in pairs],
+                    unit="samples/s",
+                    peer="DDP over gloo",
+                    less_is_better=False,
+                    bar=bar,
+                    what=f"{job.upper()}, {name}, equal settings",
+                )
+            )
+    return found
+
+
+def accuracy_records(job: str, lines: Lines) -> list[Result]:
+    """Return seconds to the target, where all runs reach it, and the best accuracy of ``best``."""
+    target, found = target_of(job, lines), []
+    reached = {name: {line["round"]: seconds_to(line["epochs"], target) for line in lines if line["name"] == name}
+               for name in names_of(lines) if target is not None}  # fmt: skip
+    base = reached.get("DDP", {})
+    for name, times in reached.items():
+        rounds = [index for index in times if index in base]
+        if name != "DDP" and rounds and all(is_reached for _, is_reached in times.values()):
+            bound = "" if all(base[index][1] for index in rounds) else "DDP did not reach it in the time given"
+            bar = Bar(of="ratio", at_least=BARS["accuracy"][job]) if name == "unisono, fast" else None
+            found.append(record("accuracy", job, name, lines, [times[index][0] for index in rounds], unit="s", bar=bar,
+                                against=[base[index][0] for index in rounds], peer="DDP over gloo", note=bound,
+                                what=f"{job.upper()}, {name}: training to {100 * target:.2f} %"))  # fmt: skip
+    best = [
+        100 * max(epoch["accuracy"] for epoch in line["epochs"]) for line in lines if line["name"] == "unisono, best"
+    ]
+    if best:
+        found.append(
+            record(
+                "accuracy",
+                job,
+                "best accuracy",
+                lines,
+                best,
+                unit="%",
+                bar=Bar(at_least=BARS["best"][job]),
+                what=f"{job.upper()}, unisono, best: test accuracy of the best epoch",
+            )
+        )
+    return found
+
+
+def seeds_records(job: str, lines: Lines) -> list[Result]:
+    """Return the test accuracy of each seed's best epoch."""
+    best = {name: [100 * max(epoch["accuracy"] for epoch in line["epochs"]) for line in lines if line["name"] == name]
+            for name in names_of(lines)}  # fmt: skip
+    return [record("seeds", job, name, lines, values, unit="%",
+                   what=f"{job.upper()}, {name}, equal settings: test accuracy of each seed's best epoch")
+            for name, values in best.items()]  # fmt: skip
 
 
 def names_of(lines: Lines) -> list[str]:
