@@ -39,8 +39,8 @@ def page_of(folder: Path) -> str:
     old = sum(result.source is not None for result in found)
     parts = [
         HEAD,
-        f"{len(found)} figures: {counts['met']} reach their bar, {counts['missed']} miss it, {counts['no bar']} have none; "
-        f"{old} are from the history.\n",
+        f"{len(found)} figures: {counts['met']} reach their bar, {counts['missed']} miss it, "
+        f"{counts['no bar']} have none; {old} are from the history.\n",
     ]
     for topic in sorted({result.topic for result in found}):
         mine = [result for result in found if result.topic == topic]

@@ -9,59 +9,57 @@ is compared was taken turn by turn in one run of `unisono bench collectives`. DD
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness import UNISONO, parser_of, run, save, slug
 from results import Bar, Result
 
-COLLECTIVES = ("tree_all_reduce", "all_reduce")
+REDUCTIONS = ("tree_all_reduce", "all_reduce")
 BARS = {"4KB": 10.0, "4MB": 4.0, "64MB": 3.0}
-CROWDED = "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB"
+CROWDED = ["1KB", "4KB", "16KB", "64KB", "256KB", "1MB", "4MB", "16MB", "64MB", "256MB"]
+OTHERS = ("broadcast", "scatter", "gather", "all_to_all", "send_recv", "reduce_scatter", "all_gather")
 Row = dict[str, Any]
 
 
 def main() -> None:
     """Measure, print and write."""
     given = parser_of(__doc__).parse_args()
-    sizes = ["4KB"] if given.quick else list(BARS)
-    rows = bench(2, ",".join(sizes), 3 if given.quick else 31)
-    found = [
-        one
-        for name in COLLECTIVES
-        for one in against_gloo(rows, 2, name, dict(zip(bytes_of(rows), sizes, strict=True)))
-    ]
+    bars = {"4KB": BARS["4KB"]} if given.quick else BARS
+    rows = bench(2, REDUCTIONS, list(bars), 3 if given.quick else 31)
+    found = [one for name in REDUCTIONS for one in against_gloo(rows, 2, name, "all_reduce", bars)]
     if not given.quick:
-        rows = bench(4, CROWDED, 9)
-        found += [least(rows, 4, name) for name in COLLECTIVES]
+        rows = bench(4, REDUCTIONS, CROWDED, 9)
+        found += [least(rows, 4, name) for name in REDUCTIONS]
+        bars = dict.fromkeys(["4KB", "1MB", "16MB"])
+        rows = bench(4, OTHERS, list(bars), 7)
+        found += [one for name in OTHERS for one in against_gloo(rows, 4, name, name, bars)]
     save(given, [*found, *kills(2 if given.quick else 50)])
 
 
-def bench(ranks: int, sizes: str, repeat: int) -> list[Row]:
+def bench(ranks: int, collectives: Sequence[str], sizes: Sequence[str], repeat: int) -> list[Row]:
     """Return the rows of ``unisono bench collectives``."""
-    options = ["-r", str(ranks), "-s", sizes, "-c", "all_reduce,tree_all_reduce", "--repeat", str(repeat)]
+    options = ["-r", str(ranks), "-s", ",".join(sizes), "-c", ",".join(collectives), "--repeat", str(repeat)]
     rows: list[Row] = json.loads(run([*UNISONO, "bench", "collectives", "--json", *options])[2])["rows"]
     return rows
 
 
-def bytes_of(rows: list[Row]) -> list[int]:
-    return sorted({row["bytes"] for row in rows})
-
-
 def medians(rows: list[Row], collective: str, transport: str) -> dict[int, float]:
     """Return the median milliseconds of a collective by buffer size."""
-    return {
-        r["bytes"]: 1e3 * r["median_s"] for r in rows if (r["collective"], r["transport"]) == (collective, transport)
-    }
+    mine = [row for row in rows if (row["collective"], row["transport"]) == (collective, transport)]
+    return {row["bytes"]: 1e3 * row["median_s"] for row in sorted(mine, key=lambda row: row["bytes"])}
 
 
-def against_gloo(rows: list[Row], ranks: int, name: str, sizes: dict[int, str]) -> list[Result]:
-    """Return a record for each size."""
-    shm, gloo = medians(rows, name, "shm"), medians(rows, "all_reduce", "gloo")
+def against_gloo(rows: list[Row], ranks: int, name: str, theirs: str, bars: Mapping[str, float | None]) -> list[Result]:
+    """Return a record for each size, beside gloo's `theirs`."""
+    shm, gloo = medians(rows, name, "shm"), medians(rows, theirs, "gloo")
     return [
-        Result.of(slug(f"{name} {label}"), [shm[size]], against=[gloo[size]], peer="gloo's all_reduce", unit="ms",
-                  topic="Collectives", what=f"{name} of {label}", bar=Bar(of="ratio", at_least=BARS[label]),
-                  settings={"ranks": ranks})
-        for size, label in sizes.items()
+        Result.of(
+            slug(f"{name} {label}"), [shm[size]], against=[gloo[size]], peer=f"gloo's {theirs}", unit="ms",
+            topic="Collectives", what=f"{name} of {label}", bar=bar and Bar(of="ratio", at_least=bar),
+            settings={"ranks": ranks},
+        )
+        for size, (label, bar) in zip(shm, bars.items(), strict=True)
     ]  # fmt: skip
 
 
