@@ -77,7 +77,7 @@ def test_quick(name, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_baselines_of_other_packages(name, tmp_path, monkeypatch):
-    """accelerate's and Lightning's programs train on a few invented reviews, where the packages are installed."""
+    """The programs of accelerate and Lightning train on a few invented reviews, where the packages are installed."""
     if importlib.util.find_spec(ELSEWHERE[name]) is None:
         pytest.skip(f"{ELSEWHERE[name]} is not installed: see benchmarks/baselines/README.md")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
