@@ -15,7 +15,7 @@ test accuracy at equal settings.
 Runs are taken in turn, round by round, so that a ratio compares neighbours. Each finished run is one line of
 ``build/time_to_accuracy/KIND-JOB.jsonl`` (or below ``--lines``), with the load before and after; a call goes on where
 the last one stopped and starts nothing that would not end within ``--minutes``. ``--only NAME`` takes one contestant
-alone. ``report`` reads the files, prints the tables and writes the records. ``--quick`` compares two contestants on a
+alone. ``report`` reads the files, and prints and writes the records. ``--quick`` compares two contestants on a
 few invented reviews.
 """
 
