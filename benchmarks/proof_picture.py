@@ -142,7 +142,7 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    workers, lives = ((1,), ((2, 7), (1, None))) if given.quick else ((1, 2, 3, 4), LIVES)
+    workers, lives = ((1,), ((2, 15), (1, None))) if given.quick else ((1, 2, 3, 4), LIVES)
     run_all(folder, workers, lives, 1 if given.quick else 10)
     names = [*(f"exact-{count}" for count in workers), "killed"]
     found = {name: fingerprint(folder / name) for name in names}

@@ -127,7 +127,7 @@ class Result:
             ratio=None if ratio is None else rounded(ratio),
             bar=bar,
             verdict=verdict_of(bar, median, ratio),
-            command=command or command_line(),
+            command=command if command and "--quick" not in sys.argv else command_line(),
             commit=commit(),
             date=datetime.now(UTC).date().isoformat(),
             machine=machine(),
