@@ -13,7 +13,7 @@ PUBLIC := build/public
 PUBLIC_STAMP := $(PUBLIC)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults adversary same-bits cluster public test-all coverage check docs format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults adversary same-bits cluster public test-all coverage check docs figures format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -90,6 +90,9 @@ $(DOCS_STAMP): $(STAMP)
 
 docs: $(DOCS_STAMP)  ## the site, in build/docs; every warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
+
+figures:  ## write docs/figures.md anew, of the records in benchmarks/results
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/figures.py
 
 format: $(STAMP)  ## write the code in house style
 	$(BIN)/ruff check --fix .

@@ -1,54 +1,120 @@
-"""Tables and the picture of `time_to_accuracy`, from the lines it has left."""
+"""Records and the picture of `time_to_accuracy`, from the lines it has left."""
 
+import itertools
 import json
 import statistics
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from harness import slug
+from results import Bar, Result
 
 from unisono.report.charts import Series
 from unisono.report.content import Section, line_view
 from unisono.report.picture import draw_section
 from unisono.system.words import spell_seconds
 
-BARS = {"system": {"imdb": 6.0, "mnist": 1.7}, "accuracy": {"imdb": 15.0, "mnist": 10.0}}
+TOPIC = "Real data beside other programs"
+BARS = {
+    "system": {"imdb": 6.0, "mnist": 1.7},
+    "accuracy": {"imdb": 15.0, "mnist": 10.0},
+    "best": {"imdb": 88.0, "mnist": 99.4},
+}
 TARGETS = {"imdb": 0.85, "mnist": None}
 """Test accuracy; None: the median of the script's after its last epoch."""
 
 Lines = list[dict[str, Any]]
 
 
-def report(folder: Path, *, picture: Path | None = None) -> None:
-    """Print a table for each file in `folder`; draw ``accuracy`` where a picture is wanted."""
+def report(folder: Path, *, picture: Path | None = None) -> list[Result]:
+    """Return the records of all files in `folder`; draw ``accuracy`` where a picture is wanted."""
+    found: list[Result] = []
     curves: dict[str, Lines] = {}
     for path in sorted(folder.glob("*.jsonl")):
         kind, job = path.stem.split("-")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        first, last = min(line["date"] for line in lines), max(line["date"] for line in lines)
-        loads = [load for line in lines for load in line["load"]]
-        limit = f", {lines[0]['limit']} training samples" if lines[0]["limit"] else ""
-        print(f"\n{kind}, {job}{limit}: {first} to {last}, load {min(loads)} to {max(loads)}\n")
-        {"system": system_table, "accuracy": accuracy_table, "seeds": seeds_table}[kind](job, lines)
+        found += {"system": system_records, "accuracy": accuracy_records, "seeds": seeds_records}[kind](job, lines)
         if kind == "accuracy":
             curves[job] = lines
     if picture is not None and curves:
         draw(curves, picture)
-        print(f"\n{picture}")
+        print(picture)
+    return found
+
+
+def record(kind: str, job: str, name: str, lines: Lines, samples: list[float], **more: Any) -> Result:
+    """Return a record; what is common to all kinds is said here."""
+    loads = [load for line in lines for load in line["load"]]
+    settings = {"processes": 2, "limit": lines[0]["limit"] or "none", **more.pop("settings", {})}
+    made = Result.of(
+        slug(f"{kind} {job} {name}"), samples, topic=TOPIC, settings=settings, **more,
+        command=f"python benchmarks/time_to_accuracy.py {kind} --job {job} --data DATA",
+    )  # fmt: skip
+    return replace(made, date=lines[-1]["date"][:10], load=[min(loads), max(loads)])
+
+
+def system_records(job: str, lines: Lines) -> list[Result]:
+    """Return how much faster everybody is than DDP, in the rounds that both have: by the wall clock and by CPU time."""
+    found = []
+    for name, clock in itertools.product(names_of(lines), ("wall", "cpu")):
+        base = dict(by_round(lines, "DDP", clock))
+        pairs = [(rate, base[index]) for index, rate in by_round(lines, name, clock) if index in base]
+        if name != "DDP" and pairs:
+            is_claim = name == "unisono, 2 replicas" and clock == "wall"
+            found.append(record(
+                "system", job, name if clock == "wall" else f"{name} {clock}", lines, [ours for ours, _ in pairs],
+                against=[theirs for _, theirs in pairs], peer="DDP over gloo", less_is_better=False,
+                unit="samples/s" if clock == "wall" else "samples per CPU second",
+                bar=Bar(of="ratio", at_least=BARS["system"][job]) if is_claim else None,
+                what=f"{job.upper()}, {name}, equal settings",
+            ))  # fmt: skip
+    return found
+
+
+def accuracy_records(job: str, lines: Lines) -> list[Result]:
+    """Return seconds to the target, where all runs reach it, and the best accuracy of ``best``."""
+    target, found = target_of(job, lines), []
+    reached = {
+        name: {line["round"]: seconds_to(line["epochs"], target) for line in lines if line["name"] == name}
+        for name in names_of(lines) if target is not None
+    }  # fmt: skip
+    base = reached.get("DDP", {})
+    for name, times in reached.items():
+        rounds = [index for index in times if index in base]
+        if missed := [seconds for seconds, is_reached in times.values() if not is_reached]:
+            print(f"{job}, {name}: {target:.4f} not reached in {len(missed)} of {len(times)} runs, {min(missed):.1f} s")
+        elif name != "DDP" and rounds:
+            bound = "" if all(base[index][1] for index in rounds) else "DDP did not reach it: at least so many times"
+            found.append(record(
+                "accuracy", job, name, lines, [times[index][0] for index in rounds], unit="s", peer="DDP over gloo",
+                against=[base[index][0] for index in rounds], note=bound,
+                bar=Bar(of="ratio", at_least=BARS["accuracy"][job]) if name == "unisono, fast" else None,
+                what=f"{job.upper()}, {name}: training to {100 * target:.2f} %",
+            ))  # fmt: skip
+    if best := best_of(lines, "unisono, best"):
+        what = f"{job.upper()}, unisono, best: test accuracy of the best epoch"
+        bar = Bar(at_least=BARS["best"][job])
+        found.append(record("accuracy", job, "best accuracy", lines, best, unit="%", bar=bar, what=what))
+    return found
+
+
+def seeds_records(job: str, lines: Lines) -> list[Result]:
+    """Return the test accuracy of each seed's best epoch."""
+    what = "equal settings: test accuracy of each seed's best epoch"
+    return [
+        record("seeds", job, name, lines, best_of(lines, name), unit="%", what=f"{job.upper()}, {name}, {what}")
+        for name in names_of(lines)
+    ]
+
+
+def best_of(lines: Lines, name: str) -> list[float]:
+    """Return the best test accuracy of each run, in %."""
+    return [100 * max(epoch["accuracy"] for epoch in line["epochs"]) for line in lines if line["name"] == name]
 
 
 def names_of(lines: Lines) -> list[str]:
     return list(dict.fromkeys(line["name"] for line in lines))
-
-
-def system_table(job: str, lines: Lines) -> None:
-    """Samples per second by the wall clock, and per CPU second of a process: on a busy machine the fairer number."""
-    print("| | rounds | samples/s | least to most | against DDP | the same by CPU seconds |\n|---|---|---|---|---|---|")
-    for name in names_of(lines):
-        rates = [rate for _, rate in by_round(lines, name, "wall")]
-        wall, cpu = (ratios(lines, name, clock) for clock in ("wall", "cpu"))
-        print(f"| {name} | {len(rates)} | {statistics.median(rates):.0f} | {min(rates):.0f} to {max(rates):.0f} "
-              f"| {middle(wall)} | {middle(cpu)} |")  # fmt: skip
-    print(f"\nbar: {BARS['system'][job]} (medians of the ratios of one round each)")
 
 
 def by_round(lines: Lines, name: str, clock: str) -> list[tuple[int, float]]:
@@ -60,42 +126,6 @@ def by_round(lines: Lines, name: str, clock: str) -> list[tuple[int, float]]:
             num_samples = epoch["samples_per_s"] * epoch["train_s"]
             found.append((line["round"], num_samples / (epoch["train_s"] if clock == "wall" else epoch["cpu_s"] * 2)))
     return found
-
-
-def ratios(lines: Lines, name: str, clock: str) -> list[float]:
-    base = dict(by_round(lines, "DDP", clock))
-    return [rate / base[index] for index, rate in by_round(lines, name, clock) if index in base]
-
-
-def middle(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f}" if values else "-"
-
-
-def accuracy_table(job: str, lines: Lines) -> None:
-    """Seconds to the target; where it is not reached, seconds trained in vain as a lower bound."""
-    target = target_of(job, lines)
-    if target is None:
-        print("no run of DDP yet")
-        return
-    print(
-        f"| to {target:.4f} | rounds | seconds | DDP's over these | epochs | best accuracy |\n|---|---|---|---|---|---|"
-    )
-    base = {line["round"]: seconds_to(line["epochs"], target) for line in lines if line["name"] == "DDP"}
-    for name in names_of(lines):
-        runs = [line for line in lines if line["name"] == name]
-        times = {line["round"]: seconds_to(line["epochs"], target) for line in runs}
-        factors = [(base[index][0] / seconds, base[index][1]) for index, (seconds, is_reached) in times.items()
-                   if is_reached and index in base]  # fmt: skip
-        shown = f"{statistics.median(seconds for seconds, _ in times.values()):.1f}"
-        missed = sum(not is_reached for _, is_reached in times.values())
-        shown = f"not in {shown} ({missed} of {len(runs)} runs)" if missed else shown
-        bound = ">= " if any(not is_reached for _, is_reached in factors) else ""
-        factor = f"{bound}{middle([factor for factor, _ in factors])}"
-        best = max(epoch["accuracy"] for line in runs for epoch in line["epochs"])
-        print(
-            f"| {name} | {len(runs)} | {shown} | {factor} | {max(len(line['epochs']) for line in runs)} | {best:.4f} |"
-        )
-    print(f"\nbar: {BARS['accuracy'][job]} for unisono, fast")
 
 
 def target_of(job: str, lines: Lines) -> float | None:
@@ -112,25 +142,6 @@ def seconds_to(epochs: Lines, target: float) -> tuple[float, bool]:
         if epoch["accuracy"] >= target:
             return total, True
     return total, False
-
-
-def seeds_table(job: str, lines: Lines) -> None:
-    """Test accuracy after each epoch: mean and spread over the seeds, and the same of each seed's best epoch."""
-    num_epochs = min(len(line["epochs"]) for line in lines)
-    head = " | ".join(f"epoch {number}" for number in range(1, num_epochs + 1))
-    print(f"| | seeds | {head} | best epoch |\n|---|---|{'---|' * (num_epochs + 1)}")
-    for name in names_of(lines):
-        own = [line["epochs"][:num_epochs] for line in lines if line["name"] == name]
-        curves = [[epoch["accuracy"] for epoch in epochs] for epochs in own]
-        columns = [*zip(*curves, strict=True), [max(curve) for curve in curves]]
-        print(f"| {name} | {len(curves)} | {' | '.join(map(mean_and_spread, columns))} |")
-    print(f"\ntest accuracy of {job} in %, mean ± standard deviation (each seed), at equal settings")
-
-
-def mean_and_spread(accuracies: Sequence[float]) -> str:
-    """Return a table's cell, in %."""
-    spread = f" ± {100 * statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-    return f"{100 * statistics.mean(accuracies):.2f}{spread} ({', '.join(f'{100 * a:.2f}' for a in accuracies)})"
 
 
 def draw(curves: dict[str, Lines], picture: Path) -> None:

@@ -1,6 +1,6 @@
 """How long the training thread waits for a checkpoint: saving beside the training against ``torch.save``.
 
-    python benchmarks/checkpoint_stall.py [--mb 400] [--rounds 7] [--dir DIR]
+    python benchmarks/checkpoint_stall.py [--mb 400] [--rounds 7] [--dir DIR] [--quick] [--out DIR]
 
 One process, one state (weights and Adam's two moments, tensors of 4 MB), both ways in turn. The waiting of ours is all
 of `Checkpoints.save` after the buffer has been reserved, as a run does it in its first step; `settle`, which a run does
@@ -9,16 +9,16 @@ directory and does not sync it; ours is synced, hashed, and read back. Wall time
 thread, which other work on the machine disturbs less.
 """
 
-import argparse
-import os
+import itertools
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from harness import in_turn, parser_of, rounds_of, save
+from results import Bar, Result
 
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
@@ -26,57 +26,90 @@ from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.train.run_directory.checkpoints import Checkpoints
 
+PLAIN, WAITING, VERIFIED, INLINE = "torch.save", "waiting", "verified", "inline"
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--dir", type=Path, default=None)
+    parser = parser_of(__doc__, rounds=7)
+    parser.add_argument("--mb", type=int, default=None, help="size of the state (400)")
+    parser.add_argument("--dir", type=Path, default=None, help="where the checkpoints go")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    count = given.mb // 12
+    count = (given.mb or (12 if given.quick else 400)) // 12
     tensors = {
         "model": {f"layer{i}.weight": torch.randn(1 << 20) for i in range(count)},
         "optimizer": {f"layer{i}.weight/{key}": torch.randn(1 << 20) for i in range(count) for key in ("m", "v")},
     }
     state = State(tensors=tensors, values={"step": 1})
     with tempfile.TemporaryDirectory(prefix="unisono-stall-", dir=given.dir) as scratch:
-        times = measure(Path(scratch), state, given.rounds)
+        times = measure(Path(scratch), state, rounds_of(given))
     size = sum(tensor.nbytes for part in tensors.values() for tensor in part.values()) / 1e6
-    print(f"{size:.0f} MB, {given.rounds} rounds in turn, 1 thread, load {os.getloadavg()[0]:.1f}; median (quartiles)")
-    for name, pairs in times.items():
-        low, middle, high = statistics.quantiles([wall for wall, _ in pairs], n=4)
-        busy = statistics.median(cpu for _, cpu in pairs)
-        print(
-            f"{name:<34} {middle * 1e3:8.1f} ms  ({low * 1e3:.1f}-{high * 1e3:.1f}), of them {busy * 1e3:.1f} computing"
-        )
-    both = list(zip(times["waiting, beside the training"], times["torch.save"], strict=True))
-    for index, kind in enumerate(("wall time", "CPU time")):
-        ratios = sorted(ours[index] / theirs[index] for ours, theirs in both)
-        print(f"waiting / torch.save, {kind}: {statistics.median(ratios):.1%} ({ratios[0]:.1%}-{ratios[-1]:.1%})")
+    wall = {name: [1e3 * each for each, _ in pairs] for name, pairs in times.items()}
+    share, busy_share = (
+        [100 * ours[clock] / theirs[clock] for ours, theirs in zip(times[WAITING], times[PLAIN], strict=True)]
+        for clock in (0, 1)
+    )
+    common = {"topic": "Checkpoints", "settings": {"MB": round(size)}}
+    save(
+        given,
+        [
+            Result.of(
+                "waiting-share",
+                share,
+                what="the training waits for a checkpoint, of torch.save's time",
+                unit="%",
+                bar=Bar(at_most=10),
+                **common,
+            ),
+            Result.of("waiting-share-cpu", busy_share, what="the same by CPU time of the thread", unit="%", **common),
+            Result.of(
+                "waiting",
+                wall[WAITING],
+                what="the training waits for a checkpoint",
+                unit="ms",
+                peer="torch.save",
+                against=wall[PLAIN],
+                **common,
+            ),
+            Result.of(
+                "verified", wall[VERIFIED], what="until it is committed, read back and verified", unit="ms", **common
+            ),
+            Result.of(
+                "inline",
+                wall[INLINE],
+                what="saved without a thread",
+                unit="ms",
+                peer="torch.save",
+                against=wall[PLAIN],
+                **common,
+            ),
+        ],
+    )
 
 
 def measure(scratch: Path, state: State, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Return the seconds of each way, round by round; one round before them warms up."""
+    """Return the seconds of each way, round by round."""
     beside = open_at(scratch / "beside", in_background=True)
     inline = open_at(scratch / "inline", in_background=False)
     beside.reserve(lambda: state)
     beside.settle()
-    names = ("torch.save", "waiting, beside the training", "until it is committed and verified", "without a thread")
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for step in range(1, rounds + 2):
-        values = [
-            timed(lambda: torch.save(state.tensors, scratch / "plain.pt")),
-            timed(lambda step=step: beside.save(step, lambda: state, before=lambda: None)),
-            timed(beside.settle),
-            timed(lambda step=step: inline.save(step, lambda: state, before=lambda: None)),
-        ]
-        values[2] = (values[1][0] + values[2][0], values[1][1] + values[2][1])
-        if step > 1:
-            for name, value in zip(names, values, strict=True):
-                times[name].append(value)
+    steps = itertools.count(1)
+
+    def save_with(checkpoints: Checkpoints) -> tuple[float, float]:
+        return timed(lambda: checkpoints.save(next(steps), lambda: state, before=lambda: None))
+
+    def beside_training() -> tuple[tuple[float, float], tuple[float, float]]:
+        waited, settled = save_with(beside), timed(beside.settle)
+        return waited, (waited[0] + settled[0], waited[1] + settled[1])
+
+    times = in_turn({
+        PLAIN: lambda: timed(lambda: torch.save(state.tensors, scratch / "plain.pt")),
+        WAITING: beside_training,
+        INLINE: lambda: save_with(inline),
+    }, rounds)  # fmt: skip
     shutil.rmtree(scratch / "beside")
-    return times
+    waited, verified = zip(*times[WAITING], strict=True)
+    return {**times, WAITING: waited, VERIFIED: verified}
 
 
 def open_at(path: Path, *, in_background: bool) -> Checkpoints:

@@ -1,18 +1,21 @@
 """The exact step against torch DDP with gloo: same model, same batch, same processes, segments taken in turn.
 
-    unisono run -n 2 --output leader benchmarks/exact_vs_ddp.py
+    python benchmarks/exact_vs_ddp.py [--rounds 6] [--quick] [--out DIR]
 
-Both compute one micro-batch per process (replicas = processes), with one thread each, and both read tensors that are in
-memory. Prints the median time of a step and the quartiles, and the ratio of the medians.
+Both compute one micro-batch per process (replicas = processes), 2 processes with one thread each, and both read tensors
+that are in memory. A sample is the median time of the steps of a segment.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import in_turn, join_world, parser_of, rounds_of, save, slug
+from results import Bar, Result
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +25,7 @@ from unisono.data.sets.texts import PackedTexts, pack
 from unisono.recipes.gated_cnn import GatedCNN
 from unisono.recipes.mnist import SimpleCNN
 
-NUM_SEGMENTS, STEPS = 6, 8
+STEPS, BATCH = 8, 128
 
 
 def mlp() -> nn.Module:
@@ -41,50 +44,70 @@ JOBS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], object], int]] = 
 }
 
 
+class Ready:
+    """One micro-batch that is in memory, whatever is asked for."""
+
+    def __init__(self, x: Any, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        return self.x, self.y
+
+    def fetch_micro_batch(self, indices: object) -> tuple[Any, Tensor]:
+        return self.x, self.y
+
+
 def main() -> None:
-    """Measure every job on this rank; the leader prints."""
-    run = unisono.Run(seed=0)
-    size, rank = run.world.world_size, run.world.rank
-    batch = 128
-    print_row("model", "exact ms", "DDP gloo ms", "DDP / exact")
-    for name, (build, make, classes) in JOBS.items():
-        share = batch // size
-        torch.manual_seed(rank)
+    """Measure every job on this rank; the leader writes."""
+    given = parser_of(__doc__, rounds=6).parse_args()
+    join_world(2)
+    dist.init_process_group("gloo")
+    size, found = dist.get_world_size(), []
+    share = (8 if given.quick else BATCH) // size
+    for name, (build, make, classes) in list(JOBS.items())[: 2 if given.quick else None]:
+        torch.manual_seed(0)  # data of one fingerprint on all ranks
         x, y = make(share), torch.randint(0, classes, (share,))
-        torch.manual_seed(0)
-        exact = exact_step(run, build(), x, y, batch)
-        torch.manual_seed(0)
-        ddp = ddp_step(build(), x, y)
-        times: dict[str, list[float]] = {"exact": [], "ddp": []}
-        for segment in range(NUM_SEGMENTS + 1):
-            for kind, step in (("exact", exact), ("ddp", ddp)):
-                for _ in range(STEPS):
-                    run.transport.barrier()
-                    started = time.perf_counter()
-                    step()
-                    if segment:  # the first one warms up
-                        times[kind].append((time.perf_counter() - started) * 1e3)
-        ratio = statistics.median(times["ddp"]) / statistics.median(times["exact"])
-        print_row(name, spread(times["exact"]), spread(times["ddp"]), f"{ratio:.2f}")
+        with unisono.Run(seed=0, replicas=size) as run:
+            steps = {"exact": exact_step(run, build(), x, y), "ddp": ddp_step(build(), x, y)}
+            count = 1 if given.quick else STEPS
+            ways = {kind: partial(segment, step, count) for kind, step in steps.items()}
+            times = in_turn(ways, rounds_of(given))
+        found.append(
+            Result.of(
+                slug(name),
+                times["exact"],
+                against=times["ddp"],
+                peer="DDP over gloo",
+                unit="ms a step",
+                topic="Steps",
+                what=f"a step of Run, {name}",
+                bar=Bar(of="ratio", at_least=1),
+                settings={"ranks": size, "batch": share * size},
+            )
+        )
+    if dist.get_rank() == 0:
+        save(given, found)
+    dist.destroy_process_group()
 
 
-def exact_step(run: unisono.Run, model: nn.Module, x: object, y: Tensor, batch: int) -> Callable[[], None]:
-    from unisono.strategies.base import Micro, StrategyContext
-    from unisono.strategies.exact import Exact
-    from unisono.strategies.options import ExactOptions
+def segment(step: Callable[[], object], count: int) -> float:
+    """Return the median milliseconds of steps that all ranks begin together."""
+    taken = []
+    for _ in range(count):
+        dist.barrier()
+        began = time.perf_counter()
+        step()
+        taken.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(taken)
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5, foreach=True)
-    placement = [range(rank, rank + 1) for rank in range(run.world.world_size)]
-    context = StrategyContext(transport=run.transport, placement=placement, seed=0, device=run.device)
-    strategy = Exact(model, optimizer, context, ExactOptions())
-    counter = iter(range(1, 10**9))
 
-    def step() -> None:
-        micro = Micro(replica=run.world.rank, num_samples=len(y), data=(x, y))
-        strategy.compute_gradients(next(counter), [micro], batch, lambda data: F.cross_entropy(model(data[0]), data[1]))
-        optimizer.step()
-
-    return step
+def exact_step(run: unisono.Run, model: nn.Module, x: Any, y: Tensor) -> Callable[[], object]:
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5, foreach=True))
+    batches = run.steps(run.loader(Ready(x, y), batch_size=len(y) * run.replicas), epochs=1)
+    return lambda: run.step(next(batches), lambda micro: F.cross_entropy(model(micro.x), micro.y))
 
 
 def ddp_step(model: nn.Module, x: object, y: Tensor) -> Callable[[], None]:
@@ -99,15 +122,5 @@ def ddp_step(model: nn.Module, x: object, y: Tensor) -> Callable[[], None]:
     return step
 
 
-def spread(times: list[float]) -> str:
-    low, middle, high = statistics.quantiles(times, n=4)
-    return f"{middle:.1f} ({low:.1f}-{high:.1f})"
-
-
-def print_row(*cells: str) -> None:
-    if dist.get_rank() == 0:
-        print("".join(f"{cell:<22}" for cell in cells), flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

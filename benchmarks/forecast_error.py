@@ -1,21 +1,21 @@
 """How far a forecast is from what is then measured: steps of 2, 3, 4 and 8 ranks on this machine.
 
-    python benchmarks/forecast_error.py [ROUNDS] [--json FILE]
+    python benchmarks/forecast_error.py [--rounds 3] [--quick] [--out DIR]
 
 Two models (a small CNN on 28x28 images, 0.4 M parameters, and a perceptron of 1 M), 8 replicas, 64 samples a step, one
 thread per process, over shared memory and over gloo. In every round the calibration of `unisono forecast` is made anew
-(steps of one rank, messages between 2 and 4 ranks; no step of several ranks), then the steps are measured. Prints the
-error of each case (median over the rounds), the median of all, and the machine's load.
+(steps of one rank, messages between 2 and 4 ranks; no step of several ranks), then the steps are measured.
 """
 
-import json
-import os
-import statistics
+import itertools
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from harness import parser_of, rounds_of, save
+from results import Bar, Result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -74,7 +74,7 @@ def launch(name: str, transport: str, replicas: int, workers: int, out: Path) ->
     run_local(LaunchSpec(target=target, workers=workers, threads=1, output="quiet"))
 
 
-def one_round(name: str, transport: str, scratch: Path) -> dict[int, tuple[float, float]]:
+def one_round(name: str, transport: str, numbers: Sequence[int], scratch: Path) -> dict[int, tuple[float, float]]:
     """Return (forecast, measured) seconds of a step for each number of ranks."""
     cores = usable_cores()
     solo, num_parameters, _ = measure_solo(
@@ -83,7 +83,7 @@ def one_round(name: str, transport: str, scratch: Path) -> dict[int, tuple[float
     fitted = fit_job(solo, gradient_bytes=4.0 * num_parameters, replicas=REPLICAS)
     machine, _ = measure_links(fitted.gradient_bytes, cores, crowding_of(solo), transport)
     found = {}
-    for ranks in RANKS:
+    for ranks in numbers:
         out = scratch / f"ranks-{ranks}"
         launch(name, transport, REPLICAS, ranks, out)
         trial = trial_of(
@@ -95,33 +95,38 @@ def one_round(name: str, transport: str, scratch: Path) -> dict[int, tuple[float
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 3
-    rows: list[dict[str, object]] = []
-    loads = [os.getloadavg()[0]]
-    for number in range(rounds):
-        for name in MODELS:
-            for transport in TRANSPORTS:
-                with tempfile.TemporaryDirectory(prefix="unisono-error-") as scratch:
-                    for ranks, (told, found) in one_round(name, transport, Path(scratch)).items():
-                        rows.append({"round": number, "model": name, "transport": transport, "ranks": ranks,
-                                     "forecast_s": told, "measured_s": found, "error": told / found - 1})  # fmt: skip
-                        print(f"  round {number + 1} {name} {transport} {ranks}: forecast {told * 1e3:.1f} ms, "
-                              f"measured {found * 1e3:.1f} ms", file=sys.stderr, flush=True)  # fmt: skip
-                loads.append(os.getloadavg()[0])
-    if "--json" in sys.argv:
-        Path(sys.argv[sys.argv.index("--json") + 1]).write_text(json.dumps(rows))
-    print(f"{'model':<6} {'over':<5} " + " ".join(f"{ranks:>8}" for ranks in RANKS) + "   (forecast over measured - 1)")
-    for name in MODELS:
-        for transport in TRANSPORTS:
-            cells = []
-            for ranks in RANKS:
-                case = (name, transport, ranks)
-                errors = [row["error"] for row in rows if (row["model"], row["transport"], row["ranks"]) == case]
-                cells.append(f"{statistics.median(errors):>+8.0%}")
-            print(f"{name:<6} {transport:<5} " + " ".join(cells))
-    sizes = [abs(row["error"]) for row in rows]
-    print(f"absolute error: median {statistics.median(sizes):.1%}, largest {max(sizes):.0%}, {rounds} rounds, "
-          f"load {min(loads):.1f} to {max(loads):.1f}")  # fmt: skip
+    given = parser_of(__doc__, rounds=3).parse_args()
+    models, transports, ranks = (["mlp"], ["shm"], (2,)) if given.quick else (list(MODELS), list(TRANSPORTS), RANKS)
+    errors: dict[tuple[str, str, int], list[float]] = {}
+    for _, name, transport in itertools.product(range(rounds_of(given, quick=1)), models, transports):
+        with tempfile.TemporaryDirectory(prefix="unisono-error-") as scratch:
+            for count, (told, found) in one_round(name, transport, ranks, Path(scratch)).items():
+                errors.setdefault((name, transport, count), []).append(100 * (told / found - 1))
+                print(f"{name} {transport} {count}: forecast {told * 1e3:.1f} ms, measured {found * 1e3:.1f} ms",
+                      file=sys.stderr, flush=True)  # fmt: skip
+    found = [
+        Result.of(
+            f"{name}-{transport}-{count}",
+            seen,
+            unit="%",
+            topic="Scaling",
+            what="forecast of a step over its measurement, less 1",
+            settings={"model": name, "transport": transport, "ranks": count},
+        )
+        for (name, transport, count), seen in errors.items()
+    ]
+    absolute = [abs(error) for seen in errors.values() for error in seen]
+    found.append(
+        Result.of(
+            "absolute",
+            absolute,
+            unit="%",
+            topic="Scaling",
+            what="absolute error of the forecast of a step",
+            bar=Bar(at_most=15),
+        )
+    )
+    save(given, found)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 """What a micro-batch of MNIST costs: the tutorial's SimpleCNN as written, and the recipe's, in turn in one process.
 
-    python benchmarks/mnist_step.py
+    python benchmarks/mnist_step.py [--rounds 60] [--quick] [--out DIR]
 
-Forward and backward on one thread, CPU milliseconds: least and median of the rounds, and the median of the ratios of
-neighbours. ``as written`` is measured with freed memory kept, which it does not have by itself: the ratio is of the
-kernels alone.
+Forward and backward on one thread, CPU milliseconds. ``as written`` is measured with freed memory kept, which it does
+not have by itself: the ratio is of the kernels alone.
 """
 
-import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from harness import in_turn, parser_of, rounds_of, save, slug
+from results import Result
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,7 +26,7 @@ from unisono.recipes.mnist import SimpleCNN
 from unisono.recipes.speed import channels_last
 from unisono.system.memory import keep_freed_memory
 
-ROUNDS, SAMPLES = 60, 64
+SAMPLES = 64
 
 
 class Only(jobs.SimpleCNN):
@@ -46,15 +46,16 @@ class Only(jobs.SimpleCNN):
         return F.log_softmax(self.fc2(x), dim=1)
 
 
-def seconds(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int) -> float:
+def milliseconds(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int) -> float:
     began = time.process_time()
     for x, y in zip(images.split(micro), labels.split(micro), strict=True):
         model.zero_grad()
         F.nll_loss(model(x.clone()), y).backward()
-    return time.process_time() - began
+    return (time.process_time() - began) * 1e3
 
 
 def main() -> None:
+    given = parser_of(__doc__, rounds=60).parse_args()
     keep_freed_memory()
     set_determinism(1)
     models: dict[str, nn.Module] = {
@@ -65,18 +66,24 @@ def main() -> None:
         "the recipe's: all three": channels_last(SimpleCNN()),
     }
     images, labels = torch.randn(SAMPLES, 1, 28, 28), torch.randint(10, (SAMPLES,))
-    print(f"| {SAMPLES} images, CPU ms | micro-batch | least | median | times as fast |\n|---|---|---|---|---|")
+    found = []
     for micro in (64, 16):
-        taken: dict[str, list[float]] = {name: [] for name in models}
-        for number in range(-3, ROUNDS):
-            for name, model in models.items():
-                found = seconds(model, images, labels, micro)
-                if number >= 0:
-                    taken[name].append(1000 * found)
-        for name, found_ms in taken.items():
-            ratio = statistics.median(a / b for a, b in zip(taken["as written"], found_ms, strict=True))
-            print(f"| {name} | {micro} | {min(found_ms):.1f} | {statistics.median(found_ms):.1f} | {ratio:.2f} |")
-    print(f"load of the machine: {os.getloadavg()[0]:.1f}")
+        ways = {name: partial(milliseconds, model, images, labels, micro) for name, model in models.items()}
+        times = in_turn(ways, rounds_of(given), warm_up=1 if given.quick else 3)
+        for name, taken in times.items():
+            found.append(
+                Result.of(
+                    slug(f"{name} {micro}"),
+                    taken,
+                    against=times["as written"],
+                    peer="the tutorial's as written",
+                    unit="ms",
+                    topic="Steps",
+                    settings={"images": SAMPLES, "micro-batch": micro},
+                    what=f"SimpleCNN, forward and backward, CPU time: {name}",
+                )
+            )
+    save(given, found)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """What a framework costs per step: a tiny model, one batch a rank, every loop in turn in the same processes.
 
     pip install -c constraints.txt accelerate lightning pytorch-ignite          # only for this, beside unisono
-    python -m torch.distributed.run --standalone --nproc-per-node=1 benchmarks/overhead.py
-    python -m torch.distributed.run --standalone --nproc-per-node=2 benchmarks/overhead.py
-    python -m torch.distributed.run --standalone --nproc-per-node=1 benchmarks/overhead.py --samples
+    python benchmarks/overhead.py [-n 2] [--samples] [--only LOOP ...] [--rounds 5] [--quick] [--out DIR]
 
-Raw is a plain loop; with several processes, torch's DDP over gloo. All read one batch that is in memory already, so
-that nothing but the frameworks is measured; with --samples all read shuffled samples of one data set, each the way its
-documentation shows: torch's DataLoader over a TensorDataset, ours an ArrayDataset. Ours keep a run directory: ledger,
-metrics, progress and callbacks' agreement are on. The others run bare: no progress bar, no logger, no checkpoints; the
-rows "bare" of ours have none either (order, generators, NaN check and checksums cannot be switched off). Every other
-round runs the loops backwards. A step's time is the interval between two ends of steps; the table has the median over
-all rounds, the quartiles, the median over rounds of (median - raw's median), and the fastest 5 % of steps, which a busy
-machine disturbs least, with their distance from raw's.
+It starts itself with torchrun. Loops of packages that are not installed are left out, and named. Raw is a plain loop;
+with several processes, torch's DDP over gloo. All read one batch that is in memory already, so that nothing but the
+frameworks is measured; with --samples all read shuffled samples of one data set, each the way its documentation shows:
+torch's DataLoader over a TensorDataset, ours an ArrayDataset. Ours keep a run directory: ledger, metrics, progress and
+callbacks' agreement are on. The others run bare: no progress bar, no logger, no checkpoints; the rows "bare" of ours
+have none either (order, generators, NaN check and checksums cannot be switched off). Every other round runs the loops
+backwards. A step's time is the interval between two ends of steps. Told are the medians of the rounds, and how far the
+fastest 5 % of a round's steps, which a busy machine disturbs least, are from raw's of the same round.
 """
 
 import contextlib
@@ -26,9 +24,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
+from harness import in_turn, join_world, parser_of, rounds_of, save, slug, stop
+from results import Bar, Result
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -37,8 +38,10 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 import unisono
 from unisono import callbacks
 
-STEPS, ROUNDS, BATCH = 300, 5, 32
-X, Y = torch.randn(BATCH, 64), torch.randint(0, 10, (BATCH,))
+IS_SAMPLED, IS_QUICK = "--samples" in sys.argv, "--quick" in sys.argv
+STEPS, BATCH = 30 if IS_QUICK else 300, 32
+_draw = torch.Generator().manual_seed(0)  # the same data on all ranks: its fingerprint is compared
+X, Y = torch.randn(BATCH, 64, generator=_draw), torch.randint(0, 10, (BATCH,), generator=_draw)
 
 
 class Ready(IterableDataset):
@@ -69,9 +72,6 @@ class ReadyByIndex:
 
     def fetch_micro_batch(self, indices: object) -> tuple[Tensor, Tensor]:
         return X, Y
-
-
-IS_SAMPLED = "--samples" in sys.argv
 
 
 def many() -> tuple[Tensor, Tensor]:
@@ -204,6 +204,7 @@ LOOPS = {
     "unisono Trainer": trainer, "unisono Trainer, bare": partial(trainer, is_bare=True),
     "accelerate": accelerated, "Fabric": fabric, "Lightning Trainer": lightning, "ignite": ignite,
 }  # fmt: skip
+PACKAGES = {"accelerate": "accelerate", "Fabric": "lightning", "Lightning Trainer": "lightning", "ignite": "ignite"}
 
 
 def shared(out: str) -> str:
@@ -224,34 +225,64 @@ def measure(loop: Callable[[Callable[[], None]], None]) -> list[float]:
     return [(b - a) * 1e6 for a, b in zip(ends[STEPS // 10 :], ends[STEPS // 10 + 1 :], strict=False)]
 
 
+def chosen(only: list[str]) -> list[str]:
+    """Return the loops that are asked for and can be run, raw first; says which cannot."""
+    if unknown := set(only) - set(LOOPS):
+        stop(f"expected --only to name loops of {list(LOOPS)}, got {sorted(unknown)}")
+    wanted = ["raw", *(name for name in only or LOOPS if name != "raw")]
+    missing = [name for name in wanted if name in PACKAGES and not find_spec(PACKAGES[name])]
+    if missing and dist.get_rank() == 0:
+        print(f"left out, their packages are not installed: {', '.join(missing)}", file=sys.stderr)
+    return [name for name in wanted if name not in missing]
+
+
 def main() -> None:
-    """Measure on this rank; the leader prints."""
+    """Measure on this rank; the leader writes."""
+    parser = parser_of(__doc__, rounds=5)
+    parser.add_argument("-n", type=int, default=1, help="processes (1)")
+    parser.add_argument("--samples", action="store_true", help="samples of a data set; else a batch in memory")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="LOOP", help="this loop and raw; may be repeated"
+    )
+    given = parser.parse_args()
+    join_world(given.n, torchrun=True)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    chosen = [name for name in sys.argv[1:] if name != "--samples"] or list(LOOPS)
-    times: dict[str, list[list[float]]] = {name: [] for name in chosen}
-    for round_number in range(ROUNDS + 1):
-        for name in chosen if round_number % 2 else chosen[::-1]:
-            found = measure(LOOPS[name])
-            if round_number:  # the first round warms up
-                times[name].append(found)
+    size = dist.get_world_size()
+    ways = {name: partial(measure, LOOPS[name]) for name in chosen(given.only)}
+    times = in_turn(ways, rounds_of(given))
     if dist.get_rank() == 0:
-        what = "samples of a data set" if IS_SAMPLED else "a batch in memory"
-        print(f"{dist.get_world_size()} processes, {what}, {ROUNDS} rounds of {STEPS} steps, microseconds a step")
-        print(f"{'loop':<22} {'median':>8} {'quartiles':>15} {'over raw':>9} {'fastest 5%':>11} {'over raw':>9}")
-        least = statistics.quantiles([value for each in times[chosen[0]] for value in each], n=20)[0]
-        base = [statistics.median(each) for each in times[chosen[0]]]
-        for name, rounds in times.items():
-            pooled = [value for each in rounds for value in each]
-            low, median, high = statistics.quantiles(pooled, n=4)
-            fastest = statistics.quantiles(pooled, n=20)[0]
-            over = statistics.median(statistics.median(each) - one for each, one in zip(rounds, base, strict=True))
-            print(
-                f"{name:<22} {median:>8.0f} {low:>7.0f}-{high:<7.0f} {over:>9.0f} {fastest:>11.0f} "
-                f"{fastest - least:>9.0f}"
-            )
+        medians = {name: [statistics.median(each) for each in rounds] for name, rounds in times.items()}
+        least = {name: [statistics.quantiles(each, n=20)[0] for each in rounds] for name, rounds in times.items()}
+        what = "samples of a data set" if given.samples else "a batch in memory"
+        common = {"topic": "Steps", "settings": {"processes": size, "steps": STEPS, "input": what}}
+        found = []
+        for name in times:
+            key = slug(f"{name} {size} {'samples' if given.samples else 'memory'}")
+            bar = Bar(at_most=60) if name == "unisono Trainer" else None
+            over = [one - base for one, base in zip(least[name], least["raw"], strict=True)]
+            found += [
+                Result.of(
+                    key,
+                    medians[name],
+                    what=f"a tiny step, {name}",
+                    unit="µs",
+                    peer="raw",
+                    against=medians["raw"],
+                    **common,
+                ),
+                Result.of(
+                    f"{key}-over-raw",
+                    over,
+                    what=f"fastest 5 % of tiny steps over raw's, {name}",
+                    unit="µs",
+                    bar=bar,
+                    **common,
+                ),
+            ]
+        save(given, found)
     dist.destroy_process_group()
 
 

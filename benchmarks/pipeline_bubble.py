@@ -1,81 +1,65 @@
 """The bubble of a pipeline: measured idle share beside (p - 1) / (v m + p - 1), for each schedule.
 
-    unisono run -n 2 --output leader benchmarks/pipeline_bubble.py
+    python benchmarks/pipeline_bubble.py [-n 2] [--rounds 3] [--quick] [--out DIR]
 
 Stages of equal cost: square linear layers, one pipeline over all processes, one thread each, micro-batches of 64
-samples. Every setting is measured once a round, in turn; prints the median and the range over the rounds. Idle is the
-time in which a process does not compute, messages included, from its first move of a step to the last move of the
-slowest process.
+samples. Idle is the time in which a process does not compute, messages included, from its first move of a step to the
+last move of the slowest process.
 """
 
 import statistics
-import sys
+import time
 
 import torch
+from harness import in_turn, join_world, parser_of, rounds_of, save
+from results import Result
 from torch import nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.collectives.placement import cut
-from unisono.strategies.base import Micro, StrategyContext
-from unisono.strategies.pipelines.options import PipelineOptions
-from unisono.strategies.pipelines.pipeline import Pipeline
 
-ROUNDS, STEPS, WIDTH, SAMPLES = 3, 2, 512, 64
+STEPS, WIDTH, SAMPLES = 3, 512, 64
 MICROS = (2, 4, 8, 16)
 
 
 def main() -> None:
-    """Measure every setting on this rank; the leader prints."""
-    run = unisono.Run(seed=0)
-    p = run.world.world_size
-    settings = [(schedule, m) for schedule in ("gpipe", "1f1b", "interleaved") for m in MICROS]
-    idle: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
-    speed: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
-    formula: dict[tuple[str, int], float] = {}
-    for _ in range(ROUNDS):
-        for setting in settings:
-            measured, expected, samples_per_s = measure(run, p, *setting)
-            idle[setting].append(measured)
-            speed[setting].append(samples_per_s)
-            formula[setting] = expected
-    if run.world.is_leader:
-        print(f"{p} processes, {ROUNDS} rounds of {STEPS} steps")
-        print(f"{'schedule':<12} {'m':>3} {'by formula':>11} {'idle, median (range)':>28} {'samples/s':>10}")
-        for (schedule, m), shares in idle.items():
-            told = f"{statistics.median(shares):.1%} ({min(shares):.1%}-{max(shares):.1%})"
-            rate = statistics.median(speed[schedule, m])
-            print(f"{schedule:<12} {m:>3} {formula[schedule, m]:>11.1%} {told:>28} {rate:>10,.0f}")
+    """Measure every setting on this rank; the leader writes."""
+    parser = parser_of(__doc__, rounds=3)
+    parser.add_argument("-n", type=int, default=2, help="processes (2)")
+    given = parser.parse_args()
+    join_world(given.n)
+    world = unisono.World.current()
+    p, width = world.world_size, 32 if given.quick else WIDTH
+    settings = {f"{schedule}-{m}": (schedule, m) for schedule in ("gpipe", "1f1b", "interleaved")
+                for m in (MICROS[:1] if given.quick else MICROS)}  # fmt: skip
+    ways = {key: lambda setting=setting: measure(world, width, *setting) for key, setting in settings.items()}
+    times = in_turn(ways, rounds_of(given))
+    if world.is_leader:
+        save(given, [Result.of(
+            key, [100 * idle for idle, _, _ in times[key]], what=f"idle share of a pipeline, {schedule}", unit="%",
+            topic="Steps", settings={
+                "processes": p, "micro-batches": m, "by formula, %": round(100 * times[key][0][1], 1),
+                "samples/s": round(statistics.median(rate for _, _, rate in times[key])),
+            },
+        ) for key, (schedule, m) in settings.items()])  # fmt: skip
 
 
-def measure(run: unisono.Run, p: int, schedule: str, m: int) -> tuple[float, float, float]:
-    options = PipelineOptions(stages=p, schedule=schedule)
+def measure(world: unisono.World, width: int, schedule: str, m: int) -> tuple[float, float, float]:
+    """Return idle share, idle share by formula, and samples a second of a short run."""
+    p = world.world_size
     torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4 * p)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    placement = options.place(m, p)
-    strategy = Pipeline(
-        model,
-        optimizer,
-        StrategyContext(transport=run.transport, placement=placement, seed=0, device=run.device),
-        options,
-    )
-    front = strategy.front
-    x, y = torch.randn(SAMPLES, WIDTH), torch.randint(0, WIDTH, (SAMPLES,))
-    sizes = [len(part) for part in cut(SAMPLES * m, m)]
-
-    def step(number: int) -> None:
-        mine = [Micro(replica=r, num_samples=sizes[r], data=(x, y)) for r in placement[run.world.rank]]
-        run.transport.barrier()
-        strategy.compute_gradients(number, mine, SAMPLES * m, lambda data: F.cross_entropy(front(data[0]), data[1]))
-
-    step(1)
-    strategy.times.busy_s = strategy.times.span_s = strategy.times.bubble_s = 0.0
-    for number in range(STEPS):
-        step(2 + number)
-    times = strategy.times
-    return 1 - times.busy_s / times.span_s, times.bubble_s / times.span_s, STEPS * SAMPLES * m / times.span_s
+    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(4 * p)])
+    count = STEPS * SAMPLES * m
+    data = unisono.ArrayDataset(torch.randn(count, width), torch.randint(0, width, (count,)))
+    with unisono.Run(seed=0, replicas=m, strategy=unisono.strategy("pipeline", stages=p, schedule=schedule)) as run:
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        began = time.perf_counter()
+        for batch in run.steps(run.loader(data, batch_size=SAMPLES * m), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        taken = time.perf_counter() - began
+        told = run.result()
+    return told["idle_share"], told["idle_share_by_formula"], count / taken
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,18 +1,24 @@
 """Draw the README's picture from real runs: one job on 1 to 4 workers, killed and resumed, beside plain DDP.
 
-    python benchmarks/proof_picture.py [DIR]
+    python benchmarks/proof_picture.py [DIR] [--quick] [--out DIR]
 
 runs proof_job.py nine times or so (a minute), keeps the runs in DIR, and writes docs/pictures/proof.svg. Exits with 1,
-and writes nothing, where the fingerprints of the exact runs differ.
+and writes nothing, where the fingerprints of the exact runs differ. With --quick one epoch on 1 worker and a
+killed run, and no picture.
 """
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+
+from harness import UNISONO, parser_of, save
+from results import Bar, Result
 
 from unisono.observe.phases import read_phases
 
@@ -26,33 +32,24 @@ BLUES = {1: "#9ecae9", 2: "#4f9bd0", 3: "#1f6fab", 4: "#0b4a7a"}
 WIDTH, LEFT, RIGHT = 900, 150, 740
 
 
-def play(workers: int, out: Path, *options: str) -> int:
-    """Run the job and return its exit code."""
-    program = [
-        sys.executable,
-        "-m",
-        "unisono",
-        "run",
-        "-n",
-        str(workers),
-        str(HERE / "proof_job.py"),
-        "--out",
-        str(out),
-    ]
-    return subprocess.run([*program, *options], check=False, stderr=subprocess.DEVNULL).returncode
+def run_job(workers: int, out: Path, *options: str, dies: bool = False) -> None:
+    """Run the job, which ends well or is killed."""
+    program = [*UNISONO, "run", "-n", str(workers), str(HERE / "proof_job.py"), "--out", str(out), *options]
+    code = subprocess.run(program, check=False, stderr=subprocess.DEVNULL).returncode
+    assert code == (128 + 9 if dies else 0), f"{out.name} on {workers} workers ended with code {code}"
 
 
-def play_all(folder: Path) -> None:
+def run_all(folder: Path, workers: Sequence[int], lives: Sequence[tuple[int, int | None]], epochs: int) -> None:
     """Run what is not there yet."""
-    for workers in (1, 2, 3, 4):
+    length = ("--epochs", str(epochs))
+    for count in workers:
         for strategy in ("exact", "ddp"):
-            if not (folder / f"{strategy}-{workers}" / "result.json").exists():
-                code = play(workers, folder / f"{strategy}-{workers}", "--strategy", strategy)
-                assert code == 0, f"{strategy} on {workers} workers ended with code {code}"
+            if not (folder / f"{strategy}-{count}" / "result.json").exists():
+                run_job(count, folder / f"{strategy}-{count}", "--strategy", strategy, *length)
     if not (folder / "killed" / "result.json").exists():
-        for workers, step in LIVES:
-            code = play(workers, folder / "killed", *(() if step is None else ("--die-at", str(step))))
-            assert code == (0 if step is None else 128 + 9), f"the life with {workers} workers ended with code {code}"
+        for count, step in lives:
+            dying = () if step is None else ("--die-at", str(step))
+            run_job(count, folder / "killed", *dying, *length, dies=step is not None)
 
 
 def losses(run: Path) -> list[float]:
@@ -71,19 +68,19 @@ def text(
     return f'<text {place} font-size="{size}" fill="{fill}"{more}>{escape(words)}</text>'
 
 
-def lanes(folder: Path, steps: int) -> list[str]:
+def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[int, int | None]]) -> list[str]:
     """Return a lane for each exact run: who computed which steps, and the fingerprint at its end."""
-    parts = [text(20, 34, "One job, 230 steps, played by", size=17, more=' font-weight="600"')]
+    parts = [text(20, 34, "One job, 230 steps, run by", size=17, more=' font-weight="600"')]
     parts.append(text(RIGHT + 14, 34, "SHA-256 of weights", size=13, fill=FAINT))
     scale = (RIGHT - LEFT) / steps
-    for row, name in enumerate(["exact-1", "exact-2", "exact-3", "exact-4", "killed"]):
+    for row, name in enumerate(names):
         y = 52 + 34 * row
         count = name.rpartition("-")[2]
         label = "killed twice" if name == "killed" else f"{count} worker{'s' if count != '1' else ''}"
         parts.append(text(20, y + 17, label))
         found = [record for record in read_phases(folder / name) if record.rank == 0]
         played = {record.launch: record.world_size for record in found}  # as the run itself has recorded it
-        ends = [step - 1 for _, step in LIVES if step is not None] if name == "killed" else []
+        ends = [step - 1 for _, step in lives if step is not None] if name == "killed" else []
         for workers, first, end in zip(played.values(), [0, *ends], [*ends, steps], strict=True):
             parts.append(
                 f'<rect x="{LEFT + first * scale:.1f}" y="{y}" width="{(end - first) * scale - 2:.1f}" height="24" '
@@ -101,7 +98,7 @@ def lanes(folder: Path, steps: int) -> list[str]:
     return parts
 
 
-def drift(folder: Path, steps: int) -> list[str]:
+def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     """Return the lower half: how far each run's loss is from the same way of training on one worker."""
     top, bottom = 300, 480
     low, high = -4, 0
@@ -119,13 +116,15 @@ def drift(folder: Path, steps: int) -> list[str]:
         parts.append(text(LEFT - 10, y + 5, f"{10.0**power:g}", size=13, fill=FAINT, anchor="end"))
     alone = losses(folder / "ddp-1")
     for workers, colour in ((2, "#e6a23c"), (3, "#d9772b"), (4, ALARM)):
+        if f"exact-{workers}" not in names:
+            continue
         apart = [abs(a - b) for a, b in zip(losses(folder / f"ddp-{workers}"), alone, strict=True)]
         worst = [max(apart[max(0, at - 4) : at + 1]) for at in range(len(apart))]
         points = [f"{LEFT + at * scale:.1f},{height(value):.1f}" for at, value in enumerate(worst) if value > 10.0**low]
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(text(RIGHT + 14, 320 + 22 * workers - 44, f"DDP, {workers} workers", size=14, fill=colour))
     whole = losses(folder / "exact-1")
-    for name in ("exact-2", "exact-3", "exact-4", "killed"):
+    for name in names:
         assert losses(folder / name) == whole, f"{name} has other losses"
     parts.append(
         f'<line x1="{LEFT}" y1="{bottom + 22}" x2="{RIGHT}" y2="{bottom + 22}" stroke="{BLUES[3]}" stroke-width="4"/>'
@@ -138,26 +137,47 @@ def drift(folder: Path, steps: int) -> list[str]:
 
 
 def main() -> int:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp())
+    parser = parser_of(__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="where the runs stay")
+    given = parser.parse_args()
+    folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    play_all(folder)
-    found = {name: fingerprint(folder / name) for name in ("exact-1", "exact-2", "exact-3", "exact-4", "killed")}
+    workers, lives = ((1,), ((2, 15), (1, None))) if given.quick else ((1, 2, 3, 4), LIVES)
+    run_all(folder, workers, lives, 1 if given.quick else 10)
+    names = [*(f"exact-{count}" for count in workers), "killed"]
+    found = {name: fingerprint(folder / name) for name in names}
     for name, value in found.items():
         print(f"{name:8} {value}")
+    save(
+        given,
+        [
+            Result.of(
+                "fingerprints",
+                [len(set(found.values()))],
+                what=f"fingerprints of {len(names)} runs of one job, one of them killed",
+                unit="fingerprints",
+                topic="Faults and recovery",
+                bar=Bar(at_most=1),
+                settings={"workers": ", ".join(map(str, workers))},
+            )
+        ],
+    )
     if len(set(found.values())) > 1:
         print("DIFFERENT")
         return 1
     steps = len(losses(folder / "exact-1"))
     height = 546
     label = "Five runs of one job with one fingerprint, and how far the losses of plain DDP drift apart"
-    PICTURE.write_text(
-        "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-            f'font-family="system-ui, sans-serif" role="img" aria-label="{label}">',
-            f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
-            *lanes(folder, steps), *drift(folder, steps), "</svg>", "",
-        ])
-    )  # fmt: skip
+    picture = "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'font-family="system-ui, sans-serif" role="img" aria-label="{label}">',
+        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
+        *lanes(folder, steps, names, lives), *drift(folder, steps, names), "</svg>", "",
+    ])  # fmt: skip
+    if given.folder is None:
+        shutil.rmtree(folder)
+    if not given.quick:
+        PICTURE.write_text(picture)
     return 0
 
 

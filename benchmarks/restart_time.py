@@ -1,23 +1,28 @@
 """From SIGKILL of a worker to the first new step: `unisono run --max-restarts` beside torchrun, in turn.
 
-    python benchmarks/restart_time.py [ROUNDS]
+    python benchmarks/restart_time.py [--rounds 7] [--quick] [--out DIR]
 
 The same model, batch and number of processes (2, one thread each), both with a checkpoint every 10 steps and a resume
 from it: unisono's own, and ``torch.save`` by rank 0 under DistributedDataParallel with gloo. Every worker writes down
 when it has finished a step; the parent kills rank 1 after step 25 and waits for the first step of a new process.
-Prints every round, medians and quartiles. A run that is not back after two minutes, or gives up, counts as never back
-(seen with torchrun: both new workers waiting for each other in ``init_process_group``).
+A run that is not back after two minutes, or gives up, counts as never back
+(seen with torchrun: both new workers waiting for each other in ``init_process_group``). With --quick unisono alone.
 """
 
+import argparse
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from math import inf
+from collections.abc import Callable
+from functools import partial
+from math import inf, isinf
 from pathlib import Path
+
+from harness import UNISONO, in_turn, parser_of, rounds_of, save
+from results import Bar, Result
 
 STEPS, KILLED_AFTER, EVERY, BATCH = 60, 25, 10, 64
 PATIENCE_S = 120
@@ -29,7 +34,7 @@ def note(folder: Path, step: int) -> None:
         file.write(f"{time.monotonic()} {os.getpid()} {step}\n")
 
 
-def play_unisono(folder: Path) -> None:
+def train_unisono(folder: Path) -> None:
     """Train under unisono."""
     import torch
     from torch.nn import functional as F
@@ -46,7 +51,7 @@ def play_unisono(folder: Path) -> None:
             note(folder, batch.step)
 
 
-def play_torchrun(folder: Path) -> None:
+def train_torchrun(folder: Path) -> None:
     """Train under torchrun, as its documentation shows it."""
     import torch
     import torch.distributed as dist
@@ -84,7 +89,7 @@ def command(kind: str, folder: Path) -> list[str]:
     """Return the command line of a launcher."""
     program = [__file__, "--play", kind, str(folder)]
     if kind == "unisono":
-        return [sys.executable, "-m", "unisono", "run", "-n", "2", "--max-restarts", "3", *program]
+        return [*UNISONO, "run", "-n", "2", "--max-restarts", "3", *program]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*start, "--max-restarts", "3", *program]
 
@@ -115,7 +120,9 @@ def measure(kind: str) -> tuple[float, float]:
                 launcher.wait()
 
 
-def wait(folder, launcher, is_it) -> tuple[float, int, int]:
+def wait(
+    folder: Path, launcher: subprocess.Popen[bytes], is_it: Callable[[tuple[float, int, int]], bool]
+) -> tuple[float, int, int]:
     """Return the first line of rank 1 for which `is_it` holds."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
@@ -136,23 +143,39 @@ def read(folder: Path) -> list[tuple[float, int, int]]:
 
 def main() -> None:
     """Measure both in turn."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
-    times: dict[str, list[tuple[float, float]]] = {"unisono": [], "torchrun": []}
-    for number in range(rounds):
-        for kind in ("unisono", "torchrun") if number % 2 == 0 else ("torchrun", "unisono"):
-            times[kind].append(measure(kind))
-            start, restart = times[kind][-1]
-            load = os.getloadavg()[0]
-            print(f"{kind:<9} start {start:5.2f} s   restart {restart:5.2f} s   load {load:.1f}", flush=True)
-    for kind, pairs in times.items():
-        q1, middle, q3 = statistics.quantiles([restart for _, restart in pairs], n=4)
-        print(f"{kind:<9} restart: median {middle:.2f} s, quartiles {q1:.2f} - {q3:.2f} s")
-    ratio = statistics.median(u[1] / t[1] for u, t in zip(times["unisono"], times["torchrun"], strict=True))
-    print(f"unisono / torchrun, median of pairs: {ratio:.2f}")
+    parser = parser_of(__doc__, rounds=7)
+    parser.add_argument("--play", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.play:
+        kind, folder = given.play
+        {"unisono": train_unisono, "torchrun": train_torchrun}[kind](Path(folder))
+        return
+    kinds = ("unisono",) if given.quick else ("unisono", "torchrun")  # a worker of torchrun may never come back
+    times = in_turn({kind: partial(measure, kind) for kind in kinds}, rounds_of(given, quick=1), warm_up=0)
+    found = []
+    for key, what, bar in (("start", "from the start to the first step", None),
+                           ("restart", "from SIGKILL of a worker to the next step", Bar(at_most=5))):  # fmt: skip
+        samples = {kind: [pair[key == "restart"] for pair in pairs] for kind, pairs in times.items()}
+        theirs = samples.get("torchrun", [])
+        lost = {kind: sum(map(isinf, taken)) for kind, taken in samples.items() if any(map(isinf, taken))}
+        found.append(
+            Result.of(
+                key,
+                [value for value in samples["unisono"] if not isinf(value)],
+                unit="s",
+                what=what,
+                bar=bar,
+                topic="Faults and recovery",
+                peer="torchrun with DDP" if theirs and not lost else None,
+                against=None if lost else theirs,
+                settings={"processes": 2},
+                note=", ".join(
+                    f"{kind} never back in {count} of {len(times[kind])} rounds" for kind, count in lost.items()
+                ),
+            )
+        )
+    save(given, found)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--play"]:
-        {"unisono": play_unisono, "torchrun": play_torchrun}[sys.argv[2]](Path(sys.argv[3]))
-    else:
-        main()
+    main()

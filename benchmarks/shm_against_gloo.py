@@ -1,90 +1,118 @@
-"""Everything this project claims of shared memory against gloo, measured in one go, in one table.
+"""Our collectives over shared memory against gloo's, and how soon all name a rank that was killed.
 
-    python benchmarks/shm_against_gloo.py [--quick]
+    python benchmarks/shm_against_gloo.py [--quick] [--out DIR]
 
-About five minutes on a machine with nothing else to do; on a busy one the numbers say more about the other work. Each
-line is one claim: the ratio of medians that were taken turn by turn in one run, and the bar it should reach.
+About three minutes on a machine with nothing else to do; on a busy one the numbers say more about the other work. What
+is compared was taken turn by turn in one run of `unisono bench collectives`. DDP over the backend is in
+`ddp_over_shm.py`, the exact step in `exact_vs_ddp.py`.
 """
 
 import json
-import os
-import re
-import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RUN = [sys.executable, "-m", "unisono", "run", "-n", "2", "--output", "leader"]
+from harness import UNISONO, parser_of, run, save, slug
+from results import Bar, Result
+
+REDUCTIONS = ("tree_all_reduce", "all_reduce")
+BARS = {"4KB": 10.0, "4MB": 4.0, "64MB": 3.0}
+CROWDED = ["1KB", "4KB", "16KB", "64KB", "256KB", "1MB", "4MB", "16MB", "64MB", "256MB"]
+OTHERS = ("broadcast", "scatter", "gather", "all_to_all", "send_recv", "reduce_scatter", "all_gather")
+Row = dict[str, Any]
 
 
 def main() -> None:
-    """Measure, and print the table."""
-    quick = "--quick" in sys.argv
-    print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
-    rows = []
-    for name, measured, bar in claims(quick):
-        rows.append((name, measured, bar))
-        print(f"  {name}: {measured}", file=sys.stderr, flush=True)
-    print(f"load after: {os.getloadavg()[0]:.2f}\n")
-    print(f"{'claim':<58} {'measured':>30}   bar")
-    for name, measured, bar in rows:
-        print(f"{name:<58} {measured:>30}   {bar}")
+    """Measure, print and write."""
+    given = parser_of(__doc__).parse_args()
+    bars = {"4KB": BARS["4KB"]} if given.quick else BARS
+    rows = bench(2, REDUCTIONS, list(bars), 3 if given.quick else 31)
+    found = [one for name in REDUCTIONS for one in against_gloo(rows, 2, name, "all_reduce", bars)]
+    if not given.quick:
+        rows = bench(4, REDUCTIONS, CROWDED, 9)
+        found += [least(rows, 4, name) for name in REDUCTIONS]
+        bars = dict.fromkeys(["4KB", "1MB", "16MB"])
+        rows = bench(4, OTHERS, list(bars), 7)
+        found += [one for name in OTHERS for one in against_gloo(rows, 4, name, name, bars)]
+    save(given, [*found, *kills(2 if given.quick else 50)])
 
 
-def claims(quick: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield what is claimed, what was measured, and the bar."""
-    which = ["-c", "all_reduce,tree_all_reduce", "--repeat"]
-    rows = bench(["-r", "2", "-s", "4KB,4MB,64MB", *which, "9" if quick else "31"])
-    for size, bar in ((4 << 10, 10), (4 << 20, 4), (64 << 20, 3)):
-        for collective in ("tree_all_reduce", "all_reduce"):
-            shm_s, gloo_s = medians(rows, collective, "shm")[size], medians(rows, "all_reduce", "gloo")[size]
-            times = f"{shm_s * 1e3:.3f} ms, {gloo_s / shm_s:.1f} times"
-            yield f"2 ranks, {collective}, {size >> 10} KB, faster than gloo", times, f"{bar} times"
-    sizes = "1KB,64KB,1MB,16MB" if quick else "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB"
-    rows = bench(["-r", "4", "-s", sizes, *which, "5" if quick else "9"])
-    for collective in ("tree_all_reduce", "all_reduce"):
-        shm, gloo = medians(rows, collective, "shm"), medians(rows, "all_reduce", "gloo")
-        ratios = {size: gloo[size] / shm[size] for size in shm}
-        worst = min(ratios, key=lambda size: ratios[size])
-        slowest = f"{ratios[worst]:.2f} times at {worst >> 10} KB"
-        yield f"4 ranks on 2 cores, {collective}, faster than gloo, least", slowest, "1 time at every size"
-    told = json.loads(output([*RUN, "benchmarks/ddp_over_shm.py", "--json"]).splitlines()[-1])
-    same = "same weights" if told["same"] else "OTHER WEIGHTS"
-    yield "DDP step, 1 M parameters, faster over shm than over gloo", f"{told['ratio']:.2f} times, {same}", "1.3 times"
-    for line in output([*RUN, "benchmarks/exact_vs_ddp.py"]).splitlines()[1:]:
-        model, *_, ratio = re.split(r"\s{2,}", line.strip())
-        yield f"exact step against DDP with gloo, {model}", f"{ratio} times", "1 time"
-    losses = [json.loads(line) for line in output(
-        [sys.executable, "tests/collectives/lost_ranks.py", "10" if quick else "50", "9", "60", "1"]
-    ).splitlines()]  # fmt: skip
-    delays = sorted(report["after_s"] for loss in losses[:-1] for report in loss["reports"])
-    named = all(
-        f"rank {loss['victims'][0]} (process " in report["error"] and "has died" in report["error"]
-        for loss in losses[:-1]
-        for report in loss["reports"]
-    )
-    seen = f"median {delays[len(delays) // 2] * 1e3:.0f} ms, longest {delays[-1] * 1e3:.0f} ms"
-    yield f"{len(losses) - 1} kills of one of 4 ranks, named by all: {named}", seen, "100 ms"
-
-
-def bench(options: list[str]) -> list[dict[str, Any]]:
+def bench(ranks: int, collectives: Sequence[str], sizes: Sequence[str], repeat: int) -> list[Row]:
     """Return the rows of ``unisono bench collectives``."""
-    told = json.loads(output([sys.executable, "-m", "unisono", "bench", "collectives", "--json", *options]))
-    rows: list[dict[str, Any]] = told["rows"]
+    options = ["-r", str(ranks), "-s", ",".join(sizes), "-c", ",".join(collectives), "--repeat", str(repeat)]
+    rows: list[Row] = json.loads(run([*UNISONO, "bench", "collectives", "--json", *options])[2])["rows"]
     return rows
 
 
-def medians(rows: list[dict[str, Any]], collective: str, transport: str) -> dict[int, float]:
-    """Return the median seconds of a collective by buffer size."""
-    return {r["bytes"]: r["median_s"] for r in rows if (r["collective"], r["transport"]) == (collective, transport)}
+def medians(rows: list[Row], collective: str, transport: str) -> dict[int, float]:
+    """Return the median milliseconds of a collective by buffer size."""
+    mine = [row for row in rows if (row["collective"], row["transport"]) == (collective, transport)]
+    return {row["bytes"]: 1e3 * row["median_s"] for row in sorted(mine, key=lambda row: row["bytes"])}
 
 
-def output(command: list[str]) -> str:
-    """Run a command to its end and return what it prints."""
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+def against_gloo(rows: list[Row], ranks: int, name: str, theirs: str, bars: Mapping[str, float | None]) -> list[Result]:
+    """Return a record for each size, beside gloo's `theirs`."""
+    shm, gloo = medians(rows, name, "shm"), medians(rows, theirs, "gloo")
+    return [
+        Result.of(
+            slug(f"{name} {label}"), [shm[size]], against=[gloo[size]], peer=f"gloo's {theirs}", unit="ms",
+            topic="Collectives", what=f"{name} of {label}", bar=bar and Bar(of="ratio", at_least=bar),
+            settings={"ranks": ranks},
+        )
+        for size, (label, bar) in zip(shm, bars.items(), strict=True)
+    ]  # fmt: skip
+
+
+def least(rows: list[Row], ranks: int, name: str) -> Result:
+    """Return the record of the size at which the ratio is least."""
+    shm, gloo = medians(rows, name, "shm"), medians(rows, "all_reduce", "gloo")
+    size = min(shm, key=lambda size: gloo[size] / shm[size])
+    return Result.of(
+        slug(f"{name} {ranks} ranks"),
+        [shm[size]],
+        against=[gloo[size]],
+        peer="gloo's all_reduce",
+        unit="ms",
+        topic="Collectives",
+        what=f"{name}, the size of the least ratio",
+        bar=Bar(of="ratio", at_least=1),
+        settings={"ranks": ranks, "KB": size >> 10},
+    )
+
+
+def kills(count: int) -> list[Result]:
+    """Kill one of four ranks, again and again; all others have to name it."""
+    told = run([sys.executable, "tests/collectives/lost_ranks.py", str(count), "9", "60", "1"])[2]
+    losses = [json.loads(line) for line in told.splitlines()][:-1]
+    reports = [(loss, report) for loss in losses for report in loss["reports"]]
+    unnamed = sum(f"rank {loss['victims'][0]} (process " not in report["error"] or "has died" not in report["error"]
+                  for loss, report in reports)  # fmt: skip
+    common = {"topic": "Faults and recovery", "settings": {"ranks": 4, "kills": count}}
+    return [
+        Result.of(
+            "kill-named",
+            [1e3 * max(report["after_s"] for report in loss["reports"]) for loss in losses],
+            unit="ms",
+            what="from SIGKILL of a rank in an all-reduce until all others have named it",
+            **common,
+        ),
+        Result.of(
+            "kill-longest",
+            [1e3 * max(report["after_s"] for _, report in reports)],
+            unit="ms",
+            bar=Bar(at_most=100),
+            what="the longest of these",
+            **common,
+        ),
+        Result.of(
+            "kill-unnamed",
+            [unnamed],
+            unit="ranks",
+            bar=Bar(at_most=0),
+            what="ranks that named another one or none",
+            **common,
+        ),
+    ]
 
 
 if __name__ == "__main__":

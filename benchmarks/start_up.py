@@ -1,17 +1,16 @@
 """How long a newcomer waits before anything happens: importing, and answers of the command line.
 
-Each round runs every command once, in turn; what is compared is the median over the rounds, and the differences of the
-same round. Wall time of a process of its own, and its CPU time.
+    python benchmarks/start_up.py [--rounds 11] [--quick] [--out DIR]
 
-    python benchmarks/start_up.py [ROUNDS]
+Each round runs every command once, in turn. Wall time of a process of its own, and its CPU time.
 """
 
 import os
-import resource
-import statistics
-import subprocess
 import sys
-import time
+from functools import partial
+
+from harness import in_turn, parser_of, rounds_of, run, save, slug
+from results import Bar, Result
 
 CASES = {
     "python": ["-c", "pass"],
@@ -28,35 +27,39 @@ ASKING = {"_UNISONO_COMPLETE": "bash_complete", "COMP_WORDS": "unisono train di"
 
 
 def once(name: str) -> tuple[float, float]:
-    """Return wall and CPU seconds of a case."""
+    """Return wall and CPU milliseconds of a case."""
     env = {**os.environ, **(ASKING if name == "one completion" else {})}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
     # python -m puts the directory first on the path: not this one, whose files are named like others.
-    subprocess.run([sys.executable, *CASES[name]], env=env, stdout=subprocess.DEVNULL, check=True, cwd="/")
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    wall, cpu, _ = run([sys.executable, *CASES[name]], env=env, cwd="/")
+    return 1e3 * wall, 1e3 * cpu
 
 
 def main() -> None:
     """Measure and print."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
-    for name in CASES:
-        once(name)  # files into the cache
-    for _ in range(rounds):
-        for name, found in seen.items():
-            found.append(once(name))
-    print(f"load {os.getloadavg()[0]:.1f}, {rounds} rounds, ms")
-    print(f"{'':<24} {'wall':>7} {'least':>7} {'CPU':>7}")
-    for name, found in seen.items():
-        wall, cpu = ([1e3 * seconds for seconds in column] for column in zip(*found, strict=True))
-        print(f"{name:<24} {statistics.median(wall):7.0f} {min(wall):7.0f} {statistics.median(cpu):7.0f}")
+    given = parser_of(__doc__, rounds=11).parse_args()
+    times = in_turn(
+        {name: partial(once, name) for name in CASES}, rounds_of(given, quick=1), warm_up=int(not given.quick)
+    )
+    found = []
+    for name, taken in times.items():
+        bar = Bar(at_most=150) if name == "unisono --help" else None
+        for clock, samples in zip(("wall", "cpu"), zip(*taken, strict=True), strict=True):
+            found.append(Result.of(slug(f"{name} {clock}"), samples, what=name, unit="ms", topic="Start and data",
+                                   settings={"clock": clock}, bar=bar if clock == "wall" else None))  # fmt: skip
     over = [
-        (b[1] - a[1]) * 1e3 for a, b in zip(seen["import torch"], seen["import torch, unisono"], strict=True)
-    ]  # fmt: skip
-    print(f"unisono over torch, CPU of the same round: {statistics.median(over):.0f} ms")
+        ours[1] - theirs[1] for ours, theirs in zip(times["import torch, unisono"], times["import torch"], strict=True)
+    ]
+    found.append(
+        Result.of(
+            "over-torch",
+            over,
+            what="import unisono over import torch",
+            unit="ms",
+            topic="Start and data",
+            settings={"clock": "cpu"},
+        )
+    )
+    save(given, found)
 
 
 if __name__ == "__main__":

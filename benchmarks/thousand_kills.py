@@ -1,6 +1,7 @@
 """A thousand kills: stretches of a small training, each under SIGKILLs at moments that its number decides; all equal?
 
     python benchmarks/thousand_kills.py DIRECTORY [--kills 1000] [--per-stretch 25] [--exec-every 0] [--broken-restore]
+    python benchmarks/thousand_kills.py --quick     # two kills
 
 DIRECTORY keeps everything: ``kills.jsonl`` (one line a kill), ``stretches.jsonl`` (one line a stretch that has come to
 its end, with its hashes and those of the undisturbed run), the run directories and logs of the stretch in progress.
@@ -25,6 +26,7 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -35,6 +37,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import kills_job
 import kills_stage
+from harness import parser_of, save
+from results import Bar, Result
 
 from unisono.determinism.seeding import mix
 from unisono.experiments.injector import heartbeat_files
@@ -320,7 +324,7 @@ def add_row(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def play(given: argparse.Namespace, number: int, kills: list[dict[str, Any]], still: int) -> dict[str, Any]:
+def run_stretch(given: argparse.Namespace, number: int, kills: list[dict[str, Any]], still: int) -> dict[str, Any]:
     """Run one stretch, or the rest of it, and return its line; adds its kills to `kills` and to the record."""
     place: Path = given.directory
     folder = place / f"stretch-{number:04d}"
@@ -352,25 +356,62 @@ def play(given: argparse.Namespace, number: int, kills: list[dict[str, Any]], st
 
 def main() -> int:
     """Run stretches until so many kills have landed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
+    parser = parser_of(__doc__)
+    parser.add_argument("directory", type=Path, nargs="?")
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--per-stretch", type=int, default=25)
     parser.add_argument("--exec-every", type=int, default=0)
     parser.add_argument("--broken-restore", action="store_true")
     given = parser.parse_args()
-    given.directory = given.directory.resolve()
-    if len(str(given.directory)) > _LONGEST_DIRECTORY:
-        parser.error(f"expected a path of at most {_LONGEST_DIRECTORY} bytes (loader processes have sockets below it)")
-    given.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if given.directory is None and not given.quick:
+        parser.error("expected DIRECTORY or --quick")
+    with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
+        if given.quick:
+            given.kills, given.per_stretch, given.directory = 2, 2, given.directory or Path(scratch)
+        given.directory = given.directory.resolve()
+        if len(str(given.directory)) > _LONGEST_DIRECTORY:
+            parser.error(
+                f"expected a path of at most {_LONGEST_DIRECTORY} bytes (loader processes have sockets below it)"
+            )
+        given.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return run_stretches(given)
+
+
+def run_stretches(given: argparse.Namespace) -> int:
+    """Run what is missing; returns the exit code."""
     kills_stage.warm_up()
     kills, done = (read_rows(given.directory / name) for name in ("kills.jsonl", "stretches.jsonl"))
     while all(row["equal"] for row in done) and (still := given.kills - sum(row["landed"] for row in done)) > 0:
         number = 1 + max((row["stretch"] for row in done), default=0)
-        done.append(play(given, number, kills, still))
+        done.append(run_stretch(given, number, kills, still))
         add_row(given.directory / "stretches.jsonl", done[-1])
         print_sum(kills, done)
     print_sum(kills, done)
+    if given.quick or given.out or (given.kills >= 1000 and not given.broken_restore):
+        landed = sum(row["landed"] for row in kills)
+        common = {"topic": "Faults and recovery", "command": "python benchmarks/thousand_kills.py DIR",
+                  "settings": {"stretches": len(done)}}  # fmt: skip
+        save(
+            given,
+            [
+                Result.of(
+                    "landed",
+                    [landed],
+                    what="SIGKILLs that have landed",
+                    unit="kills",
+                    bar=Bar(at_least=given.kills),
+                    **common,
+                ),
+                Result.of(
+                    "unequal",
+                    [sum(not row["equal"] for row in done)],
+                    bar=Bar(at_most=0),
+                    unit="stretches",
+                    what="killed trainings that differ from the undisturbed one",
+                    **common,
+                ),
+            ],
+        )
     return 0 if all(row["equal"] for row in done) else 1
 
 

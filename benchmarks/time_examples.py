@@ -1,43 +1,34 @@
 """How long the examples take: each as a program of its own, one after the other, in an empty directory.
 
-    python benchmarks/time_examples.py [NAME ...]
+    python benchmarks/time_examples.py [NAME ...] [--quick] [--out DIR]
 
-Prints seconds by the wall and CPU seconds of all processes (user and system), with the load of the machine before each.
-On a busy machine only the CPU seconds say something, and they too are some tenths too high.
+Seconds by the wall and CPU seconds of all processes (user and system). On a busy machine only the CPU seconds say
+something, and they too are some tenths too high.
 """
 
-import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+from harness import parser_of, run, save
+from results import ROOT, Result
 
-
-def cpu_s() -> float:
-    """Return the CPU seconds of all processes that have been waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+EXAMPLES = ROOT / "examples"
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Run and time the examples."""
-    print(f"{'example':<20} {'wall s':>7} {'CPU s':>7} {'load':>6}")
-    for name in names or sorted(path.stem for path in EXAMPLES.glob("*.py")):
-        load = os.getloadavg()[0]
+    parser = parser_of(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="files of examples/ without .py (all)")
+    given = parser.parse_args()
+    found = []
+    for name in given.names or (["own_loop"] if given.quick else sorted(path.stem for path in EXAMPLES.glob("*.py"))):
         with tempfile.TemporaryDirectory() as folder:
-            before, began = cpu_s(), time.monotonic()
-            done = subprocess.run(
-                [sys.executable, EXAMPLES / f"{name}.py"], cwd=folder, capture_output=True, text=True, check=False
-            )
-            wall, used = time.monotonic() - began, cpu_s() - before
-        if done.returncode:
-            sys.exit(f"{name} ended with code {done.returncode}:\n{done.stderr}")
-        print(f"{name:<20} {wall:>7.1f} {used:>7.1f} {load:>6.1f}", flush=True)
+            wall, cpu, _ = run([sys.executable, EXAMPLES / f"{name}.py"], cwd=folder)
+        found.append(Result.of(name, [cpu], what=f"examples/{name}.py, CPU time", unit="s", topic="Start and data",
+                               settings={"wall, s": round(wall, 1)}))  # fmt: skip
+        print(f"{name}: {wall:.1f} s, {cpu:.1f} s of CPU", file=sys.stderr, flush=True)
+    save(given, found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

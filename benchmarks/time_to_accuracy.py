@@ -13,9 +13,10 @@ takes to a test accuracy: 0.85 for IMDB; for MNIST, the median of the script's a
 test accuracy at equal settings.
 
 Runs are taken in turn, round by round, so that a ratio compares neighbours. Each finished run is one line of
-``build/time_to_accuracy/KIND-JOB.jsonl``, with the load before and after; a call goes on where the last one stopped and
-starts nothing that would not end within ``--minutes``. ``--only NAME`` takes one contestant alone. ``report`` reads the
-files and prints the tables.
+``build/time_to_accuracy/KIND-JOB.jsonl`` (or below ``--lines``), with the load before and after; a call goes on where
+the last one stopped and starts nothing that would not end within ``--minutes``. ``--only NAME`` takes one contestant
+alone. ``report`` reads the files, and prints and writes the records. ``--quick`` compares two contestants on a
+few invented reviews.
 """
 
 import argparse
@@ -24,12 +25,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from accuracy_tables import report
+from harness import UNISONO, make_reviews, parser_of, save
+from results import ROOT
 
 from unisono.recipes.catalog import find
 
@@ -49,8 +53,8 @@ Lines = list[dict[str, Any]]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["system", "accuracy", "seeds", "report"])
+    parser = parser_of(__doc__)
+    parser.add_argument("kind", choices=["system", "accuracy", "seeds", "report"], nargs="?")
     parser.add_argument("--job", choices=JOBS)
     parser.add_argument("--data", help="the archive (imdb) or the directory (mnist)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds, or seeds")
@@ -59,10 +63,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--others", help="Python that has accelerate and Lightning, see baselines/requirements.txt")
     parser.add_argument("--only", action="append", metavar="NAME", help="one contestant; may be given again")
     parser.add_argument("--minutes", type=float, default=14.0, help="start nothing that would end later")
-    parser.add_argument("--out", type=Path, default=Path("build/time_to_accuracy"))
+    parser.add_argument(
+        "--lines", type=Path, metavar="DIR", default=ROOT / "build" / "time_to_accuracy", help="the runs"
+    )
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    if given.kind != "report" and not (given.job and given.data):
+    if not given.kind and not given.quick:
+        parser.error("expected system, accuracy, seeds or report, or --quick")
+    if not given.quick and given.kind != "report" and not (given.job and given.data):
         parser.error(f"{given.kind} needs --job and --data")
     return given
 
@@ -103,7 +111,7 @@ def command_of(given: argparse.Namespace, name: str, seed: int) -> list[str]:
         options |= {"preset": how, "batch_size": preset.batch_size, "epochs": preset.epochs}
     else:
         options["replicas"] = int(how.split()[0])
-    run = [sys.executable, "-m", "unisono", "run", "-n", "2", "--output", "leader"]
+    run = [*UNISONO, "run", "-n", "2", "--output", "leader"]
     return [*run, str(HERE / "timed_recipe.py"), json.dumps(options)]
 
 
@@ -124,15 +132,15 @@ def take(given: argparse.Namespace, name: str, index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def play(given: argparse.Namespace) -> None:
+def take_missing(given: argparse.Namespace) -> None:
     """Take what is missing, as far as the time goes."""
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / f"{given.kind}-{given.job}.jsonl"
+    given.lines.mkdir(parents=True, exist_ok=True)
+    path = given.lines / f"{given.kind}-{given.job}.jsonl"
     found: Lines = []
     with contextlib.suppress(FileNotFoundError):
         found = [json.loads(line) for line in path.read_text().splitlines()]
     if any(line["limit"] != given.limit for line in found):
-        raise SystemExit(f"{path} was taken with --limit {found[0]['limit']}. Hint: another --out, or delete it.")
+        raise SystemExit(f"{path} was taken with --limit {found[0]['limit']}. Hint: another --lines, or delete it.")
     done = {(line["name"], line["round"]) for line in found}
     todo = [(name, index) for index in range(given.repeats) for name in contestants(given) if (name, index) not in done]
     began = time.monotonic()
@@ -154,9 +162,14 @@ def play(given: argparse.Namespace) -> None:
 
 def main() -> None:
     given = arguments()
-    if given.kind != "report":
-        play(given)
-    report(given.out, picture=given.picture)
+    with tempfile.TemporaryDirectory() as scratch:
+        if given.quick:
+            given.kind, given.job, given.data = "system", "imdb", str(make_reviews(Path(scratch)))
+            given.limit, given.repeats, given.only = 32, 1, ["DDP", "unisono, 2 replicas"]
+            given.lines = Path(scratch) / "lines"
+        if given.kind != "report":
+            take_missing(given)
+        save(given, report(given.lines, picture=given.picture))
 
 
 if __name__ == "__main__":
