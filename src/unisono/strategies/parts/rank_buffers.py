@@ -5,8 +5,8 @@ from typing import final
 import torch
 from torch import nn
 
+from unisono.collectives.shm.board import as_bytes
 from unisono.collectives.shm.operations import flat_of
-from unisono.collectives.shm.transport import as_bytes
 from unisono.collectives.transport import Transport
 
 
