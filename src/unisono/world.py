@@ -136,6 +136,18 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
 
 
+def wants_plain_torch(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether torch is to be left as it is: ``UNISONO_PLAIN_TORCH=1``, which workers inherit.
+
+    Args:
+        environ: The environment; None means this process's own.
+
+    Raises:
+        WorldError: The variable is no whole number.
+    """
+    return bool(_integer(os.environ if environ is None else environ, "UNISONO_PLAIN_TORCH", 0))
+
+
 def tell_compiler_to_be_deterministic() -> None:
     """Set what torch's compiler looks at when this process, or one that it starts, imports it."""
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"

@@ -1,6 +1,7 @@
 """What every rank does in the tests of ranks on several hosts: the hosts are names given to `connect`."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from collectives.rank_programs import CASES, error_of, reduce_once
 from reference import bits, pairwise_sum, random_leaves
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.process_groups.across_hosts import HostsTransport, name_of_this_host
-from unisono.collectives.process_groups.speakers import slices_across
+from unisono.collectives.process_groups.speakers import Hosts, carried, host_nodes, host_of
 from unisono.collectives.process_groups.transport import connect
 from unisono.collectives.reduce import padded_length, tree_all_reduce
 from unisono.collectives.transport import Transport
@@ -39,6 +40,17 @@ def compare(transport: Transport, flat: Transport) -> tuple[list[str], bool]:
             got, serial, _ = reduce_once(transport, placement, leaves, torch.float32, in_place=False, serial=True)
             serial_differs |= got != serial
     return wrong, serial_differs
+
+
+def slices_across(hosts: Hosts, placement: Sequence[range], leaves: int) -> list[int]:
+    """Return how many slices each rank sends to other hosts; a slice is the buffer over the number of ranks."""
+    crossing = [len(found) for found in host_nodes(hosts, placement, leaves)]
+    sent = []
+    for rank in range(hosts[-1].stop):
+        host = host_of(hosts, rank)
+        foreign = [part for part in carried(hosts, rank) if part != rank]
+        sent.append(crossing[host] * len(foreign) + len(hosts) - 1)  # partials to the owners, its result to the hosts
+    return sent
 
 
 def reduce_large(transport: Transport, host_of_rank: list[int]) -> dict[str, Any]:

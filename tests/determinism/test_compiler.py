@@ -43,11 +43,15 @@ def train(step, backward):
     return [parameter.detach().numpy().tobytes().hex() for parameter in model.parameters()]
 """
 
-SPARED = TRAIN.format(
-    first="import unisono.train.run\n"
-    "from unisono.determinism import optimizer_step\n"
-    "from unisono.strategies.parts import backward"
-)
+OPEN = """
+from unisono.determinism import backward, optimizer_step
+from unisono.determinism.torch_changes import change_torch
+from unisono.train.guards.inside_loss import OBSERVER
+class Owner: pass
+owner = Owner()
+change_torch(owner, OBSERVER)
+"""
+SPARED = TRAIN.format(first=OPEN)
 MODULES = '"torch._dynamo" in sys.modules, "sympy" in sys.modules'
 
 
@@ -104,7 +108,7 @@ print(step(torch.ones(2)).tolist(), graphs)
 """
     usual = alone(program.format(first=""))
     assert usual[:2] == ["[3.0,", "3.0]"]
-    assert alone(program.format(first="import unisono.train.run")) == usual
+    assert alone(program.format(first=OPEN)) == usual
 
 
 def test_without_being_asked_the_compiler_is_not_deterministic():

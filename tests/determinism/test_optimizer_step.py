@@ -25,6 +25,12 @@ def play(model, optimizer, step, steps=3):
     return [bits(parameter) for parameter in model.parameters()]
 
 
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    """Open the short way, as a run does."""
+    monkeypatch.setattr(optimizer_step.SHORTCUT, "is_open", True)
+
+
 @pytest.fixture
 def wrapped(monkeypatch):
     """Tell how often a step went through torch's wrapper: it alone calls this method."""
@@ -145,5 +151,12 @@ def test_a_step_that_another_optimizer_has_lent():
 def test_another_torch(wrapped, monkeypatch):
     """Where torch keeps its hooks elsewhere, its wrapper stays."""
     monkeypatch.setattr(optimizer_step, "_EVERYBODYS", ["unknown"])
+    play(*make(), optimizer_step.step)
+    assert len(wrapped) == 3
+
+
+def test_outside_of_runs(wrapped, monkeypatch):
+    """Where no run has opened the short way, torch's own is gone."""
+    monkeypatch.setattr(optimizer_step.SHORTCUT, "is_open", False)
     play(*make(), optimizer_step.step)
     assert len(wrapped) == 3

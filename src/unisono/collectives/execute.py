@@ -6,7 +6,7 @@ from torch import Tensor
 from unisono.collectives.placement import cut
 from unisono.collectives.schedules import Move, Schedule
 from unisono.collectives.transport import Transport
-from unisono.collectives.tree import combine
+from unisono.collectives.tree import add_up
 from unisono.errors import ConfigError
 
 
@@ -54,9 +54,7 @@ def _take(rank: int, chunks: list[Tensor], came: dict[int, Tensor], arrived: lis
             chunks[chunk].add_(came[chunk])
         else:
             meeting = {rank: chunks[chunk], **{move.source: value for move, value in here}}
-            ordered = [meeting[other] for other in sorted(meeting)]
-            leaves = {(index, index + 1): value for index, value in enumerate(ordered)}
-            chunks[chunk].copy_(combine(leaves, len(leaves), torch.add))
+            chunks[chunk].copy_(add_up([meeting[other] for other in sorted(meeting)], torch.add))
 
 
 def _forwards(schedule: Schedule) -> bool:

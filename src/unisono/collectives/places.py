@@ -2,14 +2,13 @@
 
 A collective must be called by all ranks. Inside `on_rank` only one rank runs, so a collective there would wait for
 ever: it is refused at once, whether it goes through this package or straight to torch.distributed. Inside a loss
-function, which ranks call as often as they have replicas, whoever has put himself into `HERE` judges it.
+function, which ranks call as often as they have replicas, the judge in `HERE` decides.
 """
 
 import contextlib
 import functools
 import inspect
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, final
 
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unisono.collectives.messages import Messages
 from unisono.collectives.shm.board import SharedBoard
 from unisono.collectives.transport import Transport
+from unisono.determinism.loss_hooks import LossJudge
 from unisono.errors import ConfigError, PlaceError
 from unisono.world import World
 
@@ -27,18 +27,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Place = Literal["all", "leader", "alone"]
-
-
-class Insider(ABC):
-    """Knows what may happen inside a loss function."""
-
-    @abstractmethod
-    def refuse_collective(self, operation: str) -> None:
-        """Refuse a collective that cannot be right inside this loss function.
-
-        Raises:
-            PlaceError: Names the collective.
-        """
 
 
 @final
@@ -53,7 +41,7 @@ class Here(threading.local):
 
     world: World | None = None
     only: str | None = None
-    loss: Insider | None = None
+    loss: LossJudge | None = None
 
 
 HERE = Here()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unisono.collectives.tree import split
+from unisono.collectives.tree import add_up
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "SUM": torch.add,
@@ -33,7 +33,10 @@ def combine_values(values: list[Tensor], op: str, out: Tensor) -> None:
         op: A name of `REDUCTIONS` that `is_defined` for their dtype.
         out: Overwritten with the result, in the last step; may be one of the values.
     """
-    _fold(values, REDUCTIONS[op], out)
+    function = REDUCTIONS[op]
+    total = add_up(values, function, functools.partial(function, out=out))
+    if total is not out:
+        out.copy_(total)
     if op == "AVG":
         divide(out, len(values))
 
@@ -54,11 +57,3 @@ def is_defined(op: str, dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _fold(values: list[Tensor], function: Callable[..., Tensor], out: Tensor | None = None) -> Tensor:
-    """Combine the values as the tree says; the last step writes to `out`."""
-    if len(values) == 1:
-        return values[0] if out is None else out.copy_(values[0])
-    middle = split((0, len(values)))
-    return function(_fold(values[:middle], function), _fold(values[middle:], function), out=out)

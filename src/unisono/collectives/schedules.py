@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, final
 
 from unisono.collectives.placement import cut
-from unisono.collectives.tree import combine
+from unisono.collectives.tree import add_up
 from unisono.errors import ConfigError
 from unisono.system.hints import nearest
 
@@ -261,9 +261,7 @@ def states(
             _check(schedule, number, arriving, before)
             if actions == {"add"}:
                 meeting = {target: before[target][chunk], **{m.source: before[m.source][chunk] for m in arriving}}
-                ordered = [meeting[rank] for rank in sorted(meeting)]
-                leaves = {(index, index + 1): value for index, value in enumerate(ordered)}
-                held[target][chunk] = combine(leaves, len(leaves), add)
+                held[target][chunk] = add_up([meeting[rank] for rank in sorted(meeting)], add)
             elif actions == {"copy"}:
                 held[target][chunk] = before[arriving[0].source][chunk]
             else:

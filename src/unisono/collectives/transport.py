@@ -8,15 +8,15 @@ call it, in the same order, and it blocks until this rank's part is done. Implem
 import json
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unisono.collectives.divergence import divergence
 from unisono.collectives.messages import GroupMessages, Messages
 from unisono.collectives.shm.board import SharedBoard
-from unisono.errors import RankDivergence
 
 _TEXT_BYTES = 240
 _HEADER = struct.Struct(f"<qH{_TEXT_BYTES}s")
@@ -126,19 +126,3 @@ class Transport(ABC):
 
     def close(self) -> None:  # noqa: B027 - most transports own nothing
         """Release what this transport opened; safe to call twice."""
-
-
-def divergence(who: str, first_rank: int, told: Sequence[str], where: str) -> RankDivergence:
-    """Return the error for ranks that do different things.
-
-    Args:
-        who: This rank, in brackets.
-        first_rank: The rank that has told the first of `told`.
-        told: What each rank is doing.
-        where: When they met.
-    """
-    listed = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(told, start=first_rank))
-    hint = "collectives must be called by all ranks, in one order."
-    if len({what.partition(" of ")[0] for what in told}) == 1:
-        hint = "all ranks must pass tensors of equal shape and dtype; one that has got no samples often makes others."
-    return RankDivergence(f"{who} the ranks are doing different things {where}: {listed}. Hint: {hint}")

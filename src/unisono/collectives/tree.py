@@ -10,7 +10,7 @@ The order of summation is Merkle trees' (RFC 6962, section 2.1). Values are opaq
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -97,6 +97,11 @@ def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T
     for leaf, value in enumerate(values, start=first):
         push(sums, leaf, value, leaves, add)
     return sums
+
+
+def add_up(values: Sequence[T], add: Callable[[T, T], T], last: Callable[[T, T], T] | None = None) -> T:
+    """Return the sum of the tree whose leaves are `values`, at least one; see `combine`."""
+    return combine({(leaf, leaf + 1): value for leaf, value in enumerate(values)}, len(values), add, last)
 
 
 def combine(

@@ -2,8 +2,8 @@
 
 In torch 2.13 three things import ``torch._dynamo`` (1.7 s of CPU) where nothing is compiled: making, saving or loading
 an optimizer, whose methods are to be left out of graphs; its step, to break a graph; and
-`torch.use_deterministic_algorithms`, to tell the compiler. Here they do without until a program imports it for itself;
-from then on torch's own code runs. A torch that does these things otherwise is left as it is.
+`torch.use_deterministic_algorithms`, to tell the compiler. While a run is open they do without until a program imports
+it for itself; from then on torch's own code runs. A torch that does these things otherwise is left as it is.
 """
 
 import sys
@@ -15,7 +15,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as module
 
+from unisono.determinism.shortcut import Shortcut
 from unisono.world import tell_compiler_to_be_deterministic
+
+SHORTCUT = Shortcut()
 
 
 def is_here() -> bool:
@@ -29,25 +32,36 @@ def spare_optimizers() -> None:
     torch looks for a method's uncompiled version at the method (``torch._compile._disable_dynamo``), and imports the
     compiler to make one where there is none. Here the method itself stands there until the compiler is imported.
     """
-    if is_here() or any(isinstance(finder, _Herald) for finder in sys.meta_path):
+    if is_here():
         return
     for method in vars(Optimizer).values():
         plain = getattr(method, "__wrapped__", None)
         if getattr(method, "__code__", None) is _LEAVING_OUT and not hasattr(plain, _LEFT_OUT):
             setattr(plain, _LEFT_OUT, plain)
             _spared.append(plain)
-    sys.meta_path.insert(0, _Herald())
+    sys.meta_path.insert(0, _finder)
+
+
+def restore_optimizers() -> None:
+    """Put back what `spare_optimizers` has changed."""
+    _finder.restore_methods()
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
 
 
 @final
-class _Herald(MetaPathFinder):
+class _Finder(MetaPathFinder):
     """Hears of the import of the compiler before it begins, and puts torch's methods back."""
 
     def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> None:
         """Find nothing: others do."""
         if fullname == "torch._dynamo":
-            while _spared:
-                vars(_spared.pop()).pop(_LEFT_OUT, None)
+            self.restore_methods()
+
+    def restore_methods(self) -> None:
+        """Let the compiler leave the methods out of graphs itself."""
+        while _spared:
+            vars(_spared.pop()).pop(_LEFT_OUT, None)
 
 
 def update(step: Callable[..., Any], optimizer: Optimizer) -> None:
@@ -73,6 +87,9 @@ def use_deterministic_algorithms() -> None:
 
     Processes that this one starts afterwards hear of it too, through their environment.
     """
+    if not SHORTCUT.is_open:
+        torch.use_deterministic_algorithms(True)
+        return
     torch.set_deterministic_debug_mode("error")
     config = sys.modules.get("torch._inductor.config")
     if config is not None:
@@ -81,6 +98,7 @@ def use_deterministic_algorithms() -> None:
         tell_compiler_to_be_deterministic()
 
 
+_finder = _Finder()
 _spared: list[Any] = []
 _LEFT_OUT = "__dynamo_disable"
 _LEAVING_OUT = getattr(torch, "_disable_dynamo", lambda own: own)(lambda: None).__code__

@@ -1,77 +1,124 @@
-"""What is changed in torch while a run is open, so that habits inside its loss function are seen where they happen.
+"""Hooks in torch through which habits inside a loss function are seen where they happen.
 
 Nothing else sees them in time: a gradient that was added twice looks like any other, and a dispatch mode costs more
 than a small model (and keeps torch from compiling). Each name below is one that torch looks up at every call, whatever
-the program has imported; around torch's own function stands a look at `HERE.loss`, which is None outside of loss
-functions. With the last open run everything is put back; a name that a torch does not have is left out, and a test
-tells. Calls take 0.1 us more.
+the program has imported; around torch's own function stands a look at the judge of the loss function that this thread
+is in, which is None outside of loss functions. A name that a torch does not have is left out, and a test tells. Calls
+take 0.1 us more.
 """
 
 import functools
 import sys
 import threading
-import weakref
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from unisono.collectives.places import HERE
 from unisono.determinism.optimizer_step import spared
-from unisono.train.guards.inside_loss import InsideLoss, forget_cleared, refuse_leaked
 
 Look = Callable[..., None]
 
-_lock = threading.Lock()
-_num_open = 0
+
+class LossJudge(ABC):
+    """Judges what a loss function does; each method but `making` raises for what cannot be right."""
+
+    @abstractmethod
+    def making(self, optimizer: Optimizer) -> None:
+        """Hear of an optimizer that the loss function makes."""
+
+    @abstractmethod
+    def refuse_backward(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
+        """Judge a backward pass from `outputs` that adds to `inputs`, or to all leaves where there are none."""
+
+    @abstractmethod
+    def refuse_step(self, optimizer: Optimizer) -> None:
+        """Judge a step of an optimizer."""
+
+    @abstractmethod
+    def refuse_zeroing(self, parameters: Iterable[Tensor], name: str) -> None:
+        """Judge a ``zero_grad`` of an optimizer or model, as `name` says."""
+
+    @abstractmethod
+    def refuse_scaling(self) -> None:
+        """Judge a scaled loss."""
+
+    @abstractmethod
+    def refuse_schedule(self, scheduler: Any) -> None:
+        """Judge a schedule's step."""
+
+    @abstractmethod
+    def refuse_collective(self, operation: str) -> None:
+        """Judge a collective."""
+
+
+class Place(Protocol):
+    """Where a thread is: the judge of the loss function that it runs, None where it runs none."""
+
+    loss: LossJudge | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Observer:
+    """What the hooks look at, and whom they tell of what happens outside of loss functions.
+
+    Attributes:
+        here: The place of the calling thread.
+        stepping: Called with an optimizer before its step.
+        cleared: Called with the parameters of a ``zero_grad``.
+    """
+
+    here: Place
+    stepping: Callable[[Optimizer], None]
+    cleared: Callable[[Iterable[Tensor]], None]
+
+
+_lock = threading.RLock()  # the collector may end a run while another one begins
 _undo: list[Callable[[], None]] = []
+_hooked_late: list[Any] = []
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _QUESTIONS = {"get_rank", "get_world_size", "get_backend", "get_backend_config", "_set_pg_timeout"}
 """Of torch.distributed: they ask whether a rank is in a group, as collectives do, and send nothing."""
 
 
-def watch_while(owner: object) -> Callable[[], Any]:
-    """Watch torch until the function that is returned is called, or until `owner` is no more."""
-    global _num_open
-    with _lock:
-        if not _num_open:
-            for place, name, look in _looks():
-                _wrap(place, name, look)
-            _undo.append(register_optimizer_step_pre_hook(_step).remove)
-        _num_open += 1
-    ending = weakref.finalize(owner, _end)
-    ending.atexit = False
-    return ending
+def hook(observer: Observer) -> None:
+    """Put the hooks in place."""
+    global _observer
+    _observer = observer
+    for place, name, look in _looks():
+        _wrap(place, name, look)
+    _undo.append(register_optimizer_step_pre_hook(_step).remove)
 
 
-def watch_late() -> None:
-    """Watch what a program may have imported in the meantime."""
+def hook_late() -> None:
+    """Put the hooks of what a program may have imported in the meantime in place, where the others are."""
     module = sys.modules.get(_FUNCTIONAL)
-    if module is None or module in _seen:
+    if module is None or module in _hooked_late:
         return
     with _lock:
-        if module not in _seen and _num_open:
+        if module not in _hooked_late and _undo:
             name = "_resolve_group" if hasattr(module, "_resolve_group") else "_resolve_group_name"
             _wrap(module, name, _collective)
-            _seen.append(module)
+            _hooked_late.append(module)
 
 
-def _end() -> None:
-    global _num_open
+def unhook() -> None:
+    """Put everything back."""
     with _lock:
-        _num_open -= 1
-        if not _num_open:
-            _seen.clear()
-            while _undo:
-                _undo.pop()()
+        _hooked_late.clear()
+        while _undo:
+            _undo.pop()()
 
 
 def _looks() -> list[tuple[Any, str, Look]]:
-    """Return what is watched: where torch keeps it, and who looks."""
+    """Return what is hooked: where torch keeps it, and who looks."""
     kinds = [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type) and "step" in vars(kind)]
     return [
         (torch.autograd, "_engine_run_backward", _backward),
@@ -88,10 +135,11 @@ def _wrap(place: Any, name: str, look: Look) -> None:
     own = vars(place).get(name)
     if own is None:
         return
+    here = _observer.here
 
     @functools.wraps(own)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        look(HERE.loss, *args, **kwargs)
+        look(here.loss, *args, **kwargs)
         return own(*args, **kwargs)
 
     def undo() -> None:
@@ -102,50 +150,50 @@ def _wrap(place: Any, name: str, look: Look) -> None:
     _undo.append(undo)
 
 
-def _backward(loss: InsideLoss | None, outputs: Any, *args: Any, **kwargs: Any) -> None:
+def _backward(loss: LossJudge | None, outputs: Any, *args: Any, **kwargs: Any) -> None:
     if loss is not None and kwargs.get("accumulate_grad"):
         loss.refuse_backward(outputs, args[3] if len(args) > 3 else ())
 
 
-def _make(loss: InsideLoss | None, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+def _make(loss: LossJudge | None, optimizer: Optimizer, *_: Any, **__: Any) -> None:
     if loss is not None:
         loss.making(optimizer)
 
 
 @spared
 def _step(optimizer: Optimizer, *_: Any) -> None:
-    if (loss := HERE.loss) is None:
-        refuse_leaked(optimizer)
-    elif isinstance(loss, InsideLoss):
+    if (loss := _observer.here.loss) is None:
+        _observer.stepping(optimizer)
+    else:
         loss.refuse_step(optimizer)
 
 
-def _clear_optimizer(loss: InsideLoss | None, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+def _clear_optimizer(loss: LossJudge | None, optimizer: Optimizer, *_: Any, **__: Any) -> None:
     _clear(loss, [parameter for group in optimizer.param_groups for parameter in group["params"]], "optimizer")
 
 
-def _clear_module(loss: InsideLoss | None, module: nn.Module, *_: Any, **__: Any) -> None:
+def _clear_module(loss: LossJudge | None, module: nn.Module, *_: Any, **__: Any) -> None:
     _clear(loss, [*module.parameters()], "model")
 
 
-def _clear(loss: InsideLoss | None, parameters: list[Any], name: str) -> None:
+def _clear(loss: LossJudge | None, parameters: list[Any], name: str) -> None:
     if loss is None:
-        forget_cleared(parameters)
+        _observer.cleared(parameters)
     else:
         loss.refuse_zeroing(parameters, name)
 
 
-def _scale(loss: InsideLoss | None, scaler: Any, *_: Any, **__: Any) -> None:
+def _scale(loss: LossJudge | None, scaler: Any, *_: Any, **__: Any) -> None:
     if loss is not None and scaler.is_enabled():
         loss.refuse_scaling()
 
 
-def _schedule(loss: InsideLoss | None, scheduler: Any, *_: Any, **__: Any) -> None:
+def _schedule(loss: LossJudge | None, scheduler: Any, *_: Any, **__: Any) -> None:
     if loss is not None:
         loss.refuse_schedule(scheduler)
 
 
-def _collective(loss: InsideLoss | None, *_: Any, **__: Any) -> None:
+def _collective(loss: LossJudge | None, *_: Any, **__: Any) -> None:
     if loss is None:
         return
     frame = sys._getframe(2)
@@ -155,4 +203,4 @@ def _collective(loss: InsideLoss | None, *_: Any, **__: Any) -> None:
         loss.refuse_collective(f"torch.distributed's {frame.f_code.co_name}")
 
 
-_seen: list[Any] = []
+_observer: Observer

@@ -13,9 +13,11 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as module
 
 from unisono.determinism import compiler
+from unisono.determinism.shortcut import Shortcut
 
 H = TypeVar("H", bound=Callable[..., Any])
 
+SHORTCUT = Shortcut()
 _SPARED = "is_spared_by_plain_steps"
 
 
@@ -33,7 +35,8 @@ def step(optimizer: Optimizer) -> None:
     torch's schedules put into the object, to learn that there was a step, is told so here.
     """
     wrapper: Any = type(optimizer).step
-    if getattr(wrapper, "__code__", None) is not _TORCHS_OWN or not _is_unseen(optimizer, wrapper):
+    is_torchs_own = getattr(wrapper, "__code__", None) is _TORCHS_OWN
+    if not (SHORTCUT.is_open and is_torchs_own and _is_unseen(optimizer, wrapper)):
         optimizer.step()
         return
     if "step" in vars(optimizer):

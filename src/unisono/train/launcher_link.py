@@ -16,8 +16,9 @@ from typing import Any, TypeVar, final
 from torch import Tensor
 
 from unisono.collectives.placement import parts_of
-from unisono.collectives.places import HERE, Insider
+from unisono.collectives.places import HERE
 from unisono.data.sampler import Indices
+from unisono.determinism.loss_hooks import LossJudge
 from unisono.observe.phases import BACKWARD, DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
 from unisono.strategies.base import LossFunction, Micro
 from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
@@ -83,11 +84,11 @@ class LauncherLink:
         enter(REDUCE)
         heartbeat.note(b"reduce")
 
-    def timed(self, loss_function: LossFunction, insider: Insider) -> LossFunction:
-        """Return `loss_function`, during which `insider` is asked, and after which the backward pass begins."""
+    def timed(self, loss_function: LossFunction, judge: LossJudge) -> LossFunction:
+        """Return `loss_function`, during which `judge` is asked, and after which the backward pass begins."""
 
         def timed(micro: Any) -> Tensor:
-            HERE.loss = insider
+            HERE.loss = judge
             try:
                 loss = loss_function(micro)
             finally:

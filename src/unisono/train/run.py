@@ -16,9 +16,8 @@ from unisono.collectives.places import GuardedTransport, check_places, enter_wor
 from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
-from unisono.determinism import compiler
-from unisono.determinism.loss_hooks import watch_while
 from unisono.determinism.switches import describe_environment, set_determinism
+from unisono.determinism.torch_changes import change_torch
 from unisono.errors import ConfigError
 from unisono.metrics.exact import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
@@ -34,7 +33,7 @@ from unisono.train.evaluate import BATCH_SIZE, Predict
 from unisono.train.every import Every, check_every
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
-from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
+from unisono.train.guards.inside_loss import OBSERVER, InsideLoss, refuse_inside
 from unisono.train.guards.keywords import answers_keywords
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.loop import Batch, check_alike
@@ -46,8 +45,6 @@ from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.stepper import Stepper
 from unisono.train.weights import load_on_all, load_prepared
 from unisono.world import World
-
-compiler.spare_optimizers()  # before a program makes its first one
 
 
 @final
@@ -134,7 +131,7 @@ class Run:
         if isinstance(joined, str):
             joined = connect(world, device=str(self.device), share_memory=transport == "auto", mpi=joined == "mpi")
         self.transport = GuardedTransport(joined)
-        self._end_watching = watch_while(self)
+        self._restore_torch = change_torch(self, OBSERVER)
         enter_world(world)
         self._claim = claim(self.transport, world.run_dir, out)
         self.directory = self._claim.directory
@@ -378,7 +375,7 @@ class Run:
         if (steps := self._claim.steps()) is not None:
             steps.close()
         self._watch.close()
-        self._end_watching()
+        self._restore_torch()
         if self._stepper is not None:
             self._stepper.parts.strategy.close()
         for used in (self.transport, self._record, self._claim, self._progress):

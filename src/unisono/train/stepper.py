@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from typing import final
 
 from unisono.data.loader import Fetcher, Loader
-from unisono.determinism.loss_hooks import watch_late
+from unisono.determinism.loss_hooks import hook_late
 from unisono.errors import StepError
 from unisono.metrics.exact import Metric
 from unisono.observe.detail import detail_of
@@ -107,7 +107,7 @@ class Stepper:
         parts.is_changing = True
         progress.usage.begin()
         self._inside.begin(step, len(batch.indices))
-        watch_late()
+        hook_late()
         timed = watch.timed(loss_function, self._inside)
         gradients = strategy.compute_gradients(step, batch.micros, len(batch.indices), timed)
         is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)

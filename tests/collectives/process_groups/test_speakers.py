@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from collectives.hosts_programs import slices_across
 from reference import bits, pairwise_sum, random_leaves
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.process_groups.speakers import (
@@ -13,7 +14,6 @@ from unisono.collectives.process_groups.speakers import (
     group_by_host,
     host_nodes,
     host_of,
-    slices_across,
 )
 from unisono.collectives.tree import combine, nodes
 

@@ -46,9 +46,10 @@ def test_different_calls_are_told_to_every_rank(world_size):
     """Other sizes or another collective on one rank: all ranks get the same explanation, none hangs."""
     for seen in launched(world_size):
         assert seen["other_size"].startswith("RankDivergence")
-        assert "rank 0: all_gather of 3 x torch.float32; rank 1: all_gather of 4 x" in seen["other_size"]
-        assert "rank 0: all_gather of 1 x torch.float32; rank 1: barrier" in seen["other_call"]
-        assert "expected [0, 0" in seen["splits"]
+        assert "rank 0: all_gather_single of (3,) float32" in seen["other_size"]
+        assert "rank 1: all_gather_single of (4,) float32" in seen["other_size"]
+        assert "rank 0: all_gather_single of (1,) float32; rank 1: barrier" in seen["other_call"]
+        assert "all_to_all: rank 0 expects" in seen["splits"]
 
 
 @pytest.mark.parametrize("world_size", SIZES)

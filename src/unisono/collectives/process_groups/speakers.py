@@ -52,14 +52,3 @@ def carried(hosts: Hosts, rank: int) -> list[int]:
 def host_nodes(hosts: Hosts, placement: Sequence[range], leaves: int) -> list[list[Node]]:
     """Return, for each host, the subtrees that its ranks can add up together: the partials that cross."""
     return [nodes(placement[ranks.start].start, placement[ranks[-1]].stop, leaves) for ranks in hosts]
-
-
-def slices_across(hosts: Hosts, placement: Sequence[range], leaves: int) -> list[int]:
-    """Return how many slices each rank sends to other hosts; a slice is the buffer over the number of ranks."""
-    crossing = [len(found) for found in host_nodes(hosts, placement, leaves)]
-    sent = []
-    for rank in range(hosts[-1].stop):
-        host = host_of(hosts, rank)
-        foreign = [part for part in carried(hosts, rank) if part != rank]
-        sent.append(crossing[host] * len(foreign) + len(hosts) - 1)  # partials to the owners, its result to the hosts
-    return sent

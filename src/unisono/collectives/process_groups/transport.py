@@ -102,20 +102,27 @@ def connect(
         torch.cuda.set_device(target if target.index is not None else device_of(world, "cuda"))
     if mpi and not dist.is_mpi_available():
         raise ConfigError(NO_MPI.format(torch.__version__))
-    if dist.is_initialized():
+    owns_group = not dist.is_initialized()
+    if not owns_group:
         if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
             raise WorldError(
                 f"the process group has rank {dist.get_rank()} of {dist.get_world_size()}, the environment "
                 f"(of {world.launcher!r}) rank {world.rank} of {world.world_size}. "
                 "Hint: initialise it from the environment."
             )
-        leave_groups_at_exit()
-        return _fastest(world, ProcessGroupTransport(owns_group=False), target.type, timeout_s, share_memory, host)
-    if world.world_size == 1:
+    elif world.world_size == 1:
         return LoopbackTransport()
-    if mpi:
+    elif mpi:
         dist.init_process_group("mpi")
         return ProcessGroupTransport(owns_group=True)
+    else:
+        _make_group(world, target, timeout_s)
+    leave_groups_at_exit()
+    group = ProcessGroupTransport(owns_group=owns_group)
+    return _fastest(world, group, target.type, timeout_s, share_memory, host)
+
+
+def _make_group(world: World, target: torch.device, timeout_s: float) -> None:
     # NCCL joins no two ranks on one GPU.
     backend = "cpu:gloo,cuda:nccl" if target.type == "cuda" and not world.shares_devices else "gloo"
     timeout = timedelta(seconds=timeout_s)
@@ -131,8 +138,6 @@ def connect(
             f"[rank {world.rank}/{world.world_size}] the ranks did not meet at {world.rendezvous} "
             f"within {timeout_s:g} s: {error}"
         ) from error
-    leave_groups_at_exit()
-    return _fastest(world, ProcessGroupTransport(owns_group=True), target.type, timeout_s, share_memory, host)
 
 
 def _fastest(
@@ -195,27 +200,27 @@ def device_of(world: World, asked: str | None = None) -> torch.device:
             or it is neither the CPU nor a GPU of CUDA.
     """
     visible = torch.cuda.device_count()
-    if asked is not None:
-        wanted = _device_named(asked)
-        if wanted.type == "cpu":
-            return torch.device("cpu")
-        if wanted.index is not None and wanted.index < visible:
-            return wanted
-        if wanted.index is not None and visible:
-            raise ConfigError(
-                f"expected device='cuda:0' to 'cuda:{visible - 1}', got {str(asked)!r}. "
-                "Hint: device='cuda' gives each local rank its own."
-            )
-        if wanted.index is not None:
-            raise ConfigError(_no_gpu(asked))
-    if asked is None and world.launcher == "none" and visible < world.local_world_size:
+    wanted = None if asked is None else _device_named(asked)
+    if wanted is None and world.launcher == "none" and visible < world.local_world_size:
         return torch.device("cpu")
+    if wanted is not None and wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted is not None and wanted.index is not None and visible:
+        if wanted.index < visible:
+            return wanted
+        raise ConfigError(
+            f"expected device='cuda:0' to 'cuda:{visible - 1}', got {str(asked)!r}. "
+            "Hint: device='cuda' gives each local rank its own."
+        )
     index = own_index(world.local_rank, world.local_world_size, visible, share=world.shares_devices)
     if index is not None:
         return torch.device("cuda", index)
-    if asked is None:
+    if wanted is None:
         return torch.device("cpu")
-    raise ConfigError(_no_gpu(asked))
+    raise ConfigError(
+        f"expected a GPU for device={str(asked)!r}, got none that torch {torch.__version__} can use. "
+        "Hint: device='cpu', or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch."
+    )
 
 
 def _device_named(asked: object) -> torch.device:
@@ -228,10 +233,3 @@ def _device_named(asked: object) -> torch.device:
             "Hint: device='cuda' is each local rank's own GPU; left out, the run takes GPUs where there are any."
         )
     return found
-
-
-def _no_gpu(asked: object) -> str:
-    return (
-        f"expected a GPU for device={str(asked)!r}, got none that torch {torch.__version__} can use. "
-        "Hint: device='cpu', or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch."
-    )

@@ -35,16 +35,11 @@ def settle_plan(transport: Transport, cache: Path) -> Plan:
     if told is not None:
         board.plan = Plan(**told)
     elif transport.world_size <= (os.cpu_count() or 1):
-        board.plan = measure_plan(transport)
+        best = tuning.choose(list(timings(transport)))  # some tenths of a second; rank 0's timings count
+        board.plan = Plan(**transport.all_gather_json(dataclasses.asdict(best))[0])
         if transport.rank == 0:
             tuning.save(file, board.plan)
     return board.plan
-
-
-def measure_plan(transport: Transport) -> Plan:
-    """Return the plan that rank 0's timings recommend, on all ranks; takes some tenths of a second."""
-    best = tuning.choose(list(timings(transport)))
-    return Plan(**transport.all_gather_json(dataclasses.asdict(best))[0])
 
 
 def timings(transport: Transport) -> Iterator[PlanTiming]:

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from unisono.collectives.shm.autotune import settle_plan
+from unisono.collectives.shm.board import as_bytes
 from unisono.collectives.shm.join import share_memory
 from unisono.collectives.shm.operations import Collectives, describe, flat_of, store_into
-from unisono.collectives.shm.transport import SLOT_BYTES, ShmTransport, as_bytes
+from unisono.collectives.shm.transport import SLOT_BYTES, ShmTransport
 from unisono.collectives.shm.work import Lane, ShmWork, Task, is_in_backward
 from unisono.errors import ConfigError
 from unisono.world import default_cache

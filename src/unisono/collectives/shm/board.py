@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from unisono.collectives.divergence import divergence
 from unisono.collectives.shm.shared_block import SEMAPHORE_BYTES, SharedBlock, make_semaphore, post, take
 from unisono.collectives.shm.tuning import Plan, default_plan
 from unisono.errors import PeerLost
@@ -131,6 +132,18 @@ class SharedBoard:
             return [note] * self.world_size
         return [self._note(rank, parity)[2] for rank in range(self.world_size)]
 
+    def meet(self, note: str) -> None:
+        """Wait for all ranks, and check that they are doing the same.
+
+        Raises:
+            PeerLost: A rank has died or has not come in time.
+            RankDivergence: Ranks are doing different things; raised on all of them.
+        """  # noqa: DOC501 - a function makes the error
+        notes = self.barrier(note.encode()[:NOTE_BYTES])
+        if any(other != notes[0] for other in notes):
+            told = [other.decode(errors="replace") for other in notes]
+            raise divergence(self.title, self.first_rank, told, f"in meeting {self.num_barriers}")
+
     def close(self) -> None:
         """Stop watching; the memory goes with the last tensor that looks at it."""
         self._block.close()
@@ -188,6 +201,11 @@ class SharedBoard:
         start = self._note_offset(rank, parity)
         begun, finished, length, _ = _HEAD.unpack_from(self._memory, start)
         return begun, finished, self._memory[start + _HEAD.size : start + _HEAD.size + length]
+
+
+def as_bytes(flat: Tensor) -> Tensor:
+    """Return a contiguous one-dimensional tensor as uint8, over the same memory."""
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def _have(ranks: list[int]) -> str:

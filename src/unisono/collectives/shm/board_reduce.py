@@ -14,7 +14,6 @@ from torch import Tensor
 
 from unisono.collectives.reductions import REDUCTIONS, divide
 from unisono.collectives.shm.board import SharedBoard
-from unisono.collectives.shm.transport import meet
 from unisono.collectives.tree import Node, combine
 from unisono.errors import ConfigError
 
@@ -92,7 +91,7 @@ class _Recipe:
         board, pieces = self._board, self._pieces
         self._lay_down(mine, pieces[0])
         for number, piece in enumerate(pieces):
-            meet(board, note)
+            board.meet(note)
             parity = (board.num_barriers - 1) % 2
             places = self._places[len(piece)]
             if self._is_whole:
@@ -106,7 +105,7 @@ class _Recipe:
             if number + 1 < len(pieces):
                 self._lay_down(mine, pieces[number + 1])
         if not self._is_whole:
-            meet(board, note)
+            board.meet(note)
             if out is not None:
                 self._copy_out(out, pieces[-1], (board.num_barriers - 1) % 2)
 

@@ -13,19 +13,17 @@ SUM, divided once by the number of ranks; of integers toward zero, and a sum tha
 Every meeting carries a note of operation, shape, dtype and root: ranks that disagree get `RankDivergence`, all of them.
 """
 
-import functools
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, final
 
 import torch
 from torch import Tensor
 
 from unisono.collectives.reductions import REDUCTIONS, combine_values, is_defined
-from unisono.collectives.shm.board import SharedBoard
+from unisono.collectives.shm.board import SharedBoard, as_bytes
 from unisono.collectives.shm.board_reduce import reduce_on_board
-from unisono.collectives.shm.transport import as_bytes, exchange_parts, meet
 from unisono.errors import ConfigError, RankDivergence
 
 _ALIGNMENT = 64
@@ -38,6 +36,7 @@ class Collectives:
 
     Args:
         board: Attached and watched by all ranks; not closed here.
+        told: Returns what is told to the other ranks from what is done.
 
     Raises (every method):
         PeerLost: A rank has died or has not come within the board's timeout; names it.
@@ -45,15 +44,15 @@ class Collectives:
         ConfigError: No rank can do what all of them ask for.
     """
 
-    def __init__(self, board: SharedBoard) -> None:
-        self.board = board
+    def __init__(self, board: SharedBoard, told: Callable[[str], str] = str) -> None:
+        self.board, self._told = board, told
         self.rank = board.rank
         self.world_size = board.world_size
         self._leaves = tuple(((rank, rank + 1),) for rank in range(board.world_size))
 
     def barrier(self) -> None:
         """Return on no rank before all have called."""
-        meet(self.board, "barrier")
+        self._meet("barrier")
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Overwrite `tensor` on every rank with that of `root`."""
@@ -144,15 +143,25 @@ class Collectives:
         flats = [flat_of(out) for out in outs]
         sources, targets = [as_bytes(flat_of(part)) for part in parts], [as_bytes(flat) for flat in flats]
         # Each slot begins with the rank's sizes: all must know how many meetings the longest part of any pair takes.
-        head = -(-16 * self.world_size // _ALIGNMENT) * _ALIGNMENT
         sizes = torch.tensor([len(each) for each in (*sources, *targets)])
-
-        def longest_of(told: list[list[int]]) -> int:
-            self._check_sizes([row[: self.world_size] for row in told], [row[self.world_size :] for row in told])
-            return max(map(max, told))
-
-        meet_all = functools.partial(self._meet, note)
-        exchange_parts(self.board, sources, targets, sizes, head, self._room(head), meet_all, longest_of)
+        head = -(-sizes.nbytes // _ALIGNMENT) * _ALIGNMENT
+        room, start, longest = self._room(head), 0, 1
+        while start < longest:
+            own = self._own_slot()
+            own[: sizes.nbytes].view(torch.int64).copy_(sizes)
+            for rank, source in enumerate(sources):
+                piece = source[start : start + room]
+                own[head + rank * room :][: len(piece)].copy_(piece)
+            parity = self._meet(note)
+            slots = [self.board.slot(rank, parity) for rank in range(self.world_size)]
+            if not start:
+                told = [slot[: sizes.nbytes].view(torch.int64).tolist() for slot in slots]
+                self._check_sizes([row[: self.world_size] for row in told], [row[self.world_size :] for row in told])
+                longest = max(map(max, told))
+            for slot, target in zip(slots, targets, strict=True):
+                part = target[start : start + room]
+                part.copy_(slot[head + self.rank * room :][: len(part)])
+            start += room
         for flat, out in zip(flats, outs, strict=True):
             store_into(flat, out)
 
@@ -175,7 +184,9 @@ class Collectives:
         self._check_op(note, op, tensor.dtype)
         flat = flat_of(tensor)
         is_receiver = root is None or root == self.rank
-        reduce_on_board(self.board, [flat], self._leaves, self.world_size, flat if is_receiver else None, note, op)
+        reduce_on_board(
+            self.board, [flat], self._leaves, self.world_size, flat if is_receiver else None, self._told(note), op
+        )
         if is_receiver:
             store_into(flat, tensor)
 
@@ -207,7 +218,7 @@ class Collectives:
 
     def _meet(self, note: str) -> int:
         """Meet, and return the parity of the areas that may be read until the next meeting."""
-        meet(self.board, note)
+        self.board.meet(self._told(note))
         return (self.board.num_barriers - 1) % 2
 
     def _piece_bytes(self) -> int:
@@ -252,7 +263,7 @@ class Collectives:
 
     def _refuse(self, note: str, problem: str) -> NoReturn:
         """Fail, and let the other ranks know instead of waiting: they get `RankDivergence` if they can go on."""
-        meet(self.board, f"{note}, refused: {problem}"[:170])
+        self._meet(f"{note}, refused: {problem}"[:170])
         raise ConfigError(f"[rank {self.rank}/{self.world_size}] {note} cannot be done: {problem}.")
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unisono.collectives.shm.board import as_bytes
 from unisono.collectives.shm.operations import flat_of
-from unisono.collectives.shm.transport import as_bytes
 from unisono.collectives.transport import Transport
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.messages import Messages
+from unisono.collectives.shm.board import as_bytes
 from unisono.collectives.shm.operations import flat_of
-from unisono.collectives.shm.transport import as_bytes
 from unisono.errors import StepError
 from unisono.strategies.parts.flat import is_dense
 

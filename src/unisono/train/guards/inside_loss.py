@@ -2,7 +2,7 @@
 
 `run.step` calls the loss function once for every micro-batch, on whichever rank hosts it, and does backward, reduction
 and update itself. What lasts longer than one call (gradients, weights, optimizers), and what needs other ranks, would
-make the result depend on who computes it. How a habit is seen: `hooked_torch`.
+make the result depend on who computes it. How a habit is seen: `determinism.loss_hooks`.
 """
 
 import sys
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.collectives.placement import parts_of
-from unisono.collectives.places import HERE, Insider
+from unisono.collectives.places import HERE
+from unisono.determinism.loss_hooks import LossJudge, Observer
 from unisono.errors import PlaceError, StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import StrategyOptions
@@ -31,7 +32,7 @@ _reached: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictiona
 
 
 @final
-class InsideLoss(Insider):
+class InsideLoss(LossJudge):
     """Judges what one run's loss function does.
 
     Args:
@@ -140,7 +141,7 @@ class InsideLoss(Insider):
             )
 
     def refuse_collective(self, operation: str) -> None:
-        """See `Insider.refuse_collective`; strategies whose ranks compute their own means anyway may meet.
+        """Refuse a collective; strategies whose ranks compute their own means anyway may meet.
 
         Raises:
             PlaceError: The ranks call the loss function differently often, or the result would depend on them.
@@ -190,6 +191,9 @@ def forget_cleared(parameters: Iterable[Tensor]) -> None:
     if _reached:
         for parameter in parameters:
             _reached.pop(id(parameter), None)
+
+
+OBSERVER = Observer(here=HERE, stepping=refuse_leaked, cleared=forget_cleared)
 
 
 def refuse_inside(what: str) -> None:

@@ -1,0 +1,44 @@
+"""The backward pass of a loss that has been checked, without torch's checks of it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import graph
+from torch.overrides import has_torch_function_unary
+
+from unisono.determinism.shortcut import Shortcut
+
+SHORTCUT = Shortcut()
+
+
+def differentiate(loss: Tensor, weight: float) -> None:
+    """Do what ``loss.backward(torch.full_like(loss, weight))`` does.
+
+    Its checks, which the caller has made, cost as much as a small graph, and the first one imports SymPy (0.7 s in
+    torch 2.13). They are left out where the loss is a plain tensor and nobody has put himself between.
+
+    Args:
+        loss: Of one element, with a graph.
+        weight: Of the gradient.
+    """
+    if (
+        SHORTCUT.is_open
+        and _ENGINE is not None
+        and type(loss) is Tensor
+        and loss.is_floating_point()
+        and not loss.is_nested
+        and (Tensor.backward, torch.autograd.backward) == _TORCHS_OWN
+        and not has_torch_function_unary(loss)
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        start = torch.full_like(loss, weight)
+        _ENGINE((loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    elif weight == 1.0:
+        loss.backward()
+    else:
+        loss.backward(torch.full_like(loss, weight))
+
+
+_ENGINE: Any = getattr(graph, "_engine_run_backward", None)
+_TORCHS_OWN = (Tensor.backward, torch.autograd.backward)

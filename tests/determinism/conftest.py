@@ -1,0 +1,5 @@
+"""Tiny trainings for tests of what runs change in torch."""
+
+from train.conftest import toy
+
+__all__ = ["toy"]
