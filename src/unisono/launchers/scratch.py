@@ -21,6 +21,7 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.system.directory import Directory
+from unisono.system.processes import boot_id
 
 _LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
 _OURS = re.compile(r"unisono-(?:[a-z]+-)?([0-9a-f]{8})-[a-z0-9_]{8}")
@@ -97,7 +98,7 @@ def collect(home: str) -> list[str]:
         home: Where temporary files are.
     """
     removed: list[str] = []
-    boot = _boot()
+    boot = boot_id()[:8]
     with contextlib.suppress(OSError), Directory.open(Path(home)) as place:
         for name in place.names():
             match = _OURS.fullmatch(name)
@@ -122,7 +123,7 @@ def _collect_once(home: str) -> None:
 
 def _make(home: str, prefix: str) -> tuple[str, int]:
     """Return a new directory and the descriptor that holds its lock, -1 where there are no locks."""
-    boot = _boot()
+    boot = boot_id()[:8]
     while boot:
         path = tempfile.mkdtemp(prefix=f"{prefix}{boot}-", dir=home)
         descriptor = -1
@@ -139,10 +140,3 @@ def _make(home: str, prefix: str) -> tuple[str, int]:
         if descriptor >= 0:  # another launch has come between, and removes it
             os.close(descriptor)
     return tempfile.mkdtemp(prefix=prefix, dir=home), -1
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    except OSError:  # not Linux
-        return ""

@@ -7,7 +7,6 @@ program's own import of torch puts it in place.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import functools
 import importlib
@@ -35,13 +34,13 @@ from unisono.launchers.supervision.stacks import STACK_SIGNAL, stack_file
 from unisono.launchers.worker.local_rank import with_local_rank
 from unisono.system.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage
 from unisono.system.leaving import leave_groups_at_exit
+from unisono.system.processes import die_with_parent
 
 FUNCTION_FILE = "call.pickle"
 # Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run
 # meanwhile.
 LOADING_MARK = "__unisono_loading__"
 
-_PR_SET_PDEATHSIG = 1
 _EXIT_GRACE_S = 5.0
 _INTERRUPTED = 130
 _USAGE_ERROR = 2
@@ -55,7 +54,7 @@ def main(argv: list[str]) -> int:
             ``program`` or ``function``), target, and the program's own arguments.
     """
     parent, directory, kind, target, *args = argv
-    die_with(int(parent))
+    die_with_parent(int(parent))
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _show_stack_on_demand(directory, rank)
@@ -91,14 +90,6 @@ def main(argv: list[str]) -> int:
             heartbeat.was_alone()
         heartbeat.leave()
     return 0
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the launcher's thread ends, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _show_stack_on_demand(directory: str, rank: int) -> None:
