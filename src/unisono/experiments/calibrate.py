@@ -31,8 +31,8 @@ def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Workload, Machine, l
         WorkerFailed: A measured process failed.
     """
     from unisono.experiments.job import plan, run_job
-    from unisono.launchers.spec import usable_cores
     from unisono.scaling.calibration import crowding_of, fit_job
+    from unisono.system.machine import usable_cores
 
     chosen = {name: given[name] for name in ("replicas", "batch_size", "data") if given[name] is not None}
     job = plan(recipe, "1", chosen)

@@ -8,7 +8,6 @@ import torch.
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.system.descriptors import try_lock
 from unisono.system.directory import Directory
 from unisono.system.processes import boot_id
 
@@ -108,7 +108,8 @@ def collect(home: str) -> list[str]:
                 status = os.fstat(found.descriptor)
                 if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != stat.S_IRWXU:
                     continue
-                fcntl.flock(found.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not try_lock(found.descriptor):
+                    continue
                 for inner in found.names():
                     found.remove(inner)
                 os.rmdir(name, dir_fd=place.descriptor)
@@ -129,11 +130,10 @@ def _make(home: str, prefix: str) -> tuple[str, int]:
         descriptor = -1
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path), os.fstat(descriptor)):  # noqa: PTH116
+            if try_lock(descriptor) and os.path.samestat(os.stat(path), os.fstat(descriptor)):  # noqa: PTH116
                 return path, descriptor
         except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.ENOENT):  # a file system without locks
+            if error.errno != errno.ENOENT:  # a file system without locks
                 boot = ""
                 with contextlib.suppress(OSError):
                     os.rmdir(path)  # noqa: PTH106

@@ -18,7 +18,6 @@ from typing import Any, final
 from unisono.errors import PeerLost, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
 from unisono.launchers.local import Signals, deliver, stop_signals
-from unisono.launchers.output import tell
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, NodePlacement, ScriptTarget, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.restarts import Ending
@@ -34,6 +33,7 @@ from unisono.nodes.values import SharedValues
 from unisono.nodes.verdicts import NodeEnding, Verdict, judge
 from unisono.store.secret import derive, given_secret, key_of
 from unisono.store.server import Server, listen
+from unisono.system.messages import tell
 from unisono.world import default_cache
 
 _ROLL_S = 30.0
@@ -313,7 +313,7 @@ class _HostLaunch:
             arguments=hashlib.sha256(args.encode()).hexdigest(),
             software=f"{versions}, Python {platform.python_version()}",
             threads=str(spec.threads or self._environ.get("OMP_NUM_THREADS") or 1),
-            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend}",
+            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend and spec.backend.name}",
         )
 
     def _say(self, text: str) -> None:

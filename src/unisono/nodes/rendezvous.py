@@ -16,7 +16,6 @@ from typing import final
 
 from unisono.errors import ConfigError, LaunchError, PeerLost
 from unisono.launchers.local import Signals
-from unisono.launchers.output import tell
 from unisono.launchers.worker_group import Signalled, next_event
 from unisono.nodes.network import Interface, explain
 from unisono.nodes.peer_monitor import PeerMonitor, beat_key
@@ -27,6 +26,7 @@ from unisono.nodes.values import SharedValues
 from unisono.store.client import Client, NotOurStore, StoreLost
 from unisono.store.secret import VARIABLE, derive, key_of, new_secret, user_secret
 from unisono.store.server import Server, listen
+from unisono.system.messages import tell
 
 _ANSWER_S = 10.0
 _POLL_S = 0.1

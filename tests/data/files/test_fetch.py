@@ -12,7 +12,6 @@ import pytest
 
 from unisono.data.files.fetch import (
     Pin,
-    atomic_write,
     check_pin,
     download,
     file_lock,
@@ -177,21 +176,6 @@ def test_default_cache(environ, expected):
     """The cache follows the XDG rules from the mapping that is passed in."""
     assert default_cache(environ) == Path(expected)
     assert default_cache({}).is_absolute()
-
-
-def test_atomic_write_keeps_the_old_content_on_failure(tmp_path):
-    """A writer that fails half-way changes nothing and leaves no temporary file."""
-    path = tmp_path / "file"
-    atomic_write(path, lambda file: file.write(b"old"))
-
-    def fail(file):
-        file.write(b"half")
-        raise RuntimeError("full")
-
-    with pytest.raises(RuntimeError):
-        atomic_write(path, fail)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_lock_is_exclusive_ends_with_its_holder_and_times_out(tmp_path):

@@ -157,7 +157,7 @@ def parse_names(text: str | None) -> list[str]:
 def _measure(ranks: list[int], sizes: list[int], only: list[str], repeat: int, png: str | None, as_json: bool) -> None:
     from importlib import metadata
 
-    from unisono.launchers.spec import usable_cores
+    from unisono.system.machine import usable_cores
 
     cores = usable_cores()
     rows: list[dict[str, Any]] = []

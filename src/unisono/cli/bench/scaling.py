@@ -145,8 +145,8 @@ def measure(setting: StudyPlan, counts: list[int], start: Start) -> "Study":
     """
     from datetime import UTC, datetime
 
-    from unisono.launchers.spec import usable_cores
     from unisono.scaling.study import Study
+    from unisono.system.machine import usable_cores
 
     cores = usable_cores()
     trials: list[Trial] = []

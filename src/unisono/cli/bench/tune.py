@@ -55,8 +55,8 @@ def tune(recipe: str, repeat: int, steps: int, warmup: int, loaders: str, as_jso
 
 def _tune(recipe: str, how: dict[str, int], loaders: str, given: dict[str, Any], as_json: bool) -> None:
     from unisono.errors import ConfigError
-    from unisono.launchers.spec import usable_cores
     from unisono.scaling.choice import choose, spell
+    from unisono.system.machine import usable_cores
 
     if how["steps"] - how["warmup"] < 2:
         raise ConfigError(f"expected --steps of --warmup + 2 at least, got {how['steps']} and {how['warmup']}.")
