@@ -23,11 +23,12 @@ import unisono
 from unisono.experiments.calibrate import STEPS, WARMUP, measure_links, measure_solo
 from unisono.launchers.api import describe_function
 from unisono.launchers.local import run_local
-from unisono.launchers.spec import LaunchSpec, usable_cores
+from unisono.launchers.spec import LaunchSpec
 from unisono.observe.phases import read_phases
 from unisono.scaling.calibration import crowding_of, fit_job
 from unisono.scaling.forecast import predict
 from unisono.scaling.study import trial_of
+from unisono.system.machine import usable_cores
 
 RANKS, REPLICAS, BATCH = (2, 3, 4, 8), 8, 64
 TRANSPORTS = {"shm": "auto", "gloo": "gloo"}

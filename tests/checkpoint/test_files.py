@@ -10,12 +10,12 @@ from unisono.checkpoint.files import (
     FileSum,
     check_sum,
     read_checked,
-    replace_synced,
     safetensors_chunks,
     write_synced,
 )
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory
+from unisono.system.files import replace_file
 
 TENSORS = {
     "b.weight": torch.arange(6.0).view(2, 3),
@@ -64,7 +64,7 @@ def test_a_file_is_never_overwritten(tmp_path):
     write_synced(home, "a", [b"1"])
     with pytest.raises(FileExistsError):
         write_synced(home, "a", [b"2"])
-    replace_synced(tmp_path / "a", b"3")
+    replace_file(tmp_path / "a", b"3")
     assert (tmp_path / "a").read_bytes() == b"3"
     assert os.listdir(tmp_path) == ["a"]  # noqa: PTH208
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from states import state_of
 
-from unisono.checkpoint.files import replace_synced
 from unisono.checkpoint.interchange import load_weights
 from unisono.checkpoint.store import list_steps, newest_valid, verify, write
 from unisono.collectives.loopback import LoopbackTransport
@@ -16,6 +15,7 @@ from unisono.errors import CheckpointError, ConfigError
 from unisono.observe.ledger import Detail, Entry, Ledger, read_lines
 from unisono.observe.phases import PhaseClock
 from unisono.report.run_view import read_run
+from unisono.system.files import replace_file
 from unisono.train.run_directory.record import RunRecord
 
 FILES = [
@@ -202,9 +202,9 @@ def test_what_killed_writers_have_left_is_cleared_away(home):
 
 
 def test_a_program_may_replace_through_a_path(home):
-    """`replace_synced` and a ledger of its own path are as careful: the last name is replaced or refused."""
+    """`replace_file` and a ledger of its own path are as careful: the last name is replaced or refused."""
     (home / "run" / "x").symlink_to(home / "precious")
-    replace_synced(home / "run" / "x", b"1")
+    replace_file(home / "run" / "x", b"1")
     (home / "run" / "y.jsonl").symlink_to(home / "precious")
     with pytest.raises(CheckpointError, match="found a symbolic link"):
         Ledger(home / "run" / "y.jsonl", 0)

@@ -164,7 +164,7 @@ def test_what_may_not_be_removed(home, tmp_path):
     with maker(home, "die") as (place, process):
         process.wait()
     stays = {}
-    boot = scratch._boot()
+    boot = scratch.boot_id()[:8]
     for number, what in enumerate(("open to others", "stranger", "older version", "other boot", "other name")):
         name = f"unisono-{boot}-{number:08d}"
         if what == "older version":

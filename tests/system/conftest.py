@@ -1,5 +1,5 @@
-"""Real launches."""
+"""Real launches, see `places`."""
 
-from launched_scripts import alive, note, place
+from places import alive, note, place
 
 __all__ = ["alive", "note", "place"]

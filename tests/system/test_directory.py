@@ -92,7 +92,7 @@ def test_the_controls(place, precious):
         home.replace("y", b"1")
         with home.append("y") as file:
             assert file.write(b"2") == 1
-            file.write_all(b"34")
+            file.write(b"34")
         assert home.read("y") == b"1234"
         assert home.read("z") is None
         assert home.status("z") is None
@@ -154,7 +154,7 @@ def test_a_file_with_a_second_name_is_copied_before_it_is_continued(place, preci
     """A hard link to a file elsewhere, by a stranger or by a backup, does not let us write into that file."""
     os.link(precious, place / "x")
     with Directory.open(place) as home, home.append("x") as file:
-        file.write_all(b"!")
+        file.write(b"!")
     assert (place / "x").read_text() == "mine!"
     assert precious.read_text() == "mine"
 

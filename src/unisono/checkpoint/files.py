@@ -49,16 +49,10 @@ def write_synced(home: Directory, name: str, chunks: Iterable[bytes | memoryview
             for start in range(0, len(view), _PIECE):
                 piece = view[start : start + _PIECE]
                 digest.update(piece)
-                file.write_all(piece)
+                file.write(piece)
                 size += len(piece)
         file.sync()
     return FileSum(size, digest.hexdigest())
-
-
-def replace_synced(path: Path, data: bytes) -> None:
-    """Put `data` under a path, whole or not at all, with its name; see `Directory.replace`."""
-    with Directory.open(path.parent) as home:
-        home.replace(path.name, data)
 
 
 def read_whole(home: Directory, name: str, most: int) -> bytes:

@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from unisono.checkpoint.files import read_whole, replace_synced
+from unisono.checkpoint.files import read_whole
 from unisono.checkpoint.format import State, tied_names
 from unisono.checkpoint.store import list_steps, newest_valid, read
 from unisono.checkpoint.values import few, from_json, printable
 from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
+from unisono.system.files import replace_file
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel and DDP; torch.compile; common wrappers
@@ -74,7 +75,7 @@ def export_weights(state: State, path: Path) -> list[str]:
         torch.save(content, buffer)
         data = buffer.getvalue()
     try:
-        replace_synced(path, data)
+        replace_file(path, data)
     except OSError as error:
         raise CheckpointError(f"could not write {path}: {error.strerror or error}.") from error
     return left_out

@@ -4,6 +4,7 @@ In: the command line. Out: the exit code of the rank that failed first. Imports 
 runs.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -146,15 +147,17 @@ def _run(
     torchrun: dict[str, Any],
 ) -> None:
     # Not at the top: `unisono --help` must not pay for the launcher.
+    from unisono.collectives.shm import gloo_hook
     from unisono.launchers.spec import (
+        Backend,
         LaunchSpec,
         ModuleTarget,
         ProgramTarget,
         ScriptTarget,
         check_target,
-        resolve_devices,
         resolve_workers,
     )
+    from unisono.system.machine import resolve_devices
 
     name, args, is_module = target
     what: ProgramTarget | ModuleTarget | ScriptTarget
@@ -163,7 +166,8 @@ def _run(
     else:
         what = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
     check_target(what)
-    chosen = resolve_devices(devices)
+    settings["backend"] = settings["backend"] and Backend(settings["backend"], gloo_hook.__name__)
+    chosen = resolve_devices(devices, os.environ)
     meant = understand(torchrun, workers, nodes, is_module=is_module)
     count = resolve_workers(meant.workers, devices=chosen)
     spec = LaunchSpec(target=what, workers=count, devices=chosen, **{**settings, **meant.settings})

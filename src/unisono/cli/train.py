@@ -1,6 +1,7 @@
 """``unisono train``: run a recipe on the workers of this machine, or of several."""
 
 import contextlib
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -193,9 +194,9 @@ def _train(
     recipe: str, workers: str, as_json: bool, given: dict[str, Any], settings: dict[str, Any], nodes: dict[str, Any]
 ) -> None:
     from unisono.errors import RunStopped
-    from unisono.launchers.spec import resolve_devices
+    from unisono.system.machine import resolve_devices
 
-    settings = {**settings, "devices": resolve_devices(settings["devices"], "--gpus")}
+    settings = {**settings, "devices": resolve_devices(settings["devices"], os.environ, "--gpus")}
     job = plan(recipe, workers, given, settings["devices"], plan_nodes(nodes))
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else scratch_directory("train") as place:

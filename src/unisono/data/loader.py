@@ -5,11 +5,9 @@ fetching a sample sees generators keyed by (seed, epoch, sample index): augmenta
 workers or order.
 """
 
-import ctypes
 import functools
 import gc
 import hashlib
-import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +25,7 @@ from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, DataError
 from unisono.launchers.scratch import meet
 from unisono.options.quantities import LOADERS, PREFETCH
+from unisono.system.processes import die_with_parent
 
 Collate = Callable[[list[Any]], Any]
 Transform = Callable[[Any], Any]
@@ -360,4 +359,4 @@ def _init_worker(collects: bool, _worker: int) -> None:
     gc.freeze()
     if collects:
         gc.enable()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    die_with_parent()

@@ -8,13 +8,12 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from unisono.doctor.finding import Finding
-from unisono.launchers.spec import usable_cores
+from unisono.system.machine import ask_driver, usable_cores
 
 _MB = 1 << 20
 _SHM_BYTES = 256 * _MB
@@ -193,15 +192,8 @@ def judge_clock(steady: list[float], apart_s: float, now: float, installed: floa
 
 def list_gpus() -> list[str]:
     """Return the NVIDIA GPUs that the driver shows, with memory; empty without a driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    listed = ask_driver("--query-gpu=name,memory.total", "--format=csv,noheader")
+    return [line.strip() for line in listed.splitlines() if line.strip()]
 
 
 def check_machine(environ: Mapping[str, str]) -> list[Finding]:

@@ -12,11 +12,11 @@ from unisono.experiments.collectives import time_collectives
 from unisono.experiments.job import plan, run_in
 from unisono.experiments.trials import Tell, silent
 from unisono.launchers.scratch import scratch_directory
-from unisono.launchers.spec import usable_cores
 from unisono.observe.phases import read_phases
 from unisono.scaling.calibration import Solo, StepTimes, crowding_of, fit_job, fit_machine, step_times
 from unisono.scaling.forecast import Workload
 from unisono.scaling.machine import Machine
+from unisono.system.machine import usable_cores
 
 STEPS, WARMUP = 25, 5
 _REPEAT = 7

@@ -19,6 +19,7 @@ from typing import final
 from unisono.errors import LaunchError, RunStopped
 from unisono.experiments.fault_schedule import Fault
 from unisono.system.heartbeat import QUIET, STOPPED, HeartbeatPage, Reading
+from unisono.system.processes import look_at
 
 _LOOK_S = 0.001
 _DEATH_S = 15.0
@@ -239,20 +240,13 @@ def _hold(worker: _Worker, seconds: float) -> bool:
     try:
         signal.pidfd_send_signal(worker.descriptor, signal.SIGSTOP)
         deadline = time.monotonic() + _DEATH_S
-        while not (has_stopped := _state(worker.reading.pid) == "T") and time.monotonic() < deadline:
+        while not (has_stopped := look_at(worker.reading.pid).state == "T") and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         time.sleep(seconds)
         signal.pidfd_send_signal(worker.descriptor, signal.SIGCONT)
     except ProcessLookupError:
         return False
     return has_stopped and _was_at_work(worker)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def _tail(path: Path) -> str:

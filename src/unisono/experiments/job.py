@@ -100,7 +100,7 @@ def plan(
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
     from unisono.errors import ConfigError
-    from unisono.system.directory import read_file
+    from unisono.system.files import read_file
 
     if out is None:
         return None

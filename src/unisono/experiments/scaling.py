@@ -10,7 +10,6 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.experiments.trials import Finished, Start, Tell, on_workers, run_fresh, silent, starter, turns
 from unisono.launchers.scratch import scratch_directory
-from unisono.launchers.spec import usable_cores
 from unisono.observe.phases import read_phases
 from unisono.report.page import write_page
 from unisono.report.picture import MARK, draw_section
@@ -18,6 +17,7 @@ from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.study import KIND, Study, Trial, save, trial_of
 from unisono.strategies.catalog import CATALOG
 from unisono.system.files import check_place
+from unisono.system.machine import usable_cores
 
 FILES = ("scaling.json", "scaling.svg", "report.html")
 

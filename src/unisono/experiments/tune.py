@@ -9,8 +9,8 @@ from unisono.errors import ConfigError
 from unisono.experiments.scaling import check_steps, try_once
 from unisono.experiments.trials import Tell, silent, starter, turns
 from unisono.launchers.scratch import scratch_directory
-from unisono.launchers.spec import usable_cores
 from unisono.scaling.choice import Candidate, choose, spell
+from unisono.system.machine import usable_cores
 
 BUCKETS_MB = (1.0, 4.0, 25.0)
 _BUCKET_OPTIONS = {"ddp": "bucket_cap_mb", "allreduce": "bucket_mb"}

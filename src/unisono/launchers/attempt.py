@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
-from unisono.launchers.output import tell
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill
@@ -21,6 +20,7 @@ from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Events, OutputBroken, Signalled, WorkerGroup, next_event
 from unisono.system.heartbeat import STEPPING
+from unisono.system.messages import tell
 
 # How long to wait for a better culprit after the first failure that blames a peer.
 _ROOT_WAIT_S = 3.0

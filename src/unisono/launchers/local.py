@@ -17,11 +17,12 @@ from typing import Any
 
 from unisono.errors import LaunchError, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Failed, Outcome, Stopped, attempt
-from unisono.launchers.output import tell
-from unisono.launchers.spec import LaunchSpec, check_target, count_gpus
+from unisono.launchers.spec import LaunchSpec, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.restarts import GiveUp, Restarts
 from unisono.launchers.worker_group import Events, OutputBroken, Signalled
+from unisono.system.machine import count_gpus
+from unisono.system.messages import tell
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -112,7 +113,7 @@ def _on_slots(spec: LaunchSpec, slots: tuple[int, ...]) -> LaunchSpec:
     if spec.devices and not spec.share_devices:
         return replace(spec, workers=len(slots), devices=tuple(spec.devices[slot] for slot in slots))
     env = dict(spec.env)
-    if (gpus := count_gpus()) and spec.devices is None and not spec.share_devices:
+    if (gpus := count_gpus(os.environ)) and spec.devices is None and not spec.share_devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[slot] for slot in slots)
     return replace(spec, workers=len(slots), env=env)

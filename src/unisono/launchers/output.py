@@ -7,34 +7,19 @@ for all workers, so that two lines can never mix. Knows nothing about processes.
 import contextlib
 import errno
 import os
-import re
 import select
 import selectors
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
+from unisono.system.messages import CONTROL
+
 _READ_BYTES = 65536
 _LINE_BYTES = 65536
 # A process that escaped into another session may write for ever: never drain more than any pipe holds.
 _DRAIN_READS = 32
-
-_CONTROL = re.compile(
-    rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor moves
-    rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links
-    rb"|\x1b[ -/]*[0-~]?"
-    rb"|[\x00-\x08\x0b-\x1f\x7f]"
-    rb"|\xc2[\x80-\x9f]"  # the same controls once more, as UTF-8
-)
-
-
-def tell(text: str) -> None:
-    """Write a message of the launcher's own to the error output, whole, without control characters."""
-    lines = b"".join(_CONTROL.sub(b"", line) + b"\n" for line in text.encode(errors="replace").split(b"\n"))
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads: no reason to end a training
-        os.write(sys.stderr.fileno(), b"unisono: " + lines)
 
 
 @final
@@ -68,7 +53,7 @@ class LineCleaner:
 
     def _finish(self, line: bytes) -> bytes:
         visible = line.rstrip(b"\r").rpartition(b"\r")[2]
-        return self.prefix + _CONTROL.sub(b"", visible) + b"\n"
+        return self.prefix + CONTROL.sub(b"", visible) + b"\n"
 
 
 @final

@@ -8,7 +8,6 @@ import torch.
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import re
@@ -20,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.system.descriptors import try_lock
 from unisono.system.directory import Directory
+from unisono.system.processes import boot_id
 
 _LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
 _OURS = re.compile(r"unisono-(?:[a-z]+-)?([0-9a-f]{8})-[a-z0-9_]{8}")
@@ -97,7 +98,7 @@ def collect(home: str) -> list[str]:
         home: Where temporary files are.
     """
     removed: list[str] = []
-    boot = _boot()
+    boot = boot_id()[:8]
     with contextlib.suppress(OSError), Directory.open(Path(home)) as place:
         for name in place.names():
             match = _OURS.fullmatch(name)
@@ -107,7 +108,8 @@ def collect(home: str) -> list[str]:
                 status = os.fstat(found.descriptor)
                 if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != stat.S_IRWXU:
                     continue
-                fcntl.flock(found.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not try_lock(found.descriptor):
+                    continue
                 for inner in found.names():
                     found.remove(inner)
                 os.rmdir(name, dir_fd=place.descriptor)
@@ -122,27 +124,19 @@ def _collect_once(home: str) -> None:
 
 def _make(home: str, prefix: str) -> tuple[str, int]:
     """Return a new directory and the descriptor that holds its lock, -1 where there are no locks."""
-    boot = _boot()
+    boot = boot_id()[:8]
     while boot:
         path = tempfile.mkdtemp(prefix=f"{prefix}{boot}-", dir=home)
         descriptor = -1
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path), os.fstat(descriptor)):  # noqa: PTH116
+            if try_lock(descriptor) and os.path.samestat(os.stat(path), os.fstat(descriptor)):  # noqa: PTH116
                 return path, descriptor
         except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.ENOENT):  # a file system without locks
+            if error.errno != errno.ENOENT:  # a file system without locks
                 boot = ""
                 with contextlib.suppress(OSError):
                     os.rmdir(path)  # noqa: PTH106
         if descriptor >= 0:  # another launch has come between, and removes it
             os.close(descriptor)
     return tempfile.mkdtemp(prefix=prefix, dir=home), -1
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    except OSError:  # not Linux
-        return ""

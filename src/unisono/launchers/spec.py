@@ -1,35 +1,31 @@
 """What to start: the launch as plain values.
 
 In: settings from the command line or from `launch`. Out: a `LaunchSpec`; `environment` makes the variables of a worker
-from it. Starts no process except ``nvidia-smi`` to count GPUs. Must not import torch.
+from it. Must not import torch.
 """
 
 import importlib.machinery
 import os
-import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from unisono.errors import ConfigError
 from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
 from unisono.options.quantities import REPLICAS, RESTARTS, SECONDS, THREADS, WORKERS, settle
-from unisono.system.devices import VISIBLE_VARIABLE, check_devices, choose_devices, visible_devices
+from unisono.system.devices import check_devices
+from unisono.system.machine import count_gpus, usable_cores
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
-BACKENDS = ("shm",)
-"""What may stand in for gloo in the workers."""
-BACKEND_VARIABLE = "UNISONO_BACKEND"
+BACKEND_VARIABLE = "UNISONO_BACKEND"  # tells a worker the module of its launch's `Backend`
 GRACE_S = 5.0
 STOP_GRACE_S = 30.0
 HEARTBEAT_S = 10.0
 HANG_S = 30.0
-
-_NVIDIA_SMI_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +107,18 @@ class NodePlacement:
     secret: str = field(repr=False)
 
 
+class Backend(NamedTuple):
+    """What stands in for gloo in the workers, chosen by whoever starts the launch.
+
+    Attributes:
+        name: As ``--backend`` says it.
+        module: Its ``install()`` is called in each worker before the program, and must not import torch.
+    """
+
+    name: str
+    module: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
     """One launch on this host.
@@ -132,8 +140,8 @@ class LaunchSpec:
         devices: GPUs that the workers may use, by the names of ``CUDA_VISIBLE_DEVICES``; empty hides all; None leaves
             things as they are.
         share_devices: Whether several workers may compute on one GPU.
-        backend: ``shm``: programs that ask torch.distributed for gloo on the CPU get it instead. None: what they ask.
-        seat: Where the workers sit among those of other hosts; None: there are no others.
+        backend: What programs get that ask torch.distributed for gloo on the CPU. None: what they ask for.
+        placement: Where the workers are among those of other hosts; None: there are no others.
         scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
         again: The command that goes on with a run, told after Ctrl-C; empty: nothing is told.
         attempt: Number of this attempt on one host, from 0.
@@ -152,7 +160,7 @@ class LaunchSpec:
     max_restarts: int = 0
     heartbeat_s: float = HEARTBEAT_S
     hang_s: float = HANG_S
-    backend: str | None = None
+    backend: Backend | None = None
     devices: tuple[str, ...] | None = None
     share_devices: bool = False
     placement: NodePlacement | None = None
@@ -181,11 +189,9 @@ class LaunchSpec:
         )  # fmt: skip
         if self.output not in OUTPUT_MODES:
             raise ConfigError(f"expected output to be one of {', '.join(OUTPUT_MODES)}, got {self.output!r}.")
-        if self.backend is not None and self.backend not in BACKENDS:
-            raise ConfigError(f"expected backend to be one of {', '.join(BACKENDS)}, or none, got {self.backend!r}.")
         if self.backend is not None and isinstance(self.target, ProgramTarget):
             raise ConfigError(
-                f"backend {self.backend} is put into Python programs, got {self.target.name!r} with --no-python. "
+                f"backend {self.backend.name} is put into Python programs, got {self.target.name!r} with --no-python. "
                 "Hint: start the script itself, or leave --backend out."
             )
         check_devices(self.workers, self.devices or (), share=self.share_devices)
@@ -204,15 +210,14 @@ def check_target(target: Target) -> None:
             raise ConfigError(f"expected a readable file, got no permission to read {target.path!r}.")
     elif isinstance(target, ModuleTarget):
         top = target.name.partition(".")[0]
-        path_entries = [str(Path.cwd()), *sys.path]
-        if top not in sys.builtin_module_names and not importlib.machinery.PathFinder.find_spec(top, path_entries):
+        finder, places = importlib.machinery.PathFinder, [str(Path.cwd()), *sys.path]
+        is_there = top in sys.builtin_module_names or finder.find_spec(top, places) is not None
+        if not is_there or Path(target.name).is_file():
+            problem = "" if is_there else f": no module named {top!r}"
             raise ConfigError(
-                f"expected the name of a module after -m, got {target.name!r}: no module named {top!r}. "
+                f"expected the name of a module after -m, got {target.name!r}{problem}. "
                 f"Hint: {why_not_a_module(target.name)}"
             )
-        if Path(target.name).is_file():
-            hint = why_not_a_module(target.name)
-            raise ConfigError(f"expected the name of a module after -m, got {target.name!r}. Hint: {hint}")
     elif isinstance(target, ProgramTarget) and shutil.which(target.name) is None:
         raise ConfigError(
             f"expected a program after --no-python, got {target.name!r}: not found, or it may not be executed. "
@@ -234,7 +239,7 @@ def resolve_workers(workers: int | str, replicas: int | None = None, devices: tu
     """
     REPLICAS.maybe("replicas", replicas)
     if workers == "auto":
-        found = (count_gpus() if devices is None else len(devices)) or usable_cores()
+        found = (count_gpus(os.environ) if devices is None else len(devices)) or usable_cores()
         return found if replicas is None else min(found, replicas)
     name = "workers as 'auto' or"
     count = WORKERS.read(name, workers) if isinstance(workers, str) else WORKERS.take(name, workers)
@@ -245,54 +250,3 @@ def resolve_workers(workers: int | str, replicas: int | None = None, devices: tu
             f"Hint: -n {replicas} (workers={replicas}), or more replicas (which changes the run's result)."
         )
     return count
-
-
-def usable_cores(cpu_max_file: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """Return how many cores this process may use: its CPU affinity, and the CPU quota of its container."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path(cpu_max_file).read_text().split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
-
-
-def count_gpus() -> int:
-    """Return the number of visible NVIDIA GPUs, 0 when torch is built without CUDA; imports no torch."""
-    visible = os.environ.get(VISIBLE_VARIABLE)
-    if visible is not None and not visible.strip(" ,"):
-        return 0
-    return len(visible_devices(visible, _count_all_gpus()))
-
-
-def _count_all_gpus() -> int:
-    tool = shutil.which("nvidia-smi")
-    if tool is None or _torch_is_cpu_only():
-        return 0
-    try:
-        listing = subprocess.run(
-            [tool, "-L"], capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return len(re.findall(r"^GPU \d+:", listing, re.MULTILINE))
-
-
-def _torch_is_cpu_only() -> bool:
-    from importlib import metadata  # slow to load, and of use only where nvidia-smi exists
-
-    try:
-        return metadata.version("torch").endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        return True
-
-
-def resolve_devices(asked: str | None, option: str = "--devices") -> tuple[str, ...] | None:
-    """Return the GPUs that ``--devices`` (or what `option` is called) asks for, None where it is not given.
-
-    Raises:
-        ConfigError: One of them is not visible, or torch is built without CUDA.
-    """
-    if asked is None:
-        return None
-    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()), option)

@@ -34,6 +34,7 @@ from unisono.launchers.worker.child import FUNCTION_FILE
 from unisono.launchers.worker.environment import worker_environment
 from unisono.launchers.worker.error_file import with_recorded
 from unisono.system.heartbeat import STOPPED, HeartbeatPage, Reading
+from unisono.system.processes import look_at
 
 # How long SIGKILL may take; a process in an uninterruptible system call can take for ever.
 _KILL_WAIT_S = 5.0
@@ -184,11 +185,8 @@ class WorkerGroup:
             heartbeat.ask_stop()
 
     def process_state(self, rank: int) -> str:
-        """Return the kernel's letter for a worker: R, S, D, T (stopped), t (traced), Z; empty where unknown."""
-        try:
-            return Path(f"/proc/{self._workers[rank].pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return ""
+        """Return the kernel's letter for a worker; see `Process.state`."""
+        return look_at(self._workers[rank].pid).state
 
     def kill(self, rank: int, why: str) -> None:
         """Kill one worker with all that it has started, and remember why."""

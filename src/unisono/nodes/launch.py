@@ -18,22 +18,23 @@ from typing import Any, final
 from unisono.errors import PeerLost, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
 from unisono.launchers.local import Signals, deliver, stop_signals
-from unisono.launchers.output import tell
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, NodePlacement, ScriptTarget, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
+from unisono.nodes.endpoint import Interrupted
 from unisono.nodes.env_store import EnvStore
 from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
 from unisono.nodes.peer_monitor import Attempt
 from unisono.nodes.plan import NodesPlan, join_endpoint
 from unisono.nodes.reachability import ProbePort, probe
-from unisono.nodes.rendezvous import Interrupted, NotNeeded, Rendezvous
+from unisono.nodes.rendezvous import NotNeeded, Rendezvous
 from unisono.nodes.roll import NodeInfo, check_roll, first_ranks, order, unreached
 from unisono.nodes.values import SharedValues
 from unisono.nodes.verdicts import NodeEnding, Verdict, judge
 from unisono.store.secret import derive, given_secret, key_of
 from unisono.store.server import Server, listen
+from unisono.system.messages import tell
 from unisono.world import default_cache
 
 _ROLL_S = 30.0
@@ -313,7 +314,7 @@ class _HostLaunch:
             arguments=hashlib.sha256(args.encode()).hexdigest(),
             software=f"{versions}, Python {platform.python_version()}",
             threads=str(spec.threads or self._environ.get("OMP_NUM_THREADS") or 1),
-            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend}",
+            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend and spec.backend.name}",
         )
 
     def _say(self, text: str) -> None:
@@ -322,16 +323,7 @@ class _HostLaunch:
 
 
 def _serve_workers(address: str, secret: str, stores: contextlib.ExitStack) -> tuple[int, int]:
-    """Open the stores of one attempt's workers on this host's address alone: torch's on demand, and ours.
-
-    Args:
-        address: Of this host.
-        secret: Of the workers.
-        stores: Closes both.
-
-    Returns:
-        Both ports.
-    """
+    """Open the stores of one attempt's workers on this host's address alone: torch's and ours; return the ports."""
     theirs = stores.enter_context(contextlib.closing(EnvStore(address)))
     ours = stores.enter_context(contextlib.closing(Server(listen(address, 0), key_of(secret), tell)))
     return theirs.port, ours.port

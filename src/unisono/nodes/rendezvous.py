@@ -6,8 +6,6 @@ it at once. Which hosts run, and when, is decided by the keeper alone (`rounds`)
 """
 
 import contextlib
-import errno
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -16,30 +14,22 @@ from typing import final
 
 from unisono.errors import ConfigError, LaunchError, PeerLost
 from unisono.launchers.local import Signals
-from unisono.launchers.output import tell
-from unisono.launchers.worker_group import Signalled, next_event
-from unisono.nodes.network import Interface, explain
+from unisono.launchers.worker_group import Signalled
+from unisono.nodes.endpoint import Interrupted, find_secret, listen_at, wait_for_keeper
+from unisono.nodes.network import Interface
 from unisono.nodes.peer_monitor import PeerMonitor, beat_key
 from unisono.nodes.plan import NodesPlan
 from unisono.nodes.roll import NodeInfo, check_counts, disagreement, skew
 from unisono.nodes.rounds import Gathering, RecentBeats, Told
 from unisono.nodes.values import SharedValues
 from unisono.store.client import Client, NotOurStore, StoreLost
-from unisono.store.secret import VARIABLE, derive, key_of, new_secret, user_secret
-from unisono.store.server import Server, listen
+from unisono.store.secret import VARIABLE, key_of
+from unisono.store.server import Server
+from unisono.system.messages import tell
 
 _ANSWER_S = 10.0
 _POLL_S = 0.1
-_REMIND_S = 15.0
 _LINGER_S = 3.0
-
-
-class Interrupted(Exception):
-    """A signal came while the hosts were rendezvous."""
-
-    def __init__(self, event: Signalled) -> None:
-        super().__init__(event.signum)
-        self.event = event
 
 
 class NotNeeded(Exception):
@@ -60,9 +50,9 @@ class Rendezvous:
 
     Attributes:
         secret: That the hosts share.
-        node info: What this launcher has said about itself.
-        board: Of the job.
-        peer monitor: Talks to the others.
+        info: What this launcher has said about itself.
+        values: Of the job, in the store.
+        peer_monitor: Talks to the others.
 
     Raises:
         ConfigError: Node rank 0 is not where the endpoint is; this host has no secret, or does not fit to the others.
@@ -81,9 +71,9 @@ class Rendezvous:
     ) -> None:
         self._plan, self._interface, self._signals = plan, interface, signals
         self._silence_s, self._request, self._waiting = silence_s, 0, RecentBeats(silence_s)
-        listener = self._listen()
+        listener = listen_at(plan, interface)
         try:
-            self.secret = self._find_secret(cache, is_first=listener is not None)
+            self.secret = find_secret(plan, interface, cache, is_first=listener is not None)
         except BaseException:
             if listener is not None:
                 listener.close()
@@ -99,7 +89,7 @@ class Rendezvous:
     def _begin(self, describe: Callable[[int], NodeInfo]) -> None:
         plan = self._plan
         if self._server is None:
-            self._wait_for_keeper()
+            wait_for_keeper(plan, self._signals)
         self._find_store()
         self.values = SharedValues(self._client, f"unisono/{plan.run_id}")
         if self._server is None:
@@ -241,45 +231,6 @@ class Rendezvous:
         while self.is_keeper and time.monotonic() < deadline and not is_enough():
             time.sleep(_POLL_S)
 
-    def _listen(self) -> socket.socket | None:
-        """Return the socket of the store where the endpoint lies on this machine and nobody keeps it yet."""
-        plan = self._plan
-        if plan.node_rank:  # numbered by hand: the first one keeps it
-            return None
-        try:
-            return listen(plan.host, plan.port)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return None
-            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
-                raise LaunchError(f"could not listen at {plan.endpoint}: {explain(error)}.") from error
-            if plan.node_rank == 0:
-                why = "not an address of this machine"
-                if isinstance(error, socket.gaierror):
-                    why = f"no address at all: {explain(error)}"
-                raise ConfigError(
-                    f"--node-rank 0 keeps the rendezvous, but {plan.endpoint} (--rdzv-endpoint, --master-addr) is "
-                    f"{why}; this machine has {self._interface.address}. "
-                    "Hint: give the address of the host of node rank 0, the same on all hosts."
-                ) from error
-            return None
-
-    def _find_secret(self, cache: Path, *, is_first: bool) -> str:
-        """Return the secret: the given one, this user's own on one machine, else the first host makes one."""
-        if self._plan.secret:
-            return self._plan.secret
-        if self._interface.is_loopback:
-            return derive(user_secret(cache), "launchers")
-        if not is_first:
-            raise ConfigError(
-                f"expected a secret that this host shares with the others, got neither {VARIABLE} nor {VARIABLE}_FILE. "
-                f"Hint: the first host, {self._plan.endpoint}, prints a word; write {VARIABLE}=WORD before the "
-                "same command."
-            )
-        made = new_secret()
-        tell(f"no secret was given, so one was made. Start the other hosts with it:\n  {VARIABLE}={made} unisono ...")
-        return made
-
     def _find_store(self) -> None:
         plan = self._plan
         try:
@@ -294,30 +245,6 @@ class Rendezvous:
                 f"what answers at {plan.endpoint} is no store of unisono ({error}). "
                 "Hint: another program has that port; choose another one on all hosts."
             ) from error
-
-    def _wait_for_keeper(self) -> None:
-        """Return when something answers at the endpoint."""
-        plan, began = self._plan, time.monotonic()
-        reminded = began
-        while True:
-            try:
-                socket.create_connection((plan.host, plan.port), timeout=2.0).close()
-            except OSError as error:
-                why, now = explain(error), time.monotonic()
-                if now - began > plan.join_s:
-                    raise LaunchError(
-                        f"no host keeps the rendezvous {plan.endpoint} after {plan.join_s:g} s (--rdzv-timeout): "
-                        f"{why}. Hint: start the launcher on that host too, and look at its output; the endpoint must "
-                        "be an address by which all hosts reach it."
-                    ) from error
-                if now - reminded > _REMIND_S:
-                    reminded = now
-                    tell(f"still waiting for {plan.endpoint}: {why}.")
-            else:
-                return
-            event = next_event(self._signals.events, time.monotonic() + _POLL_S)
-            if isinstance(event, Signalled):
-                raise Interrupted(event)
 
     def _find_reference(self) -> None:
         deadline = time.monotonic() + _ANSWER_S

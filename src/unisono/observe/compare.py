@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from unisono.errors import ConfigError
 from unisono.observe.ledger import changed_line, read_lines
-from unisono.system.directory import read_file
+from unisono.system.files import read_file
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -131,7 +131,7 @@ class _PhaseLog:
             with run.child(FOLDER, make=True) as folder:
                 self._file = folder.append(f"rank-{facts['rank']}.jsonl")
             is_new = os.fstat(self._file.fileno()).st_size == 0
-            self._file.write_all((("" if is_new else "\n") + json.dumps(head) + "\n").encode())  # after a cut-off line
+            self._file.write((("" if is_new else "\n") + json.dumps(head) + "\n").encode())  # after a cut-off line
         except (OSError, ConfigError) as error:
             self._give_up(error)
 
@@ -146,7 +146,7 @@ class _PhaseLog:
         origin = self._origin
         try:
             lines = [f'{{"step":{step},"at_ns":{began - origin},"ns":{ns}}}\n' for step, began, ns in records]
-            self._file.write_all("".join(lines).encode())
+            self._file.write("".join(lines).encode())
         except OSError as error:
             self._give_up(error)
 

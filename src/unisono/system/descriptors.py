@@ -1,5 +1,6 @@
 """Open files by their descriptors: written through ``os`` alone, so that a test can record or fail each call."""
 
+import fcntl
 import io
 import os
 from collections.abc import Iterator
@@ -28,15 +29,12 @@ class File(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write some of `data` and return how many bytes."""
-        return os.write(self._descriptor, data)
-
-    def write_all(self, data: bytes | memoryview) -> None:
-        """Write all of `data`."""
+        """Write all of `data`, and return how many bytes."""
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):
             done += os.write(self._descriptor, view[done:])
+        return done
 
     def sync(self) -> None:
         """Put what was written on the disk; a failure is never tried again."""
@@ -47,6 +45,19 @@ class File(io.RawIOBase):
         if not self.closed:
             super().close()
             os.close(self._descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the exclusive lock of an open file or directory; whether it was free. It falls with the last descriptor.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def pieces(descriptor: int) -> Iterator[bytes]:

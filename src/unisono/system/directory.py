@@ -162,14 +162,14 @@ class Directory:
         except FileNotFoundError:
             return None
 
-    def create(self, name: str) -> File:
-        """Create a file, private to its owner, and open it for writing.
+    def create(self, name: str, mode: int = 0o600) -> File:
+        """Create a file, private to its owner unless `mode` says more, and open it for writing.
 
         Raises:
             OSError: Something has that name, or it cannot be created.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
-        return File(os.open(name, flags, 0o600, dir_fd=self._descriptor))
+        return File(os.open(name, flags, mode, dir_fd=self._descriptor))
 
     def append(self, name: str) -> File:
         """Open a file for writing at its end, made where it is missing; one with a second name elsewhere is copied.
@@ -214,17 +214,34 @@ class Directory:
         Raises:
             OSError: It cannot be written; what was there still is.
         """
+        with self.replacing(name, sync=sync) as file:
+            file.write(data)
+
+    @contextlib.contextmanager
+    def replacing(self, name: str, *, sync: bool = True, mode: int = 0o600, is_lasting: bool = True) -> Iterator[File]:
+        """As `replace`, with what is written into the file that this yields.
+
+        Args:
+            name: As in `replace`.
+            sync: As in `replace`.
+            mode: Who may read the file.
+            is_lasting: Whether it must survive a crash of the machine; False spares the disk.
+
+        Raises:
+            OSError: As `replace`.
+        """
         temporary = f".{name}.{os.urandom(8).hex()}.tmp"
         try:
-            with self.create(temporary) as file:
-                file.write_all(data)
-                file.sync()
+            with self.create(temporary, mode) as file:
+                yield file
+                if is_lasting:
+                    file.sync()
             self.rename(temporary, name)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.remove(temporary)
             raise
-        if sync:
+        if sync and is_lasting:
             self.sync()
 
     def rename(self, old: str, new: str) -> None:
@@ -296,20 +313,6 @@ def entered(place: Path | Directory, *, follow: bool = True, make: bool = False)
         return
     with Directory.make(place) if make else Directory.open(place, follow=follow) as found:
         yield found
-
-
-def read_file(path: Path) -> bytes | None:
-    """Return the bytes of a file that lies in a run directory, None where there is none.
-
-    Raises:
-        CheckpointError: It is no regular file.
-        OSError: It cannot be read.
-    """
-    try:
-        with Directory.open(path.parent) as home:
-            return home.read(path.name)
-    except FileNotFoundError:
-        return None
 
 
 def _other_kind(path: Path, wanted: str, status: os.stat_result) -> CheckpointError:

@@ -1,12 +1,49 @@
-"""Result files: written whole or not at all, and never over something else (no torch)."""
+"""Files by their paths: read safely, written whole or not at all, never over something else (no torch)."""
 
-import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.system.descriptors import File
+from unisono.system.directory import Directory
+
+
+def read_file(path: Path) -> bytes | None:
+    """Return the bytes of a file that lies in a run directory, None where there is none.
+
+    Raises:
+        CheckpointError: It is no regular file.
+        OSError: It cannot be read.
+    """
+    try:
+        with Directory.open(path.parent) as home:
+            return home.read(path.name)
+    except FileNotFoundError:
+        return None
+
+
+def replace_file(
+    path: Path, content: bytes | Callable[[File], object], *, mode: int = 0o600, is_lasting: bool = True
+) -> None:
+    """Put a file under a path so that its name shows the old or all of the new content, also after a crash.
+
+    Args:
+        path: Of the file; its directory must exist.
+        content: Its bytes, or what writes them into the open file.
+        mode: As in `Directory.replacing`.
+        is_lasting: As in `Directory.replacing`.
+
+    Raises:
+        OSError: It cannot be written; what was there still is.
+    """
+    with Directory.open(path.parent) as home, home.replacing(path.name, mode=mode, is_lasting=is_lasting) as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            content(file)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -15,13 +52,9 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         ConfigError: It cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        replace_file(path, data, mode=0o666)  # as open files are made: less what the user's mask takes away
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise ConfigError(
             f"expected a file that can be written, got {path}: {error.strerror}. Hint: its directory must exist."
         ) from error

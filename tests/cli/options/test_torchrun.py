@@ -70,8 +70,8 @@ def test_the_help_does_not_list_them():
 )
 def test_number_of_processes(monkeypatch, arguments, env, workers):
     """All words of torchrun; of its variable and what is typed, what is typed."""
-    monkeypatch.setattr("unisono.launchers.spec.count_gpus", lambda: 4)
-    monkeypatch.setattr("unisono.launchers.spec.usable_cores", lambda: 6)
+    monkeypatch.setattr("unisono.system.machine.count_gpus", lambda environ: 4)
+    monkeypatch.setattr("unisono.system.machine.usable_cores", lambda: 6)
     assert meant(*arguments, env=env, monkeypatch=monkeypatch).workers == workers
 
 
@@ -116,7 +116,7 @@ def test_more_meanings(monkeypatch):
 )
 def test_refused_by_name(monkeypatch, arguments, words):
     """Code 2, the word that was typed, and what to use; underscores too."""
-    monkeypatch.setattr("unisono.launchers.spec.count_gpus", lambda: 0)
+    monkeypatch.setattr("unisono.system.machine.count_gpus", lambda environ: 0)
     first, *rest = arguments.split()
     takes_value = first in torchrun.REFUSED and first != "--virtual-local-rank"
     target = sys.executable if first == "--no-python" else __file__

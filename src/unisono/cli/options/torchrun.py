@@ -5,6 +5,7 @@ set). Out: our own settings. What cannot be given its meaning is refused by its 
 """
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -137,7 +138,7 @@ def understand(given: dict[str, Any], workers: str, nodes: dict[str, Any], *, is
 
 def _workers(asked: str | None, workers: str) -> str:
     from unisono.errors import ConfigError
-    from unisono.launchers.spec import count_gpus, usable_cores
+    from unisono.system.machine import count_gpus, usable_cores
 
     context = click.get_current_context()
     if asked is None:
@@ -149,7 +150,7 @@ def _workers(asked: str | None, workers: str) -> str:
     if asked == "cpu":
         return str(usable_cores())
     if asked == "gpu":
-        gpus = count_gpus()
+        gpus = count_gpus(os.environ)
         if not gpus:
             raise ConfigError(
                 "--nproc-per-node gpu: no GPU is visible here (nvidia-smi -L, CUDA_VISIBLE_DEVICES). "

@@ -5,11 +5,8 @@ replicas: `hosts` says who adds up what. Of a buffer of S bytes, a host of L out
 as one rank would, not as much as L.
 """
 
-import os
-import socket
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import final
 
 import torch
@@ -123,12 +120,6 @@ class HostsTransport(Transport):
 
     def _others(self) -> list[int]:
         return [host for host in range(len(self.hosts)) if host != self.host]
-
-
-def name_of_this_host() -> str:
-    """Return what is the same for all processes that can share memory, and different on other machines."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else os.uname().nodename}"
 
 
 def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot_bytes: int = SLOT_BYTES) -> Transport:

@@ -18,10 +18,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.collectives.process_groups.own_store import OwnStore
 from unisono.errors import WorldError
-from unisono.launchers.output import tell
 from unisono.store.client import Client, NotOurStore, StoreLost
 from unisono.store.secret import derive, key_of, user_secret
 from unisono.store.server import Server, listen
+from unisono.system.messages import tell
 from unisono.world import World, default_cache
 
 _LOOK = timedelta(seconds=5)  # at what another one has opened

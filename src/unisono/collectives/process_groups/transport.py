@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.collectives.loopback import LoopbackTransport
-from unisono.collectives.process_groups.across_hosts import name_of_this_host, over_hosts
+from unisono.collectives.process_groups.across_hosts import over_hosts
 from unisono.collectives.process_groups.default_group import GroupOwner, lost_peers_named
 from unisono.collectives.process_groups.roll_call import call_roll
 from unisono.collectives.process_groups.stores import meet
@@ -26,6 +26,7 @@ from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost, WorldError
 from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
 from unisono.system.leaving import leave_groups_at_exit
+from unisono.system.processes import name_of_this_host
 from unisono.world import World, default_cache
 
 NO_MPI = (

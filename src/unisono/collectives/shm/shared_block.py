@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
+from unisono.system.processes import look_at
+
 SEMAPHORE_BYTES = 64
 """Room for a semaphore: ``sem_t`` takes 32; a cache line of its own."""
 
@@ -157,7 +159,7 @@ class SharedBlock:
 
     def stopped(self) -> list[int]:
         """Return the ranks whose processes a signal or a debugger has stopped (states T and t of proc(5))."""
-        return [rank for rank, pid in enumerate(self._pids) if _state(pid) in ("T", "t")]
+        return [rank for rank, pid in enumerate(self._pids) if look_at(pid).state in ("T", "t")]
 
     def names(self, ranks: Sequence[int], first: int = 0) -> str:
         """Return ranks in words, counted from `first`: ``ranks 1 (process 77) and 2 (process 78)``."""
@@ -169,12 +171,3 @@ class SharedBlock:
         for descriptor in (*self._handles, *([self._offered] if self._offered >= 0 else [])):
             os.close(descriptor)
         self._handles, self._offered = [], -1
-
-
-def _state(pid: int) -> str:
-    """Return a process's state letter, "" where it is gone."""
-    try:
-        # The name before it is in brackets and may hold anything, brackets too.
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from unisono.system.files import replace_file
+
 PLAN_VERSION = 3
 
 
@@ -82,6 +84,4 @@ def save(file: Path, plan: Plan) -> None:
     """Keep a plan; where the cache cannot be written, the next run measures again."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(asdict(plan)) + "\n")
-        temporary.replace(file)
+        replace_file(file, (json.dumps(asdict(plan)) + "\n").encode())

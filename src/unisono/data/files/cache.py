@@ -14,8 +14,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from unisono.data.files.fetch import atomic_write, file_lock, fsync_directory, sha256_file
+from unisono.data.files.fetch import file_lock, sha256_file
 from unisono.errors import DataError
+from unisono.system.directory import Directory
+from unisono.system.files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ def _build(entry: Path, build: Callable[[Path], None]) -> None:
         for name in files:
             _fsync(temporary / name)
         content = json.dumps({"files": files}, indent=1).encode("ascii")
-        atomic_write(temporary / MANIFEST, lambda file: file.write(content))
+        replace_file(temporary / MANIFEST, content)
         temporary.rename(entry)
     except OSError as error:
         raise DataError(
@@ -76,7 +78,8 @@ def _build(entry: Path, build: Callable[[Path], None]) -> None:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # already renamed when all went well
-    fsync_directory(entry.parent)
+    with Directory.open(entry.parent) as home:
+        home.sync()
 
 
 def _fsync(path: Path) -> None:

@@ -1,30 +1,28 @@
 """Files that a data set is made of: found, checked against a pin, or downloaded once per machine.
 
 In: file names with their pins (SHA-256 and size), a directory of the user or mirror URLs. Out: paths whose
-bytes are exactly the pinned ones. Also the tools that every cache of this room uses: a lock between
-processes and an atomic write.
+bytes are exactly the pinned ones. Also the lock between processes that every cache of this room uses.
 
 This file runs in the launcher, before any worker starts: it imports no torch and reads no environment
 variable (the mapping is passed in).
 """
 
-import fcntl
 import hashlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar, final
+from typing import TypeVar, final
 
 import pooch
 
 from unisono.data.files.resume import fetch_resuming
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import BYTES, settle
+from unisono.system.descriptors import try_lock
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +246,7 @@ def file_lock(path: Path, *, timeout_s: float = 1800.0) -> Iterator[None]:
         ) from None
     try:
         deadline = time.monotonic() + timeout_s
-        while not _try_lock(handle):
+        while not try_lock(handle):
             if time.monotonic() > deadline:
                 raise DataError(
                     f"{path}: expected the lock within {timeout_s:g} s, found it still held by another "
@@ -256,46 +254,5 @@ def file_lock(path: Path, *, timeout_s: float = 1800.0) -> Iterator[None]:
                 )
             time.sleep(0.05)
         yield
-    finally:
-        os.close(handle)
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that its name shows either the old or the complete new content, also after a crash.
-
-    Args:
-        path: The file; its directory must exist.
-        write: Called once with the open temporary file, for example ``lambda file: file.write(data)``.
-
-    Raises:
-        OSError: The directory cannot be written or the disk is full; `path` is unchanged.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
-    fsync_directory(path.parent)
-
-
-def fsync_directory(directory: Path) -> None:
-    """Make renames inside a directory survive a power loss."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)

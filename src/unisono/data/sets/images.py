@@ -19,12 +19,13 @@ import PIL
 from PIL import Image, UnidentifiedImageError
 
 from unisono.data.files.cache import cache_key, cached_directory, check_manifest
-from unisono.data.files.fetch import Tell, atomic_write, told, untold
+from unisono.data.files.fetch import Tell, told, untold
 from unisono.data.files.npz import read_npz
 from unisono.data.files.tables import Broken
 from unisono.data.sets.own_texts import content_checksum, hold_out, number_labels
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import COUNT, Count, shown
+from unisono.system.files import replace_file
 from unisono.world import default_cache
 
 FORMAT_VERSION = 1
@@ -165,7 +166,7 @@ def _save(
             with (directory / name).open("wb") as file:
                 np.save(file, values)
     about = {"classes": classes, "skipped": broken.count, "first": broken.first, "mean": mean, "std": std}
-    atomic_write(directory / "about.json", lambda file: file.write(json.dumps(about).encode("ascii")))
+    replace_file(directory / "about.json", json.dumps(about).encode("ascii"))
 
 
 Part = tuple[npt.NDArray[np.uint8], list[str], list[str]]

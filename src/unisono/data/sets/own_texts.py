@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.data.files.cache import cache_key, cached_directory
-from unisono.data.files.fetch import Tell, atomic_write, sha256_file, untold
+from unisono.data.files.fetch import Tell, sha256_file, untold
 from unisono.data.files.tables import Broken, Columns, LabelledText, read_rows
 from unisono.data.sets.parallel import tokenise_all
 from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
 from unisono.errors import DataError
 from unisono.options.quantities import COUNT
+from unisono.system.files import replace_file
 from unisono.world import default_cache
 
 MAX_CLASSES = 1000
@@ -199,4 +200,4 @@ def _save(
         TokenStore(tokens=part.encode(vocabulary), offsets=part.offsets, labels=target).save(directory, split)
     vocabulary.save(directory / "vocabulary.json")
     about = {"classes": classes, "skipped": broken.count, "first": broken.first}
-    atomic_write(directory / "about.json", lambda file: file.write(json.dumps(about).encode("ascii")))
+    replace_file(directory / "about.json", json.dumps(about).encode("ascii"))

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.files.cache import check_manifest
-from unisono.data.files.fetch import atomic_write
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import COUNT, TOKENS
+from unisono.system.files import replace_file
 
 PAD, UNK = 0, 1
 SPECIALS = ("<pad>", "<unk>")
@@ -93,7 +93,7 @@ class Vocabulary:
     def save(self, path: Path) -> None:
         """Write the words as a JSON list, atomically."""
         content = json.dumps(self.words).encode("ascii")
-        atomic_write(path, lambda file: file.write(content))
+        replace_file(path, content)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -232,7 +232,7 @@ class TokenStore:
     def save(self, directory: Path, split: str) -> None:
         """Write the three arrays as ``SPLIT_tokens.npy`` and so on, each atomically."""
         for name in ARRAYS:
-            atomic_write(directory / f"{split}_{name}.npy", partial(np.save, arr=getattr(self, name)))
+            replace_file(directory / f"{split}_{name}.npy", partial(np.save, arr=getattr(self, name)))
 
     @classmethod
     def open(cls, directory: Path, split: str) -> Self:

@@ -15,8 +15,9 @@ from pathlib import Path
 from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.engines.joining import PARENT_VARIABLE
 from unisono.launchers.engines.slurm import MARK_VARIABLE
-from unisono.launchers.worker.child import die_with, run_module, run_script
+from unisono.launchers.worker.child import run_module, run_script
 from unisono.system.leaving import leave_groups_at_exit
+from unisono.system.processes import die_with_parent
 
 _USAGE_ERROR = 2
 
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     """
     kind, target, *args = argv
     if parent := os.environ.pop(PARENT_VARIABLE, ""):
-        die_with(int(parent))
+        die_with_parent(int(parent))
     faulthandler.enable()
     # Slurm warns of the time limit by it, and a script that knows nothing of that would die early; a run takes it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

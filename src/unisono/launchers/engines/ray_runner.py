@@ -16,9 +16,9 @@ from typing import Any
 from unisono.errors import ConfigError, LaunchError, RunStopped
 from unisono.launchers.engines.following import write_to_stdout
 from unisono.launchers.engines.ray_places import Place, assign
-from unisono.launchers.output import tell
 from unisono.options.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS, THREADS, settle
 from unisono.store.secret import given_secret, new_secret
+from unisono.system.messages import tell
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _GRACE_S = 10.0

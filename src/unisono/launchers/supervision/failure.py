@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, UnisonoError, WorldError
+from unisono.system.files import replace_file
 
 _LIBRARY = str(Path(os.__file__).resolve().parent)
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -92,9 +93,7 @@ class FailureReport:
     def save(self, directory: str) -> None:
         """Write the report atomically: the launcher sees all of it or nothing."""
         path = Path(directory) / f"error-{self.rank}.json"
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self)))
-        part.replace(path)
+        replace_file(path, json.dumps(asdict(self)).encode(), is_lasting=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

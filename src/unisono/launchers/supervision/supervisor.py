@@ -8,10 +8,10 @@ still is reported, never killed: a long step is no fault, and a rank that never 
 import time
 from typing import final
 
-from unisono.launchers.output import tell
 from unisono.launchers.supervision.liveness import Back, Liveness, Silent, Still
 from unisono.launchers.supervision.stacks import describe_hang
 from unisono.launchers.worker_group import WorkerGroup
+from unisono.system.messages import tell
 
 _STATES = {
     "D": "it waits in the kernel and cannot be interrupted (state D): look at its disk or network file system",

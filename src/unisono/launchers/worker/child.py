@@ -2,18 +2,13 @@
 
 In: ``child LAUNCHER_PID DIRECTORY KIND TARGET ARGS...`` and the variables of `worker_environment`. Out: the
 exit code; on failure also ``error-<rank>.json`` in the directory. The traceback is not printed here: the
-launcher prints the one that matters. Must not import torch; where a backend was chosen for the workers, the
-program's own import of torch puts it in place.
+launcher prints the one that matters. Must not import torch.
 """
 
 import contextlib
-import ctypes
 import faulthandler
-import functools
 import importlib
-import importlib.abc
 import importlib.util
-import inspect
 import io
 import os
 import pickle
@@ -21,10 +16,9 @@ import runpy
 import signal
 import sys
 import types
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import NoReturn
 
 from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.scratch import meet_in
@@ -35,13 +29,13 @@ from unisono.launchers.supervision.stacks import STACK_SIGNAL, stack_file
 from unisono.launchers.worker.local_rank import with_local_rank
 from unisono.system.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage
 from unisono.system.leaving import leave_groups_at_exit
+from unisono.system.processes import die_with_parent
 
 FUNCTION_FILE = "call.pickle"
 # Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run
 # meanwhile.
 LOADING_MARK = "__unisono_loading__"
 
-_PR_SET_PDEATHSIG = 1
 _EXIT_GRACE_S = 5.0
 _INTERRUPTED = 130
 _USAGE_ERROR = 2
@@ -55,7 +49,7 @@ def main(argv: list[str]) -> int:
             ``program`` or ``function``), target, and the program's own arguments.
     """
     parent, directory, kind, target, *args = argv
-    die_with(int(parent))
+    die_with_parent(int(parent))
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _show_stack_on_demand(directory, rank)
@@ -63,8 +57,8 @@ def main(argv: list[str]) -> int:
     leave_groups_at_exit()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `group` held it back until here
-        if os.environ.get(BACKEND_VARIABLE) == "shm":
-            sys.meta_path.insert(0, _ShmInsteadOfGloo())
+        if backend := os.environ.get(BACKEND_VARIABLE):
+            importlib.import_module(backend).install()  # chosen, and named, by who started the launch
         if kind == "script":
             run_script(target, args, local_rank)
         elif kind == "module":
@@ -91,14 +85,6 @@ def main(argv: list[str]) -> int:
             heartbeat.was_alone()
         heartbeat.leave()
     return 0
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the launcher's thread ends, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _show_stack_on_demand(directory: str, rank: int) -> None:
@@ -202,47 +188,6 @@ def _new_module(name: str, path: str) -> types.ModuleType:
 
 def _execute(module: types.ModuleType, source: bytes) -> None:
     exec(compile(source, str(module.__file__), "exec", dont_inherit=True), module.__dict__)
-
-
-@final
-class _ShmInsteadOfGloo(importlib.abc.MetaPathFinder):
-    """Lets the program's own import of torch.distributed give functions that make groups over shared memory.
-
-    Torch is not imported earlier than the program does it: it may have to set torch's variables first.
-    """
-
-    functions = ("init_process_group", "new_group")
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Take part in one import only: that of the module that defines the functions."""
-        if fullname != "torch.distributed.distributed_c10d":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                for name in self.functions:
-                    setattr(module, name, _with_shm(getattr(module, name)))
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _with_shm(make_group: Any) -> Any:
-    signature = inspect.signature(make_group)
-
-    @functools.wraps(make_group)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        # By name: the launchers know nothing of torch, and nothing above them.
-        instead: Any = importlib.import_module("unisono.collectives.shm.in_place_of_gloo")
-        return instead.make_group(make_group, signature.bind(*args, **kwargs))
-
-    return make
 
 
 if __name__ == "__main__":

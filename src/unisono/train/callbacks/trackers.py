@@ -9,9 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any, final
 
-from unisono.checkpoint.files import replace_synced
 from unisono.errors import ConfigError
-from unisono.system.directory import read_file
+from unisono.system.files import read_file, replace_file
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -71,7 +70,7 @@ class MLflow(Callback):
         else:
             self._run_id = self._begin(client, loop)
             if known:
-                replace_synced(known, f"{self._run_id}\n".encode())
+                replace_file(known, f"{self._run_id}\n".encode())
         client.set_tag(self._run_id, "world_size", str(loop.run.world.world_size))
         self._client = client
 
@@ -171,7 +170,7 @@ class WandB(Callback):
             resume="allow" if self._mode == "online" else None,
         )  # fmt: skip
         if known and run_id is None:
-            replace_synced(known, f"{self._run.id}\n".encode())
+            replace_file(known, f"{self._run.id}\n".encode())
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
         """See `Callback`."""

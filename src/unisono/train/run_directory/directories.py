@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import final
 
 from unisono.collectives.leader import ranks_say
-from unisono.collectives.process_groups.across_hosts import name_of_this_host
 from unisono.collectives.transport import Transport
 from unisono.system.directory import Directory
+from unisono.system.processes import name_of_this_host
 
 TOKEN = ".seen-"
 """How the names of files begin that are needed for a moment only."""

@@ -21,11 +21,11 @@ import socket
 import struct
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import final
 
 from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
+from unisono.system.processes import boot_id, look_at
 
 LOCK_FILE = "run.lock"
 _BYTES = 512
@@ -59,19 +59,19 @@ class Holder:
     def this_process(cls, token: int) -> "Holder":
         """Return what this process writes."""
         return cls(
-            host=socket.gethostname(), boot_id=_boot_id(), pid=os.getpid(), start_ticks=_start_ticks(os.getpid()),
+            host=socket.gethostname(), boot_id=boot_id(), pid=os.getpid(), start_ticks=look_at(os.getpid()).start_ticks,
             since=time.strftime("%Y-%m-%d %H:%M:%S"), token=token,
         )  # fmt: skip
 
     @property
     def is_here(self) -> bool:
         """Whether it is, or was, a process of this machine since its last start."""
-        return self.boot_id == _boot_id() and self.host == socket.gethostname()
+        return self.boot_id == boot_id() and self.host == socket.gethostname()
 
     @property
     def is_alive(self) -> bool:
         """Whether that very process still runs on this machine."""
-        return self.is_here and _start_ticks(self.pid) == self.start_ticks
+        return self.is_here and look_at(self.pid).start_ticks == self.start_ticks
 
 
 @final
@@ -251,19 +251,3 @@ def _words(holder: Holder | None) -> str:
     if holder is None:
         return "another run"
     return f"process {holder.pid} on {holder.host} since {holder.since}"
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux
-        return ""
-
-
-def _start_ticks(pid: int) -> int:
-    """Return when a process started, -1 when it does not run (a zombie does not)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return -1
-    return -1 if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,21 @@
+"""What a launcher or a rank says to the person at the terminal: whole lines, without control characters (no torch)."""
+
+import contextlib
+import os
+import re
+import sys
+
+CONTROL = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor moves
+    rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links
+    rb"|\x1b[ -/]*[0-~]?"
+    rb"|[\x00-\x08\x0b-\x1f\x7f]"
+    rb"|\xc2[\x80-\x9f]"  # the same controls once more, as UTF-8
+)
+
+
+def tell(text: str) -> None:
+    """Write a message to the error output, whole, without control characters."""
+    lines = b"".join(CONTROL.sub(b"", line) + b"\n" for line in text.encode(errors="replace").split(b"\n"))
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads: no reason to end a training
+        os.write(sys.stderr.fileno(), b"unisono: " + lines)
