@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
-from unisono.cli.options.recipe import recipe_options
+from unisono.cli.options.fields import recipe_options
 from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import FAILED, command_line, nothing_kept, perform
 from unisono.experiments.trials import (

@@ -6,16 +6,16 @@ import sys
 import click
 
 from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
-from unisono.cli.options.settings import number
+from unisono.cli.options.fields import field_options
 from unisono.cli.outcome import perform
-from unisono.options.quantities import THREADS
+from unisono.launchers.spec import LaunchSpec
 
 
 @click.command(
     context_settings=AFTER_SCRIPT,
     short_help="Be one rank of a world that srun or mpirun has started.",
 )
-@click.option("--threads", type=number(THREADS), metavar="T", help="Threads.  [default: OMP_NUM_THREADS, or 1]")
+@field_options(LaunchSpec, "threads")
 @program_arguments
 def join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...]) -> None:
     """Run SCRIPT as one rank of the world that srun or mpirun has started: mpirun -n 4 unisono join SCRIPT.

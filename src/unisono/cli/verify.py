@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
-from unisono.cli.options.recipe import recipe_options
+from unisono.cli.options.fields import recipe_options
 from unisono.cli.options.settings import number, to_json
 from unisono.cli.outcome import FAILED, nothing_kept, perform
 from unisono.experiments.trials import (

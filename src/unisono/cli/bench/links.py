@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.options.nodes import nodes_options, plan_nodes
-from unisono.cli.options.recipe import recipe_options
+from unisono.cli.options.fields import field_options, recipe_options
 from unisono.cli.options.settings import number, to_json
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.launchers.scratch import scratch_directory
+from unisono.nodes.plan import NodesOptions
+from unisono.options.fields import taken
 from unisono.options.quantities import RUNS, STEPS, WORKERS
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     "--steps", type=number(replace(STEPS, low=2)), default=40, show_default=True, metavar="K", help="Of each run."
 )
 @recipe_options("batch_size", "model", "data")
-@nodes_options
+@field_options(NodesOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def links(
-    recipe: str, workers: int | None, ways: str | None, repeat: int, steps: int, nodes: dict[str, Any], as_json: bool,
+    recipe: str, workers: int | None, ways: str | None, repeat: int, steps: int, as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
     """Train a few steps of RECIPE on these hosts in each way that slow links invite, and propose one.
@@ -47,19 +48,19 @@ def links(
     """
 
     def act() -> None:
-        _links(recipe, workers, ways, (repeat, steps), nodes, as_json, given)
+        _links(recipe, workers, ways, (repeat, steps), as_json, given)
 
     sys.exit(perform("bench links", act, nothing_kept("the measurement")))
 
 
 def _links(
-    recipe: str, workers: int | None, ways: str | None, how: tuple[int, int], nodes: dict[str, Any], as_json: bool,
+    recipe: str, workers: int | None, ways: str | None, how: tuple[int, int], as_json: bool,
     given: dict[str, Any],
 ) -> None:  # fmt: skip
     from unisono.scaling.slow_links import WAYS, command, propose
 
     names = parse_ways(ways)
-    rendezvous = plan_nodes(nodes)
+    rendezvous = NodesOptions(**taken(NodesOptions, given)).plan()
     count = workers or (1 if rendezvous else 2)
     rates: dict[str, list[float]] = {name: [] for name in names}
     with scratch_directory("links") as scratch:

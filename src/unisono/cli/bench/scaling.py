@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_target
-from unisono.cli.options.recipe import recipe_options
+from unisono.cli.options.fields import recipe_options, strategy_options
 from unisono.cli.options.settings import PATH, number
-from unisono.cli.options.strategy import strategy_options
 from unisono.cli.outcome import FAILED, nothing_kept, perform
 from unisono.experiments.trials import (
     Start,

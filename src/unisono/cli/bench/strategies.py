@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.options.recipe import recipe_options
+from unisono.cli.options.fields import recipe_options
 from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.experiments.job import take_strategy

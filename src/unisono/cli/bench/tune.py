@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.options.recipe import recipe_options
+from unisono.cli.options.fields import recipe_options, strategy_options
 from unisono.cli.options.settings import number, to_json
-from unisono.cli.options.strategy import strategy_options
 from unisono.cli.outcome import nothing_kept, perform
 from unisono.launchers.scratch import scratch_directory
 from unisono.options.quantities import LOADERS, REPLICAS, RUNS, STEPS

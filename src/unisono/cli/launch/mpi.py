@@ -8,28 +8,15 @@ from typing import Any
 import click
 
 from unisono.cli.launch import ENGINES
-from unisono.cli.launch.options import (
-    AFTER_SCRIPT,
-    dry_run_option,
-    env_option,
-    port_option,
-    program_arguments,
-    python_option,
-    ranks_option,
-    threads_option,
-)
+from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, join_command, program_arguments, python_option
+from unisono.cli.options.fields import field_options
 from unisono.cli.outcome import perform
+from unisono.launchers.engines.mpi import MpiJob, render
+from unisono.options.fields import taken
 
 
 @click.command(context_settings=AFTER_SCRIPT, short_help=ENGINES["mpi"])
-@ranks_option
-@click.option(
-    "--hosts", default="", metavar="HOST:SLOTS,...", help="Where, rank 0 on the first.  [default: this machine]"
-)
-@port_option
-@threads_option()
-@env_option
-@click.option("--option", "options", multiple=True, metavar="WORD", help="More words for mpirun, one each time.")
+@field_options(MpiJob)
 @python_option
 @dry_run_option("the command")
 @program_arguments
@@ -44,25 +31,11 @@ def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
 
 
 def _mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, given: dict[str, Any]) -> None:
-    from unisono.cli.options.settings import pairs
     from unisono.launchers.engines.following import find_tool
-    from unisono.launchers.engines.mpi import MpiJob, render
-    from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
     from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
 
-    check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))
-    start = (given["python"], "-P", "-m", "unisono", "join", "--threads", str(given["threads"]))
-    command = render(
-        MpiJob(
-            command=(*start, *(["-m"] if is_module else []), script, *args),
-            workers=given["workers"],
-            hosts=tuple(host for host in given["hosts"].split(",") if host),
-            port=given["port"],
-            env=pairs("--env", given["variables"]),
-            options=given["options"],
-            as_root=os.geteuid() == 0,
-        )
-    )
+    start = join_command(given.pop("python"), script, args, is_module=is_module, threads=given["threads"] or 1)
+    command = render(MpiJob(command=start, as_root=os.geteuid() == 0, **taken(MpiJob, given)))
     if dry_run:
         click.echo(shlex.join(command))
         return

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, final
 
 import click
@@ -31,7 +30,7 @@ def _convert(quantity: Quantity, value: Any, param: click.Parameter | None, ctx:
         raise click.UsageError(str(error), ctx) from None
 
 
-def _bounds(quantity: Quantity) -> str:
+def bounds(quantity: Quantity) -> str:
     """Return the bounds as ``--help`` shows them; nothing where they are those of the machine's numbers."""
     return "" if quantity.high > 1e15 else quantity.bounds.removeprefix("from ")
 
@@ -48,7 +47,7 @@ class _Whole(click.IntRange):
         return _convert(self.quantity, value, param, ctx)
 
     def _describe_range(self) -> str:
-        return _bounds(self.quantity)
+        return bounds(self.quantity)
 
 
 @final
@@ -63,22 +62,7 @@ class _Decimal(click.FloatRange):
         return _convert(self.quantity, value, param, ctx)
 
     def _describe_range(self) -> str:
-        return _bounds(self.quantity)
-
-
-def pairs(option: str, given: Iterable[str], form: str = "NAME=VALUE") -> dict[str, str]:
-    """Return the settings of an option that is given as NAME=VALUE, perhaps several times.
-
-    Raises:
-        ConfigError: One of them has no ``=`` or no name; names the option.
-    """
-    found = {}
-    for setting in given:
-        name, equals, value = setting.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"expected {option} {form}, got {setting!r}.")
-        found[name] = value
-    return found
+        return bounds(self.quantity)
 
 
 @final
