@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from unisono.cli import train as verb
+from unisono.experiments import job
 
 
 @pytest.fixture
@@ -17,4 +17,4 @@ def here(monkeypatch):
         args, kwargs = pickle.loads(spec.target.payload)
         getattr(importlib.import_module(spec.target.module), spec.target.name)(*args, **kwargs)
 
-    monkeypatch.setattr(verb, "start", run_job)
+    monkeypatch.setattr(job, "start", run_job)

@@ -5,6 +5,7 @@ import pytest
 from unisono.errors import ConfigError
 from unisono.nodes.plan import NodesOptions
 
+
 def plan(**given):
     return NodesOptions(**given).plan()
 

@@ -204,7 +204,7 @@ def test_ranks_with_different_scores(tmp_path):
 
     def play(transport):
         record = RunRecord(tmp_path, transport)
-        with pytest.raises(RankDivergence, match=r"play different scores: seed: \d -> \d"):
+        with pytest.raises(RankDivergence, match=r"run different scores: seed: \d -> \d"):
             record.resume({"replicas": 4, "seed": transport.rank})
         record.close()
 
