@@ -13,7 +13,15 @@ from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
 from unisono.cli.options.fields import ExplainedCommand, field_options
 from unisono.cli.options.torchrun import TorchrunWords, inert_options, read_environment_too, understand
 from unisono.cli.outcome import command_line, perform
-from unisono.launchers.spec import LaunchSpec
+from unisono.launchers.spec import (
+    LaunchSpec,
+    ProgramTarget,
+    Target,
+    check_target,
+    find_program,
+    resolve_devices,
+    resolve_workers,
+)
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
 
@@ -23,7 +31,7 @@ from unisono.options.fields import taken
     context_settings=AFTER_SCRIPT,
     short_help="Start a script on several processes, of one machine or more.",
 )
-@field_options(LaunchSpec)
+@field_options(LaunchSpec, changes={"devices": {"old": ("--devices",)}})
 @field_options(NodesOptions)
 @field_options(TorchrunWords)
 @inert_options
@@ -43,36 +51,26 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
     n); 75 if the run was asked to stop and has saved; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if
     the reader of the output went away; 2 for wrong usage or settings.
     """
-    sys.exit(perform("run", lambda: _run((script, args, is_module), given)))
+
+    def act() -> None:
+        # Not at the top: `--help` must not pay for the launcher.
+        from unisono.nodes.start import start
+
+        words = TorchrunWords(**taken(TorchrunWords, given))
+        target: Target = ProgramTarget(name=script, args=args)
+        if words.no_python:
+            check_target(target)
+        else:
+            target = find_program(script, args, is_module=is_module)
+        devices = resolve_devices(given.pop("gpus"))
+        meant = understand(words, given.pop("workers"), taken(NodesOptions, given), is_module=is_module)
+        settings = {**taken(LaunchSpec, given), **meant.settings, "devices": devices, "again": command_line()}
+        if settings.get("output") == "auto":
+            settings["output"] = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
+        spec = LaunchSpec(target=target, workers=resolve_workers(meant.workers, devices=devices), **settings)
+        start(spec, meant.nodes.plan())
+
+    sys.exit(perform("run", act))
 
 
 read_environment_too(run)
-
-
-def _run(program: tuple[str, tuple[str, ...], bool], given: dict[str, Any]) -> None:
-    # Not at the top: `--help` must not pay for the launcher.
-    from unisono.launchers.spec import (
-        ModuleTarget,
-        ProgramTarget,
-        ScriptTarget,
-        check_target,
-        resolve_devices,
-        resolve_workers,
-    )
-    from unisono.nodes.start import start
-
-    name, args, is_module = program
-    words = TorchrunWords(**taken(TorchrunWords, given))
-    target: ProgramTarget | ModuleTarget | ScriptTarget
-    if words.no_python:
-        target = ProgramTarget(name=name, args=args)
-    else:
-        target = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
-    check_target(target)
-    devices = resolve_devices(given.pop("gpus"))
-    meant = understand(words, given.pop("workers"), taken(NodesOptions, given), is_module=is_module)
-    settings = {**taken(LaunchSpec, given), **meant.settings, "devices": devices, "again": command_line()}
-    if settings.get("output") == "auto":
-        settings["output"] = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
-    spec = LaunchSpec(target=target, workers=resolve_workers(meant.workers, devices=devices), **settings)
-    start(spec, meant.nodes.plan())

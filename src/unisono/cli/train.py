@@ -19,11 +19,13 @@ from unisono.cli.options.fields import (
 from unisono.cli.options.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import INTERRUPTED, command_line, perform
-from unisono.launchers.spec import LaunchSpec
+from unisono.launchers.spec import LaunchSpec, resolve_devices
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
 
 MAX_RESTARTS = 3
+_SETTINGS = ("max_restarts", "share_devices", "heartbeat_s", "hang_s", "stop_grace_s")
+"""Of a launch, beside what depends on the recipe."""
 
 
 @click.command(cls=ExplainedCommand, short_help="Train a ready-made recipe.")
@@ -38,10 +40,7 @@ MAX_RESTARTS = 3
     help="TOML file with these options (and recipe), or a run directory to repeat; what is typed here wins.",
 )
 @strategy_options
-@field_options(
-    LaunchSpec, "workers", "max_restarts", "devices", "share_devices", "heartbeat_s",
-    defaults={"max_restarts": MAX_RESTARTS},
-)  # fmt: skip
+@field_options(LaunchSpec, "workers", "devices", *_SETTINGS, changes={"max_restarts": {"default": MAX_RESTARTS}})
 @recipe_options()
 @field_options(NodesOptions)
 @json_option
@@ -75,12 +74,11 @@ def _train(recipe: str, as_json: bool, given: dict[str, Any]) -> None:
     from unisono.errors import RunStopped
     from unisono.experiments.job import plan, run_job
     from unisono.launchers.scratch import scratch_directory
-    from unisono.launchers.spec import resolve_devices
     from unisono.system.owners import adopt
 
     devices = resolve_devices(given.pop("gpus"))
     workers, nodes = given.pop("workers"), NodesOptions(**taken(NodesOptions, given)).plan()
-    settings = {**taken(LaunchSpec, given, "max_restarts", "share_devices", "heartbeat_s"), "devices": devices}
+    settings = {**taken(LaunchSpec, given, *_SETTINGS), "devices": devices}
     job = plan(recipe, workers, given, devices, nodes)
     kept = job.options.out
     with contextlib.nullcontext(kept) if kept else scratch_directory("train") as place:

@@ -233,6 +233,13 @@ def check_target(target: Target) -> None:
         )
 
 
+def find_program(name: str, args: tuple[str, ...] = (), *, is_module: bool) -> ScriptTarget | ModuleTarget:
+    """Return the target of a script's path or a module's name, which is there; see `check_target`."""
+    target = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
+    check_target(target)
+    return target
+
+
 def resolve_workers(workers: int | str, replicas: int | None = None, devices: tuple[str, ...] | None = None) -> int:
     """Return the number of workers to start.
 

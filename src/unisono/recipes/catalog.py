@@ -1,6 +1,5 @@
 """The list of recipes and the options they share; imports no torch, so the launcher can check everything first."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ class Recipe:
         models: Names for ``--model``; the first is the default.
         presets: The first is the default.
         replicas: Default.
-        check_data: Finds, downloads, verifies and caches the options' data before any worker starts.
     """
 
     name: str
@@ -60,7 +58,6 @@ class Recipe:
     models: tuple[str, ...]
     presets: tuple[Preset, ...]
     replicas: int
-    check_data: Callable[["Options"], object]
 
     def preset(self, name: str | None) -> Preset:
         """Return a preset by name; the default for None.
@@ -239,49 +236,16 @@ def find(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _check_digits(options: Options) -> object:
-    from unisono.data.sets.digits import load_digits
-
-    if options.data is not None:
-        raise ConfigError(f"recipe 'digits' brings its own data, got --data {options.data}. Hint: leave --data out.")
-    return load_digits()
-
-
-def _check_mnist(options: Options) -> object:
-    from unisono.recipes.sources import mnist_data
-
-    return mnist_data(options)
-
-
-def _check_imdb(options: Options) -> object:
-    from unisono.recipes.sources import imdb_data
-
-    return imdb_data(options)
-
-
-def _check_text(options: Options) -> object:
-    from unisono.recipes.sources import own_texts, tell_skipped
-
-    return tell_skipped(options, own_texts(options))
-
-
-def _check_images(options: Options) -> object:
-    from unisono.recipes.sources import own_images, tell_skipped
-
-    return tell_skipped(options, own_images(options))
-
-
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(
             name="digits", summary="handwritten digits, 8x8, bundled with scikit-learn: seconds",
             models=("cnn",), presets=(Preset(name="default", epochs=20, batch_size=64),), replicas=8,
-            check_data=_check_digits,
         ),
         Recipe(
             name="mnist", summary="handwritten digits, 28x28: the tutorials' SimpleCNN",
-            models=("cnn",), replicas=8, check_data=_check_mnist,
+            models=("cnn",), replicas=8,
             presets=(
                 Preset(name="best", epochs=8, batch_size=128),
                 Preset(name="fast", epochs=1, batch_size=64),
@@ -290,7 +254,7 @@ RECIPES = {
         ),
         Recipe(
             name="imdb", summary="sentiment of film reviews: gated CNN, or a bag of words",
-            models=("gcnn", "bag"), replicas=8, check_data=_check_imdb,
+            models=("gcnn", "bag"), replicas=8,
             presets=(
                 Preset(name="best", epochs=4, batch_size=128),
                 Preset(name="fast", epochs=1, batch_size=256),
@@ -299,12 +263,12 @@ RECIPES = {
         ),
         Recipe(
             name="text", summary="your own labelled texts: CSV, TSV, JSON lines or a folder per class",
-            models=("gcnn", "bag"), replicas=8, check_data=_check_text,
+            models=("gcnn", "bag"), replicas=8,
             presets=(Preset(name="default", epochs=5, batch_size=64),),
         ),
         Recipe(
             name="images", summary="your own labelled images: a folder per class, or NumPy arrays",
-            models=("cnn",), replicas=8, check_data=_check_images,
+            models=("cnn",), replicas=8,
             presets=(Preset(name="default", epochs=10, batch_size=64),),
         ),
     )

@@ -21,13 +21,7 @@ from unisono.options.fields import taken
 @follow_options("what was made")
 @program_arguments
 def kubernetes(
-    script: str,
-    args: tuple[str, ...],
-    is_module: bool,
-    dry_run: bool,
-    detach: bool,
-    interval_s: float,
-    **given: Any,
+    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval_s: float, **given: Any
 ) -> None:
     """Create SCRIPT, a path in the image, as a job on a Kubernetes cluster, and follow it.
 
@@ -39,47 +33,32 @@ def kubernetes(
     Exit code: 0 when the job is complete, or --detach or --dry-run; else the code of the pod that failed first; 1 if
     there is no kubectl, it refuses, or the job was deleted; 2 for wrong usage; 130 after Ctrl-C.
     """
-    target = ("-m", script, *args) if is_module else (script, *args)
-    sys.exit(perform("launch kubernetes", lambda: _kubernetes(target, dry_run, detach, interval_s, given)))
 
+    def act() -> int:
+        from unisono.launchers.engines.following import write_to_stdout
+        from unisono.launchers.engines.kubernetes_client import follow, how_to_end, submit
+        from unisono.store.secret import new_secret
 
-def _kubernetes(target: tuple[str, ...], dry_run: bool, detach: bool, interval_s: float, given: dict[str, Any]) -> int:
-    from unisono.launchers.engines.following import write_to_stdout
-    from unisono.launchers.engines.kubernetes_client import follow, how_to_end, submit
+        # A module's dots end where its name does, a file's before what kind it is.
+        own = script.replace(".", "-") if is_module else PurePosixPath(script).stem
+        settings = {"name": own.lower().replace("_", "-"), **taken(KubernetesJob, given)}
+        settings["volumes"] = {path: claim for claim, path in settings.get("volumes", {}).items()}
+        job = KubernetesJob(target=(*(["-m"] if is_module else []), script, *args), **settings)
+        if dry_run:
+            click.echo(to_yaml(manifests(job)), nl=False)
+            return 0
+        job = replace(job, secret=new_secret())
+        made = submit(job)
+        click.echo(made, nl=False, err=not detach)
+        if detach:
+            tell(f"to end it: {how_to_end(job)}")
+            return 0
+        try:
+            code = follow(job, tell=tell, write=write_to_stdout, interval_s=interval_s)
+        except KeyboardInterrupt:
+            tell(f"job {job.name} goes on. To end it: {how_to_end(job)}")
+            return INTERRUPTED
+        tell(f"its objects and logs stay in the cluster. To remove them: {how_to_end(job)}")
+        return code
 
-    job = plan(target, given)
-    if dry_run:
-        click.echo(to_yaml(manifests(job)), nl=False)
-        return 0
-    from unisono.store.secret import new_secret
-
-    job = replace(job, secret=new_secret())
-    made = submit(job)
-    click.echo(made, nl=False, err=not detach)
-    if detach:
-        tell(f"to end it: {how_to_end(job)}")
-        return 0
-    try:
-        code = follow(job, tell=tell, write=write_to_stdout, interval_s=interval_s)
-    except KeyboardInterrupt:
-        tell(f"job {job.name} goes on. To end it: {how_to_end(job)}")
-        return INTERRUPTED
-    tell(f"its objects and logs stay in the cluster. To remove them: {how_to_end(job)}")
-    return code
-
-
-def plan(target: tuple[str, ...], given: dict[str, Any]) -> KubernetesJob:
-    """Return the job that the options describe, checked.
-
-    Args:
-        target: What torchrun runs, as words.
-        given: The other options.
-
-    Raises:
-        ConfigError: A setting is out of range, or no name can be made of the script's.
-    """
-    # A module's dots end where its name does, a file's before what kind it is.
-    own = target[1].replace(".", "-") if target[0] == "-m" else PurePosixPath(target[0]).stem
-    settings = {"name": own.lower().replace("_", "-"), **taken(KubernetesJob, given)}
-    settings["volumes"] = {path: claim for claim, path in settings.get("volumes", {}).items()}
-    return KubernetesJob(target=target, **settings)
+    sys.exit(perform("launch kubernetes", act))

@@ -27,25 +27,25 @@ def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
 
     Exit code: 0 if all ranks ended well, or --dry-run; else mpirun's; 1 if there is no mpirun; 2 for wrong usage.
     """
-    sys.exit(perform("launch mpi", lambda: _mpi(script, args, is_module, dry_run, given)))
 
+    def act() -> None:
+        from unisono.launchers.engines.following import find_tool
+        from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
 
-def _mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, given: dict[str, Any]) -> None:
-    from unisono.launchers.engines.following import find_tool
-    from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
+        start = join_command(given.pop("python"), script, args, is_module=is_module, threads=given["threads"] or 1)
+        command = render(MpiJob(command=start, as_root=os.geteuid() == 0, **taken(MpiJob, given)))
+        if dry_run:
+            click.echo(shlex.join(command))
+            return
+        tool = find_tool(
+            command[0],
+            "Open MPI's",
+            "load its module (module load openmpi), or install openmpi-bin; ranks of this machine alone need no MPI: "
+            "unisono run -n N SCRIPT.",
+        )
+        environ = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+        environ[VARIABLE] = given_secret(os.environ) or new_secret()
+        sys.stdout.flush()
+        os.execve(tool, command, environ)
 
-    start = join_command(given.pop("python"), script, args, is_module=is_module, threads=given["threads"] or 1)
-    command = render(MpiJob(command=start, as_root=os.geteuid() == 0, **taken(MpiJob, given)))
-    if dry_run:
-        click.echo(shlex.join(command))
-        return
-    tool = find_tool(
-        command[0],
-        "Open MPI's",
-        "load its module (module load openmpi), or install openmpi-bin; ranks of this machine alone need no MPI: "
-        "unisono run -n N SCRIPT.",
-    )
-    environ = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
-    environ[VARIABLE] = given_secret(os.environ) or new_secret()
-    sys.stdout.flush()
-    os.execve(tool, command, environ)
+    sys.exit(perform("launch mpi", act))

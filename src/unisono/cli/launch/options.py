@@ -62,9 +62,9 @@ def join_command(
     Raises:
         ConfigError: There is no such script or module.
     """
-    from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
+    from unisono.launchers.spec import find_program
 
-    check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))
+    find_program(script, is_module=is_module)
     more = () if threads is None else ("--threads", str(threads))
     return (python, "-P", "-m", "unisono", "join", *more, *(["-m"] if is_module else []), script, *args)
 

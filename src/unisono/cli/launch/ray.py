@@ -10,6 +10,7 @@ from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, program_arg
 from unisono.cli.options.fields import field_options
 from unisono.cli.outcome import perform
 from unisono.launchers.engines.ray_runner import RayJob, run_on_ray
+from unisono.launchers.spec import find_program
 from unisono.options.fields import taken
 
 
@@ -27,19 +28,17 @@ def ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
     255 if its node was lost); 75 if the run was asked to stop and has saved; 1 if Ray is missing or has no room; 2 for
     wrong usage.
     """
-    sys.exit(perform("launch ray", lambda: _ray(script, args, is_module, dry_run, given)))
 
+    def act() -> int:
+        if given["working_dir"] is None:
+            find_program(script, is_module=is_module)
+        kind = "module" if is_module else "script"
+        job = RayJob(kind=kind, target=script, args=args, **taken(RayJob, given))
+        if dry_run:
+            bundle = ", ".join(f"{name}: {amount:g}" for name, amount in job.bundle.items())
+            click.echo(f"placement group: {job.workers} x {{{bundle}}}, {job.strategy}")
+            click.echo(f"each rank: {kind} {script} {' '.join(args)}".rstrip())
+            return 0
+        return run_on_ray(job)
 
-def _ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, given: dict[str, Any]) -> int:
-    from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
-
-    if given["working_dir"] is None:
-        check_target(ModuleTarget(name=script) if is_module else ScriptTarget(path=script))
-    kind = "module" if is_module else "script"
-    job = RayJob(kind=kind, target=script, args=args, **taken(RayJob, given))
-    if dry_run:
-        bundle = ", ".join(f"{name}: {amount:g}" for name, amount in job.bundle.items())
-        click.echo(f"placement group: {job.workers} x {{{bundle}}}, {job.strategy}")
-        click.echo(f"each rank: {kind} {script} {' '.join(args)}".rstrip())
-        return 0
-    return run_on_ray(job)
+    sys.exit(perform("launch ray", act))

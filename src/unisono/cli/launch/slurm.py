@@ -18,7 +18,7 @@ from unisono.cli.launch.options import (
 )
 from unisono.cli.options.fields import field_options
 from unisono.cli.outcome import INTERRUPTED, perform
-from unisono.launchers.engines.slurm import SlurmJob
+from unisono.launchers.engines.slurm import SlurmJob, render
 from unisono.options.fields import taken
 
 
@@ -29,13 +29,7 @@ from unisono.options.fields import taken
 @follow_options("the job's number")
 @program_arguments
 def slurm(
-    script: str,
-    args: tuple[str, ...],
-    is_module: bool,
-    dry_run: bool,
-    detach: bool,
-    interval_s: float,
-    **given: Any,
+    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval_s: float, **given: Any
 ) -> None:
     """Submit SCRIPT as a Slurm job, and follow it.
 
@@ -50,51 +44,31 @@ def slurm(
     the time limit, 128 + n for signal n; 75 if it has saved and was not requeued; 1 if Slurm is missing or refuses; 2
     for wrong usage; 130 after Ctrl-C.
     """
-    sys.exit(perform("launch slurm", lambda: _slurm(script, args, is_module, dry_run, detach, interval_s, given)))
 
+    def act() -> int:
+        from unisono.errors import ConfigError
+        from unisono.launchers.engines.following import write_to_stdout
+        from unisono.launchers.engines.slurm_client import follow, submit
 
-def _slurm(
-    script: str,
-    args: tuple[str, ...],
-    is_module: bool,
-    dry_run: bool,
-    detach: bool,
-    interval_s: float,
-    given: dict[str, Any],
-) -> int:
-    from unisono.errors import ConfigError
-    from unisono.launchers.engines.following import write_to_stdout
-    from unisono.launchers.engines.slurm import render
-    from unisono.launchers.engines.slurm_client import follow, submit
+        command = join_command(given.pop("python"), script, args, is_module=is_module)
+        own = {"name": script if is_module else Path(script).stem, **taken(SlurmJob, given)}
+        logs = Path(own.pop("logs", "logs")).absolute()
+        text = render(SlurmJob(command=command, chdir=str(Path.cwd()), logs=str(logs), **own))
+        if dry_run:
+            click.echo(text, nl=False)
+            return 0
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"expected --logs to name a directory, got '{logs}': {error.strerror}.") from error
+        job_id = submit(text)
+        if detach:
+            click.echo(job_id)
+            return 0
+        try:
+            return follow(job_id, tell=tell, write=write_to_stdout, interval_s=interval_s)
+        except KeyboardInterrupt:
+            tell(f"job {job_id} goes on. To end it: scancel {job_id}")
+            return INTERRUPTED
 
-    job = plan(script, args, is_module, given)
-    text = render(job)
-    if dry_run:
-        click.echo(text, nl=False)
-        return 0
-    try:
-        Path(job.logs).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"expected --logs to name a directory, got {job.logs!r}: {error.strerror}.") from error
-    job_id = submit(text)
-    if detach:
-        click.echo(job_id)
-        return 0
-    try:
-        return follow(job_id, tell=tell, write=write_to_stdout, interval_s=interval_s)
-    except KeyboardInterrupt:
-        tell(f"job {job_id} goes on. To end it: scancel {job_id}")
-        return INTERRUPTED
-
-
-def plan(script: str, args: tuple[str, ...], is_module: bool, given: dict[str, Any]) -> SlurmJob:
-    """Return the job that the options describe, checked.
-
-    Raises:
-        ConfigError: There is no such script, or a setting cannot be sent.
-    """
-    command = join_command(given.pop("python"), script, args, is_module=is_module)
-    own = taken(SlurmJob, given)
-    named = {"name": script if is_module else Path(script).stem, **own}
-    logs = str(Path(own.get("logs", "logs")).absolute())
-    return SlurmJob(command=command, chdir=str(Path.cwd()), **{**named, "logs": logs})
+    sys.exit(perform("launch slurm", act))

@@ -4,9 +4,9 @@ In: a dataclass (see `unisono.options.fields`). Out: decorators that add its opt
 their keys, None where nothing was given; `taken` reads them from there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import click
 
@@ -14,6 +14,9 @@ from unisono.cli.options.settings import PATH, bounds, number
 from unisono.options.fields import DATA, HOSTS, JOB, OUTPUT, PROCESSES, REPRODUCIBILITY, Option, options_of
 from unisono.recipes.catalog import RECIPES, Options
 from unisono.strategies.catalog import CATALOG, all_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _GROUPS = (JOB, "", DATA, PROCESSES, OUTPUT, REPRODUCIBILITY, HOSTS, "Help")
@@ -36,7 +39,6 @@ class FieldOption(click.Option):
 
     def __init__(self, item: Option, *, strategies: tuple[str, ...] = (), default: Any = None) -> None:
         self.item, self.strategies = item, strategies
-        self.usual = item.default if default is None else default
         if item.also and default is None:
             default = item.also
         flag = f"{item.flag}/--no-{item.flag[2:]}" if item.kind is bool else item.flag
@@ -46,6 +48,20 @@ class FieldOption(click.Option):
             multiple=item.repeats or item.kind is dict,
             required=item.default is MISSING and not item.usual,
         )  # fmt: skip
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Return the strategies, or the models or presets of the recipe that was typed; else what click knows."""
+        from click.shell_completion import CompletionItem
+
+        recipe = RECIPES.get(str(ctx.params.get("recipe")))
+        known: Iterable[str] = ()
+        if self.item.key == "strategy":
+            known = CATALOG
+        elif recipe is not None:
+            presets = [preset.name for preset in recipe.presets]
+            known = {"model": recipe.models, "preset": presets}.get(self.item.key, ())
+        found = [CompletionItem(name) for name in known if name.startswith(incomplete)]
+        return found or super().shell_complete(ctx, incomplete)
 
     def _word(self) -> str:
         item, choices = self.item, "|".join(self._choices())
@@ -65,8 +81,8 @@ class FieldOption(click.Option):
         if item.kind is bool and item.default is True:
             flags += f" / --no-{item.flag[2:]}"
         usual = item.usual or item.also
-        if not usual and not isinstance(self.usual, bool) and self.usual not in (None, MISSING, (), "", {}):
-            usual = f"{self.usual:g}" if isinstance(self.usual, float) else str(self.usual)
+        if not usual and not isinstance(item.default, bool) and item.default not in (None, MISSING, (), "", {}):
+            usual = f"{item.default:g}" if isinstance(item.default, float) else str(item.default)
         facts = [", ".join(self._choices())] if len("|".join(self._choices())) > _LONGEST_WORD else []
         facts += ["required"] * self.required + [f"default: {usual}"] * bool(usual)
         is_short = isinstance(ctx.command, ExplainedCommand) and not ctx.meta.get(_ALL)
@@ -164,24 +180,25 @@ def _heading(parameter: click.Parameter, meta: dict[str, Any]) -> str:
 
 
 def field_options(
-    kind: type, *names: str, defaults: dict[str, Any] | None = None, scripts_too: bool = False
+    kind: type, *names: str, changes: Mapping[str, Mapping[str, Any]] | None = None, scripts_too: bool = False
 ) -> Decorator:
     """Return a decorator that adds options of a dataclass to a command.
 
     Args:
         kind: The dataclass.
         names: Fields, in the order of ``--help``; all where there are none.
-        defaults: What the command takes where nothing is given, by field, if not what the dataclass does.
+        changes: Attributes of `Option` that are others here, by field.
         scripts_too: The command takes scripts too, so the help says that these are for recipes.
     """
     known = options_of(kind)
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for name in reversed(names or tuple(known)):
-            item = known[name]
+            own = (changes or {}).get(name, {})
+            item = replace(known[name], **own)
             if scripts_too:
                 item = replace(item, help=f"Recipes: {item.help[0].lower()}{item.help[1:]}", recipes=())
-            _add(command, FieldOption(item, default=(defaults or {}).get(name)))
+            _add(command, FieldOption(item, default=own.get("default")))
         return command
 
     return add

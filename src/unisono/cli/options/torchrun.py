@@ -11,7 +11,8 @@ from typing import Any, final
 import click
 from click.core import ParameterSource
 
-from unisono.nodes.plan import NodesOptions
+from unisono.errors import ConfigError
+from unisono.nodes.plan import NodesOptions, parse_nodes
 from unisono.options.fields import option, options_of
 from unisono.options.quantities import SECONDS
 
@@ -102,7 +103,6 @@ def understand(words: TorchrunWords, workers: str, hosts: dict[str, Any], *, is_
     Raises:
         ConfigError: Words contradict each other, or ask for what is not there.
     """
-    from unisono.errors import ConfigError
     from unisono.launchers.streams import Streams, make_log_directory, parse_ranks, parse_streams
 
     if words.no_python and is_module:
@@ -127,7 +127,6 @@ def understand(words: TorchrunWords, workers: str, hosts: dict[str, Any], *, is_
 
 
 def _workers(asked: str | None, workers: str) -> str:
-    from unisono.errors import ConfigError
     from unisono.launchers.spec import count_gpus, usable_cores
 
     context = click.get_current_context()
@@ -153,9 +152,6 @@ def _workers(asked: str | None, workers: str) -> str:
 
 
 def _hosts(words: TorchrunWords, given: dict[str, Any]) -> dict[str, Any]:
-    from unisono.errors import ConfigError
-    from unisono.nodes.plan import parse_nodes
-
     backend, endpoint, nnodes = words.rdzv_backend, given.get("rdzv_endpoint"), given.get("nnodes")
     if backend not in (None, "c10d", "static"):
         raise ConfigError(
@@ -177,8 +173,6 @@ def _hosts(words: TorchrunWords, given: dict[str, Any]) -> dict[str, Any]:
 
 def _join_timeout(text: str | None) -> float | None:
     """Return the seconds that ``--rdzv-conf KEY=VALUE,...`` gives for the wait for other hosts, None for none."""
-    from unisono.errors import ConfigError
-
     seconds = None
     for part in filter(None, (text or "").split(",")):
         key, _, value = (word.strip() for word in part.partition("="))
