@@ -315,4 +315,4 @@ def resolve_devices(asked: str | None) -> tuple[str, ...] | None:
     """
     if asked is None:
         return None
-    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()), "--gpus")
+    return choose_devices(asked, visible_devices(os.environ.get(VISIBLE_VARIABLE), _count_all_gpus()))
