@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from unisono import errors
-from unisono.cli import train
 from unisono.cli.main import main
 from unisono.cli.outcome import FAILED, USAGE_ERROR, nothing_kept, perform, tidy
+from unisono.experiments import job
 
 
 def raising(error):
@@ -104,7 +104,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path, monkeypatch, capsys, arguments, told
     for name in ("step-00000009.0a1b2c3d", "step-00000120.ffffffff", "step-00000300.0a1b2c3d.draft", "latest"):
         (tmp_path / "old" / "checkpoints" / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "start", interrupted)
+    monkeypatch.setattr(job, "start", interrupted)
     monkeypatch.setattr("sys.argv", ["unisono", *arguments.split()])
     with pytest.raises(SystemExit) as end:
         main()

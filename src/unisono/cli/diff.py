@@ -1,18 +1,26 @@
 """``unisono diff``: where two runs part, and what differed first."""
 
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from unisono.cli.options.settings import PATH, to_json
-from unisono.cli.outcome import FAILED, perform
+from unisono.cli.options.fields import json_option
+from unisono.cli.options.settings import PATH
+from unisono.cli.outcome import conclude, perform, tell
+from unisono.cli.tables import answer
+
+if TYPE_CHECKING:
+    from unisono.report.run_diff import RunDiff
 
 
 @click.command(short_help="Show where two runs part, and what differed first.")
 @click.argument("run_a", metavar="RUN_A", type=PATH)
 @click.argument("run_b", metavar="RUN_B", type=PATH)
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else.")
+@json_option
 def diff(run_a: str, run_b: str, as_json: bool) -> None:
     """Compare the run directories RUN_A and RUN_B: scores, ledgers step by step, fingerprints and metrics.
 
@@ -23,36 +31,27 @@ def diff(run_a: str, run_b: str, as_json: bool) -> None:
 
     Exit code: 0 when the runs are equal; 1 when they differ; 2 where there is no run.
     """
-    sys.exit(perform("diff", lambda: _diff(Path(run_a), Path(run_b), as_json)))
+
+    def act() -> int:
+        from unisono.report.run_diff import compare_runs
+
+        found = compare_runs(Path(run_a), Path(run_b))
+        answer(asdict(found), as_json, lambda: _lines(found))
+        if found.hint and not as_json:
+            tell(found.hint)
+        return conclude(found.equal)
+
+    sys.exit(perform("diff", act))
 
 
-def _diff(run_a: Path, run_b: Path, as_json: bool) -> int:
-    # Not at the top: `--help` must not pay for them.
-    from dataclasses import asdict
-
-    from unisono.report.run_diff import compare_runs
-
-    found = compare_runs(run_a, run_b)
-    if as_json:
-        click.echo(to_json(asdict(found)))
-        return 0 if found.equal else FAILED
+def _lines(found: "RunDiff") -> Iterator[str]:
     for title, lines in (
         ("damage", found.damage), ("score", found.score), ("environment", found.environment),
-        ("metrics", found.metrics),
+        ("metrics", found.metrics), ("first step", [found.step]), ("first", [found.first]),
     ):  # fmt: skip
-        for line in lines:
-            click.echo(f"{title:<12} {line}")
-    if found.step is not None:
-        click.echo(f"{'first step':<12} {found.step}")
-    if found.first is not None:
-        click.echo(f"{'first':<12} {found.first}")
-    elif found.score or found.metrics:
-        click.echo("all steps and the final weights are equal")
-    for note in found.notes:
-        click.echo(f"{'':<12} {note}")
+        yield from (f"{title:<12} {line}" for line in lines if line is not None)
+    if found.first is None and (found.score or found.metrics):
+        yield "all steps and the final weights are equal"
+    yield from (f"{'':<12} {note}" for note in found.notes)
     if found.fingerprints[0] != found.fingerprints[1]:
-        click.echo(f"{'fingerprints':<12} {found.fingerprints[0]} -> {found.fingerprints[1]}")
-    if found.hint:
-        click.echo(found.hint, err=True)
-    click.echo("equal" if found.equal else "DIFFERENT", err=True)
-    return 0 if found.equal else FAILED
+        yield f"{'fingerprints':<12} {found.fingerprints[0]} -> {found.fingerprints[1]}"

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import FAILED, perform
+from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
     from unisono.doctor.finding import Finding
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Find what would spoil a run: this machine, a script.")
 @click.argument("script", required=False, metavar="[SCRIPT]")
 @click.option("--dir", "directory", type=PATH, metavar="DIR", help="Also test whether checkpoints are safe in DIR.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, and nothing else.")
+@json_option
 def doctor(script: str | None, directory: str | None, as_json: bool) -> None:
     """Look at this machine; with SCRIPT, look for known mistakes in it instead, without running it.
 
@@ -34,20 +36,18 @@ def doctor(script: str | None, directory: str | None, as_json: bool) -> None:
 
 
 def _doctor(script: str | None, directory: str | None, as_json: bool) -> int:
-    from unisono.errors import ConfigError
-
     if script is not None and directory is not None:
         raise ConfigError("expected SCRIPT or --dir, got both. Hint: call doctor once for each.")
     found = _machine(directory) if script is None else _script(script)
-    has_failed = any(finding.status == "fail" for finding in found)
+    is_ok = all(finding.status != "fail" for finding in found)
+    lines = [_line(finding, script) for finding in found]
+    if script is not None and not found:
+        lines = [f"{script}: no known mistake"]
     if as_json:
-        click.echo(to_json({"ok": not has_failed, "findings": [asdict(finding) for finding in found]}, indent=1))
+        click.echo(to_json({"ok": is_ok, "findings": [asdict(finding) for finding in found]}, indent=1))
     else:
-        for finding in found:
-            click.echo(_line(finding, script))
-        if script is not None and not found:
-            click.echo(f"{script}: no known mistake")
-    return FAILED if has_failed else 0
+        click.echo("\n".join(lines))
+    return 0 if is_ok else FAILED
 
 
 def _machine(directory: str | None) -> "list[Finding]":
@@ -63,7 +63,6 @@ def _machine(directory: str | None) -> "list[Finding]":
 
 def _script(script: str) -> "list[Finding]":
     from unisono.doctor.script import examine
-    from unisono.errors import ConfigError
 
     try:
         text = Path(script).read_text(encoding="utf-8")

@@ -1,17 +1,17 @@
 """``unisono forecast``: what training would take on more ranks than there are."""
 
-import math
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from unisono.cli.completion import complete_recipe
+from unisono.cli.options.fields import json_option, out_option, png_option, single
+from unisono.cli.options.lists import parse_counts
 from unisono.cli.options.settings import PATH, number, to_json
-from unisono.cli.outcome import nothing_kept, perform
-from unisono.experiments.trials import check_picture
+from unisono.cli.outcome import nothing_kept, perform, tell
+from unisono.cli.tables import answer, section_lines
 from unisono.options.quantities import (
     BATCH,
     ELEMENT_BYTES,
@@ -25,18 +25,13 @@ from unisono.options.quantities import (
     STEPS,
 )
 
-if TYPE_CHECKING:
-    from unisono.scaling.failures import Reliability
-    from unisono.scaling.forecast import Workload
-    from unisono.scaling.machine import Machine
-
-KIND, VERSION = "unisono forecast", 1
-
 
 @click.command(short_help="Forecast steps, efficiency and the best algorithm on 1 to 65,536 ranks.")
 @click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
-@click.option("--ranks", metavar="N,N|A..B",
-              help="Numbers of ranks; A..B: powers of two.  [default: 1..1024; of a RECIPE here, 1..8]")  # fmt: skip
+@single(
+    "workers", "Numbers of ranks; A..B: powers of two.", short="-n", old=("--ranks",), word="N,N|A..B",
+    usual="1..1024; of a RECIPE here, 1..8",
+)  # fmt: skip
 @click.option(
     "--parameters", type=number(PARAMETERS), metavar="P", help="Of the model; 4 bytes each unless --parameter-bytes."
 )
@@ -86,11 +81,11 @@ KIND, VERSION = "unisono forecast", 1
 @click.option("--straggler", type=number(FACTOR), default=2.0, show_default=True, metavar="X",
               help="With --simulate: times slower that the last rank communicates.")  # fmt: skip
 @click.option("--data", type=PATH, metavar="PATH", help="RECIPE's data.")
-@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
-@click.option("-o", "--out", type=PATH, metavar="FILE", help="Keep the forecast, for unisono report.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+@png_option
+@out_option("Keep the forecast, for unisono report.")
+@json_option
 def forecast(
-    recipe: str | None, ranks: str | None, simulate: bool, straggler: float, png: str | None, out: str | None,
+    recipe: str | None, workers: str | None, simulate: bool, straggler: float, png: str | None, out: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
@@ -109,206 +104,23 @@ def forecast(
     """
 
     def act() -> None:
-        check_picture(png)
-        is_here = recipe is not None and given["node_size"] is None
-        counts = parse_counts(("1..8" if is_here else "1..1024") if ranks is None else ranks)
-        if out is not None:
-            from unisono.system.files import check_place
+        from unisono.experiments import forecast as experiment
+        from unisono.experiments.trials import check_picture
+        from unisono.report.forecast_section import KIND, forecast_section
+        from unisono.system.files import check_place, write_whole
 
+        check_picture(png)
+        counts = None if workers is None else parse_counts(workers)
+        if out is not None:
             check_place(Path(out), (KIND,))
-        job, machine, notes = settle(recipe, given)
-        told = tell(job, machine, reliability_of(given), counts, straggler if simulate else None, notes)
-        show(told, png=png, out=out, as_json=as_json)
+        slow = straggler if simulate else None
+        told = experiment.forecast(recipe, ranks=counts, straggler=slow, tell=tell, **given)
+        if png is not None:
+            from unisono.report.forecast_picture import draw_forecast
+
+            draw_forecast(told, png)
+        if out is not None:
+            write_whole(Path(out), (to_json(told) + "\n").encode())
+        answer(told, as_json, lambda: section_lines(forecast_section(told)))
 
     sys.exit(perform("forecast", act, nothing_kept("the measurement")))
-
-
-def parse_counts(text: str) -> list[int]:
-    """Return numbers of ranks from ``1,3,8`` or ``1..1024``, ascending, each once.
-
-    Raises:
-        ConfigError: Not such a list, or a number out of range.
-    """
-    from unisono.errors import ConfigError
-    from unisono.scaling.forecast import MOST_RANKS
-
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:\.\.(\d{1,6}))?\s*", part, re.ASCII)
-        low, high = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (0, 0)
-        if not 1 <= low <= high <= MOST_RANKS:
-            raise ConfigError(f"expected --ranks such as 1,2,8 or 1..1024, each from 1 to {MOST_RANKS}, got {part!r}.")
-        found |= {low, high, *(1 << power for power in range(17) if low <= 1 << power <= high)}
-    return sorted(found)
-
-
-def settle(recipe: str | None, given: dict[str, Any]) -> "tuple[Workload, Machine, list[str]]":
-    """Return job and machine from measurement and command line, and notes on where they come from.
-
-    Raises:
-        ConfigError: Something is missing or out of range.
-    """
-    from dataclasses import replace
-
-    from unisono.errors import ConfigError
-    from unisono.scaling.forecast import Workload
-    from unisono.scaling.machine import Link, Machine, parse_rate, parse_seconds
-
-    notes: list[str] = []
-    if recipe is None:
-        missing = [f"--{name.replace('_', '-')}" for name in ("parameters", "sample_time", "batch_size")
-                   if given[name] is None]  # fmt: skip
-        if missing:
-            raise ConfigError(
-                f"expected a RECIPE to measure, or {', '.join(missing)}. Hint: unisono forecast digits; or give "
-                "--parameters 7e9 --sample-time 0.9s --batch-size 1024."
-            )
-        size = given["node_size"] if given["node_size"] is not None else 8
-        machine = Machine(
-            inside=Link(latency_s=3e-6, s_per_byte=1 / 450e9, overhead_s=1e-6),
-            between=Link(latency_s=5e-6, s_per_byte=1 / 50e9, overhead_s=1e-6),
-            node_size=size, nics=max(1, size), add_s_per_byte=1e-12,
-        )  # fmt: skip
-        job = Workload(gradient_bytes=0.0, batch_size=given["batch_size"], sample_s=parse_seconds(given["sample_time"]))
-        notes.append("from the command line; what was not given has its default")
-    else:
-        from unisono.experiments.calibrate import calibrate
-
-        job, machine, notes = calibrate(recipe, given)
-    links = {}
-    for name in ("inside", "between"):
-        link: Link = getattr(machine, name)
-        rate, latency = given[name], given[f"{name}_latency"]
-        links[name] = replace(
-            link,
-            s_per_byte=link.s_per_byte if rate is None else 1 / parse_rate(rate),
-            latency_s=link.latency_s if latency is None else parse_seconds(latency),
-            overhead_s=link.overhead_s if given["overhead"] is None else parse_seconds(given["overhead"]),
-        )
-    plain = {name: given[name] for name in ("node_size", "nics") if given[name] is not None}
-    if given["add_rate"] is not None:
-        plain["add_s_per_byte"] = 1 / parse_rate(given["add_rate"])
-    if recipe is not None and given["node_size"] is not None and machine.cores is not None:
-        plain["cores"] = None  # another machine: its ranks have devices of their own
-    machine = replace(machine, inside=links["inside"], between=links["between"], **plain)
-    numbers = {name: given[name] for name in ("replicas", "jitter", "overlap", "servers", "steps", "batch_size")}
-    numbers["data_samples_per_s"] = given["data_rate"]
-    for name, option in (("update_s", "update_time"), ("launch_s", "launch_time"),
-                         ("launch_rank_s", "launch_rank_time"), ("sample_s", "sample_time")):  # fmt: skip
-        numbers[name] = None if given[option] is None else parse_seconds(given[option])
-    if given["parameters"] is not None:
-        numbers["gradient_bytes"] = given["parameters"] * given["parameter_bytes"]
-    chosen = {name: value for name, value in numbers.items() if value is not None}
-    return replace(job, **chosen, weak=given["weak"]), machine, notes
-
-
-def reliability_of(given: dict[str, Any]) -> "Reliability | None":
-    """Return what is known of failures, None without ``--mtbf``.
-
-    Raises:
-        ConfigError: A time is out of range, or one is given without ``--mtbf``.
-    """
-    from unisono.errors import ConfigError
-    from unisono.scaling.failures import Reliability
-    from unisono.scaling.machine import parse_seconds
-
-    saving, restart = given["checkpoint_time"], given["restart_time"]
-    if given["mtbf"] is None:
-        if saving is not None or restart is not None:
-            raise ConfigError("--checkpoint-time and --restart-time are for failures. Hint: give --mtbf too.")
-        return None
-    return Reliability(
-        rank_mtbf_s=parse_seconds(given["mtbf"]),
-        checkpoint_s=parse_seconds(saving or "10s"),
-        restart_s=parse_seconds(restart or "60s"),
-    )
-
-
-def tell(
-    job: "Workload", machine: "Machine", reliability: "Reliability | None", counts: list[int], straggler: float | None,
-    notes: list[str],
-) -> dict[str, Any]:  # fmt: skip
-    """Return the forecast as plain values, as it is kept."""
-    from dataclasses import asdict
-
-    from unisono.scaling.agreement import compare
-    from unisono.scaling.forecast import forecast as predict_all
-
-    found = predict_all(job, machine, counts, reliability)
-    simulated = [] if straggler is None else list(compare(job.gradient_bytes, machine, counts, straggler))
-    rows = [asdict(one) for one in found]
-    for row in rows:
-        if row["run_s"] == math.inf:  # which JSON does not have
-            row["run_s"] = "never"
-    return {
-        "kind": KIND, "version": VERSION, "notes": notes, "job": asdict(job), "machine": asdict(machine),
-        "reliability": None if reliability is None else asdict(reliability),
-        "forecasts": rows, "simulated": [asdict(one) for one in simulated],
-    }  # fmt: skip
-
-
-def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: bool) -> None:
-    """Draw, keep and print a forecast."""
-    text = to_json(told)
-    if png is not None:
-        from unisono.report.forecast_picture import draw_forecast
-
-        draw_forecast(told, png)
-    if out is not None:
-        from unisono.system.files import write_whole
-
-        write_whole(Path(out), (text + "\n").encode())
-    if as_json:
-        click.echo(text)
-        return
-    for line in table(told):
-        click.echo(line)
-
-
-def run_text(run_s: float | str) -> str:
-    """Return a run's time in words; it may never end."""
-    from unisono.system.words import spell_seconds
-
-    return run_s if isinstance(run_s, str) else spell_seconds(run_s)
-
-
-def table(told: dict[str, Any]) -> list[str]:
-    """Return a forecast as lines of at most 100 columns."""
-    from unisono.system.words import spell_bytes, spell_seconds
-
-    lines = [f"{note}" for note in told["notes"]]
-    head = f"{'ranks':>6}  {'best':<17} {'step':>8} {'speed-up':>9} {'effic.':>6}  {'limit':<13}"
-    has_losses, has_run = told["reliability"] is not None, told["job"]["steps"] is not None
-    head += f" {'save every':>10} {'useful':>6}" if has_losses else ""
-    lines.append(head + (f" {'run':>9}" if has_run else ""))
-    for row in told["forecasts"]:
-        best = next(one for one in row["predictions"] if one["strategy"] == row["best"])
-        line = (
-            f"{row['ranks']:>6}  {row['best']:<17} {spell_seconds(best['step_s']):>8} {best['speedup']:>9,.4g} "
-            f"{best['efficiency']:>6.1%}  {best['limit']:<13}"
-        )
-        if has_losses:
-            line += f" {spell_seconds(row['losses']['interval_s']):>10} {row['losses']['useful']:>6.1%}"
-        line += f" {run_text(row['run_s']):>9}" if has_run else ""
-        lines.append(line + (f"  {row['idle']} idle" if row["idle"] else ""))
-    last = told["forecasts"][-1]
-    lines += [
-        "",
-        f"on {last['ranks']} ranks:",
-        f"  {'strategy':<17} {'step':>8} {'efficiency':>10} {'a rank sends':>12}",
-    ]
-    lines += [
-        f"  {one['strategy']:<17} {spell_seconds(one['step_s']):>8} {one['efficiency']:>10.1%} "
-        f"{spell_bytes(one['sent_bytes']):>12}"
-        for one in sorted(last["predictions"], key=lambda one: one["step_s"])
-    ]
-    if told["simulated"]:
-        lines += ["", f"{'ranks':>6}  {'one all-reduce':<17} {'formula':>8} {'simulated':>9} {'ratio':>6}  "
-                  f"{'contention':>10}  {'straggler':>9}"]  # fmt: skip
-        lines += [
-            f"{row['ranks']:>6}  {row['algorithm']:<17} {spell_seconds(row['formula_s']):>8} "
-            f"{spell_seconds(row['simulated_s']):>9} {row['simulated_s'] / row['formula_s']:>6.3f}  "
-            f"{spell_seconds(row['contention_s']):>10}  {spell_seconds(row['straggler_s']):>9}"
-            for row in told["simulated"] if row["formula_s"]
-        ]  # fmt: skip
-    return lines

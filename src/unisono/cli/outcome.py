@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import click
 
+from unisono.errors import ConfigError, DataError, RunStopped, UnisonoError, WorkerFailed
+
 USAGE_ERROR = 2
 FAILED = 1
 INTERRUPTED = 130
@@ -27,6 +29,17 @@ def command_line() -> str:
 def nothing_kept(what: str) -> Callable[[], str]:
     """Return what a verb with runs of its own says after Ctrl-C: that it keeps nothing, and how to begin anew."""
     return lambda: f"Nothing is kept of {what}. Again: {command_line()}"
+
+
+def tell(line: str) -> None:
+    """Print what is going on, beside the answer."""
+    click.echo(line, err=True)
+
+
+def conclude(equal: bool) -> int:
+    """Say whether runs are equal, and return the exit code."""
+    tell("equal" if equal else "DIFFERENT")
+    return 0 if equal else FAILED
 
 
 def perform(
@@ -51,9 +64,6 @@ def perform(
         0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 141
         when the reader of the output went away; 1 for any other error of ours.
     """
-    # Not at the top: `--help` must not pay for them.
-    from unisono.errors import ConfigError, DataError, RunStopped, UnisonoError, WorkerFailed
-
     try:
         return action() or 0
     except RunStopped:

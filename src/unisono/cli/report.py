@@ -5,13 +5,15 @@ from pathlib import Path
 
 import click
 
+from unisono.cli.options.fields import out_option
 from unisono.cli.options.settings import PATH
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import perform, tell
+from unisono.errors import ConfigError
 
 
 @click.command(short_help="Put runs, scaling and forecasts on one page.")
 @click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--out", type=PATH, metavar="FILE", help="The page.  [default: report.html]")
+@out_option("The page.", usual="report.html")
 @click.option("--timeline", type=PATH, metavar="FILE",
               help="Write all ranks' steps of one RUN for Perfetto or chrome://tracing, and no page.")  # fmt: skip
 def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> None:
@@ -27,9 +29,6 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> N
 
 
 def _report(sources: list[Path], out: str | None, timeline: str | None) -> None:
-    # Not at the top: `--help` must not pay for them.
-    from unisono.errors import ConfigError
-
     _check_suffix("--timeline", timeline, (".json",), "a time line for Perfetto")
     _check_suffix("--out", out, (".html", ".htm"), "a page")
     if timeline is not None:
@@ -38,18 +37,16 @@ def _report(sources: list[Path], out: str | None, timeline: str | None) -> None:
         if out is not None or len(sources) != 1:
             raise ConfigError("--timeline is of one run, and no page: expected one RUN and no --out.")
         num_events = write_timeline(sources[0], Path(timeline))
-        click.echo(f"{num_events} events in {timeline}: open it in ui.perfetto.dev or chrome://tracing", err=True)
+        tell(f"{num_events} events in {timeline}: open it in ui.perfetto.dev or chrome://tracing")
         return
     from unisono.report.page import write_page
 
     place = Path(out or "report.html")
     write_page(sources, place)
-    click.echo(f"{place} ({place.stat().st_size // 1024} KB)", err=True)
+    tell(f"{place} ({place.stat().st_size // 1024} KB)")
 
 
 def _check_suffix(option: str, name: str | None, suffixes: tuple[str, ...], what: str) -> None:
-    from unisono.errors import ConfigError
-
     if name is not None and Path(name).suffix.lower() not in suffixes:
         wanted = Path(name).with_suffix(suffixes[0]) if Path(name).name else f"FILE{suffixes[0]}"
         raise ConfigError(

@@ -1,55 +1,54 @@
 """The short measurement behind ``unisono forecast RECIPE``."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
+from unisono.experiments.collectives import time_collectives
+from unisono.experiments.job import plan, run_in
+from unisono.experiments.trials import Tell, silent
 from unisono.launchers.scratch import scratch_directory
-
-if TYPE_CHECKING:
-    from unisono.scaling.calibration import Solo, StepTimes
-    from unisono.scaling.forecast import Workload
-    from unisono.scaling.machine import Machine
+from unisono.launchers.spec import usable_cores
+from unisono.observe.phases import read_phases
+from unisono.scaling.calibration import Solo, StepTimes, crowding_of, fit_job, fit_machine, step_times
+from unisono.scaling.forecast import Workload
+from unisono.scaling.machine import Machine
 
 STEPS, WARMUP = 25, 5
 _REPEAT = 7
 
-Start = Callable[[int, Path], None]
+StartAlone = Callable[[int, Path], None]
 """Runs the job alone with so many replicas into a new run directory."""
 
 
-def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Workload, Machine, list[str]]":
+def calibrate(recipe: str, options: dict[str, Any], tell: Tell) -> tuple[Workload, Machine, list[str]]:
     """Measure a recipe and this machine, and return both as numbers, with notes for people.
+
+    Args:
+        recipe: Its name.
+        options: ``replicas``, ``batch_size``, ``data``; None where nothing was given.
+        tell: Takes a line before each measurement.
 
     Raises:
         ConfigError: No such recipe, or a setting out of range.
         WorkerFailed: A measured process failed.
     """
-    from unisono.experiments.job import plan, run_job
-    from unisono.launchers.spec import usable_cores
-    from unisono.scaling.calibration import crowding_of, fit_job
-
-    chosen = {name: given[name] for name in ("replicas", "batch_size", "data") if given[name] is not None}
-    job = plan(recipe, "1", chosen)
+    job = plan(recipe, "1", options)
 
     def start(replicas: int, out: Path) -> None:
-        options = replace(job.options, out=str(out), replicas=replicas)
-        run_job(replace(job, options=options), output="quiet", env={"UNISONO_LAST_STEP": str(STEPS)})
+        alone = replace(job, options=replace(job.options, replicas=replicas))
+        run_in(alone, out, env={"UNISONO_LAST_STEP": str(STEPS)})
 
-    cores = usable_cores()
-    click.echo(f"measuring {recipe} on one worker, then on all {cores} cores ...", err=True)
+    cores, replicas = usable_cores(), job.options.replicas
+    tell(f"measuring {recipe} on one worker, then on all {cores} cores ...")
     with scratch_directory("forecast") as scratch:
-        solo, num_parameters, launch_s = measure_solo(start, job.options.replicas, job.options.batch_size, cores,
-                                                      Path(scratch))  # fmt: skip
-    fitted = replace(
-        fit_job(solo, gradient_bytes=4.0 * num_parameters, replicas=job.options.replicas), launch_s=launch_s
-    )
-    machine, transport = measure_links(fitted.gradient_bytes, cores, crowding_of(solo))
+        solo, num_parameters, launch_s = measure_solo(start, replicas, job.options.batch_size, cores, Path(scratch))
+    fitted = replace(fit_job(solo, gradient_bytes=4.0 * num_parameters, replicas=replicas), launch_s=launch_s)
+    machine, transport = measure_links(fitted.gradient_bytes, cores, crowding_of(solo), tell=tell)
     link = machine.inside
     return fitted, machine, [
         f"{recipe} measured on this machine: {cores} cores, {STEPS - WARMUP} steps each way, over {transport}",
@@ -60,17 +59,14 @@ def calibrate(recipe: str, given: dict[str, Any]) -> "tuple[Workload, Machine, l
     ]  # fmt: skip
 
 
-def measure_solo(start: Start, replicas: int, batch_size: int, cores: int, scratch: Path) -> "tuple[Solo, int, float]":
+def measure_solo(
+    start: StartAlone, replicas: int, batch_size: int, cores: int, scratch: Path
+) -> tuple[Solo, int, float]:
     """Run the job alone with two sizes of micro-batches, and as often as there are cores at once.
 
     Returns:
         What was measured, the model's parameters, and seconds from a launch to its first step.
     """
-    import time
-
-    from unisono.observe.phases import read_phases
-    from unisono.scaling.calibration import Solo, step_times
-
     other = max(1, replicas // 4) if replicas > 1 else 2
     times: dict[int, StepTimes] = {}
     launched_ns = time.time_ns()
@@ -91,8 +87,8 @@ def measure_solo(start: Start, replicas: int, batch_size: int, cores: int, scrat
 
 
 def measure_links(
-    gradient_bytes: float, cores: int, crowding: float, transport: str | None = None
-) -> "tuple[Machine, str]":
+    gradient_bytes: float, cores: int, crowding: float, transport: str | None = None, tell: Tell = silent
+) -> tuple[Machine, str]:
     """Time all-reduces of some sizes up to the gradient's between 2 ranks and between twice the cores.
 
     Args:
@@ -100,17 +96,18 @@ def measure_links(
         cores: Of this host.
         crowding: As in `Machine`.
         transport: ``shm`` or ``gloo``; None: shared memory where it can be.
+        tell: Takes a line before.
 
     Returns:
         The machine, and the transport that was measured.
     """
-    from unisono.experiments.contestants import AFTER_WORK, WORK
-    from unisono.scaling.calibration import fit_machine
+    from unisono.experiments.contestants import AFTER_WORK, WORK  # loads torch
 
-    largest = max(16 << 10, round(gradient_bytes))
+    largest, most = max(16 << 10, round(gradient_bytes)), max(4, 2 * cores)
     sizes = sorted({4 << 10, largest // 4, largest})
-    click.echo(f"measuring messages between 2 and {2 * cores} workers ...", err=True)
-    pairs, crowd = (_all_reduces(ranks, sizes) for ranks in (2, max(4, 2 * cores)))
+    tell(f"measuring messages between 2 and {most} workers ...")
+    names = ("tree_all_reduce", AFTER_WORK)
+    pairs, crowd = (time_collectives(ranks, sizes, names, _REPEAT)["rows"] for ranks in (2, most))
     over = transport or ("shm" if any(row["transport"] == "shm" for row in pairs) else "gloo")
 
     def chosen(rows: Sequence[dict[str, Any]], name: str, way: str) -> list[tuple[float, float]]:
@@ -124,21 +121,6 @@ def measure_links(
     copies = chosen(pairs, "memcpy", "memory")
     machine = fit_machine(
         in_training(pairs), in_training(crowd), cores=cores,
-        crowd_ranks=max(4, 2 * cores), copy_s_per_byte=copies[-1][1] / copies[-1][0], crowding=crowding,
+        crowd_ranks=most, copy_s_per_byte=copies[-1][1] / copies[-1][0], crowding=crowding,
     )  # fmt: skip
     return machine, over
-
-
-def _all_reduces(ranks: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    from unisono.experiments.contestants import AFTER_WORK
-    from unisono.experiments.measure import measure
-    from unisono.launchers.api import describe_function
-    from unisono.launchers.local import run_local
-    from unisono.launchers.spec import LaunchSpec
-
-    with scratch_directory("links") as scratch:
-        out = Path(scratch) / "rows.json"
-        target = describe_function(measure, (list(sizes), _REPEAT, ["tree_all_reduce", AFTER_WORK], str(out)))
-        run_local(LaunchSpec(target=target, workers=ranks, output="quiet"))
-        rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
-    return rows

@@ -7,6 +7,7 @@ bits of the canonical tree.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -26,27 +27,27 @@ _PERIOD = 16  # the test data repeats itself after so many elements; divides eve
 
 
 @final
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Contestant:
     """One way to do one collective with one buffer.
 
     Attributes:
-        collective: Its name.
-        transport: What carries the bytes.
-        num_bytes: The whole buffer: what is reduced, broadcast, cut into parts, or put together from parts.
         prepare: Spoils the output, and fills the input where the call overwrites it.
         call: What is timed.
         is_right: Whether the output is right after so many calls.
         most_calls: Calls after which a check is still possible.
+        collective: Its name.
+        transport: What carries the bytes.
+        num_bytes: The whole buffer: what is reduced, broadcast, cut into parts, or put together from parts.
     """
 
-    collective: str
-    transport: str
-    num_bytes: int
     prepare: Callable[[], object]
     call: Callable[[], object]
     is_right: Callable[[int], bool]
     most_calls: int = MOST_CALLS
+    collective: str = ""
+    transport: str = ""
+    num_bytes: int = 0
 
 
 def rounds(
@@ -65,8 +66,10 @@ def rounds(
     for length in dict.fromkeys(padded_length(-(-size // 4), world_size) for size in sizes):
         for name, make in BUFFERED.items():
             if not only or name in only:
-                found = [make(group, length) for group in groups.values()]
-                yield [_named(name, over, 4 * length, one) for over, one in zip(groups, found, strict=True)]
+                yield [
+                    replace(make(group, length), collective=name, transport=over, num_bytes=4 * length)
+                    for over, group in groups.items()
+                ]
         if not only or "tree_all_reduce" in only:
             yield [tree_sum(name, transport, length) for name, transport in transports.items()]
         if AFTER_WORK in only:
@@ -74,35 +77,21 @@ def rounds(
         yield [memcpy(length)]
     if not only or "barrier" in only:
         yield [
-            _named("barrier", name, 0, _Parts(_nothing, _barrier_of(group), lambda _: True))
+            Contestant(
+                _nothing, partial(dist.barrier, group=group), lambda _: True, collective="barrier", transport=name
+            )
             for name, group in groups.items()
         ]
 
 
-@final
-@dataclass(frozen=True)
-class _Parts:
-    prepare: Callable[[], object]
-    call: Callable[[], object]
-    is_right: Callable[[int], bool]
-    most_calls: int = MOST_CALLS
-
-
-def _named(collective: str, transport: str, num_bytes: int, parts: _Parts) -> Contestant:
-    return Contestant(
-        collective=collective, transport=transport, num_bytes=num_bytes, prepare=parts.prepare, call=parts.call,
-        is_right=parts.is_right, most_calls=parts.most_calls,
-    )  # fmt: skip
-
-
-def _all_reduce(group: dist.ProcessGroup, length: int) -> _Parts:
+def _all_reduce(group: dist.ProcessGroup, length: int) -> Contestant:
     """In place, so that each further call adds equal buffers."""
     size, out, period = group.size(), torch.empty(length), _whole(group.rank())
     total = _total(size)
     most = 1
     while int(total.max()) * size**most < _LARGEST_EXACT:
         most += 1
-    return _Parts(
+    return Contestant(
         lambda: out.view(-1, _PERIOD).copy_(period),
         lambda: dist.all_reduce(out, group=group),
         lambda calls: _repeats(out, total * size ** (calls - 1)),
@@ -110,10 +99,10 @@ def _all_reduce(group: dist.ProcessGroup, length: int) -> _Parts:
     )
 
 
-def _reduce(group: dist.ProcessGroup, length: int) -> _Parts:
+def _reduce(group: dist.ProcessGroup, length: int) -> Contestant:
     """In place on rank 0; the others' buffers are gloo's to spoil, so a repetition is one call."""
     out, period = torch.empty(length), _whole(group.rank())
-    return _Parts(
+    return Contestant(
         lambda: out.view(-1, _PERIOD).copy_(period),
         lambda: dist.reduce(out, 0, group=group),
         lambda _: group.rank() != 0 or _repeats(out, _total(group.size())),
@@ -121,70 +110,60 @@ def _reduce(group: dist.ProcessGroup, length: int) -> _Parts:
     )
 
 
-def _reduce_scatter(group: dist.ProcessGroup, length: int) -> _Parts:
+def _reduce_scatter(group: dist.ProcessGroup, length: int) -> Contestant:
     scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     source, out = _whole(group.rank()).repeat(length // _PERIOD), torch.empty(length // group.size())
-    return _Parts(
+    return Contestant(
         lambda: out.fill_(torch.nan),
         lambda: scatter(out, source, group=group),
         lambda _: _repeats(out, _total(group.size())),
     )
 
 
-def _broadcast(group: dist.ProcessGroup, length: int) -> _Parts:
-    out = torch.empty(length)
-    return _Parts(
-        lambda: out.fill_(1.0 if group.rank() == 0 else torch.nan),
-        lambda: dist.broadcast(out, 0, group=group),
-        lambda _: bool((out == 1).all()),
+def _filling(out: Tensor, call: Callable[[], object], values: Sequence[float]) -> Contestant:
+    """Return a call that fills its output with so many parts of one value each; no values: with nothing of interest."""
+    expected = torch.tensor(values).unsqueeze(1)
+    return Contestant(
+        lambda: out.fill_(torch.nan), call, lambda _: not values or bool((out.view(len(values), -1) == expected).all())
     )
 
 
-def _scatter(group: dist.ProcessGroup, length: int) -> _Parts:
+def _broadcast(group: dist.ProcessGroup, length: int) -> Contestant:
+    out = torch.empty(length)
+    made = _filling(out, lambda: dist.broadcast(out, 0, group=group), [1.0])
+    return replace(made, prepare=lambda: out.fill_(1.0 if group.rank() == 0 else torch.nan))
+
+
+def _scatter(group: dist.ProcessGroup, length: int) -> Contestant:
     rank, size = group.rank(), group.size()
     out = torch.empty(length // size)
     parts = [torch.full_like(out, 1.0 + other) for other in range(size)] if rank == 0 else None
-    return _Parts(
-        lambda: out.fill_(torch.nan),
-        lambda: dist.scatter(out, parts, 0, group=group),
-        lambda _: bool((out == 1.0 + rank).all()),
-    )
+    return _filling(out, lambda: dist.scatter(out, parts, 0, group=group), [1.0 + rank])
 
 
-def _gather(group: dist.ProcessGroup, length: int) -> _Parts:
+def _gather(group: dist.ProcessGroup, length: int) -> Contestant:
     rank, size = group.rank(), group.size()
-    part = torch.full((length // size,), 1.0 + rank)
-    outs = [torch.empty_like(part) for _ in range(size)] if rank == 0 else []
-    return _Parts(
-        lambda: [out.fill_(torch.nan) for out in outs],
-        lambda: dist.gather(part, outs or None, 0, group=group),
-        lambda _: all(bool((out == 1.0 + other).all()) for other, out in enumerate(outs)),
-    )
+    part, out = torch.full((length // size,), 1.0 + rank), torch.empty(length if rank == 0 else 0)
+    outs = list(out.view(size, -1)) if rank == 0 else None
+    values = [1.0 + other for other in range(size)] if rank == 0 else []
+    return _filling(out, lambda: dist.gather(part, outs, 0, group=group), values)
 
 
-def _all_gather(group: dist.ProcessGroup, length: int) -> _Parts:
+def _all_gather(group: dist.ProcessGroup, length: int) -> Contestant:
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     part, out = torch.full((length // group.size(),), 1.0 + group.rank()), torch.empty(length)
-    return _Parts(
-        lambda: out.fill_(torch.nan),
-        lambda: gather(out, part, group=group),
-        lambda _: all(bool((got == 1.0 + rank).all()) for rank, got in enumerate(out.split(len(part)))),
-    )
+    return _filling(out, lambda: gather(out, part, group=group), [1.0 + other for other in range(group.size())])
 
 
-def _all_to_all(group: dist.ProcessGroup, length: int) -> _Parts:
+def _all_to_all(group: dist.ProcessGroup, length: int) -> Contestant:
     rank, size = group.rank(), group.size()
-    part = length // size
-    send = torch.cat([torch.full((part,), 100.0 * rank + target) for target in range(size)])
+    send = torch.cat([torch.full((length // size,), 100.0 * rank + target) for target in range(size)])
     out = torch.empty(length)
-    return _Parts(
-        lambda: out.fill_(torch.nan),
-        lambda: dist.all_to_all_single(out, send, group=group),
-        lambda _: all(bool((got == 100.0 * source + rank).all()) for source, got in enumerate(out.split(part))),
-    )
+    values = [100.0 * source + rank for source in range(size)]
+    return _filling(out, lambda: dist.all_to_all_single(out, send, group=group), values)
 
 
-def _send_recv(group: dist.ProcessGroup, length: int) -> _Parts:
+def _send_recv(group: dist.ProcessGroup, length: int) -> Contestant:
     """Rank 0 sends to rank 1 and gets the buffer back; the others wait."""
     rank, source, out = group.rank(), torch.ones(length), torch.empty(length)
 
@@ -196,10 +175,10 @@ def _send_recv(group: dist.ProcessGroup, length: int) -> _Parts:
             dist.recv(out, 0, group=group)
             dist.send(out, 0, group=group)
 
-    return _Parts(lambda: out.fill_(torch.nan), call, lambda _: rank > 1 or bool((out == 1).all()))
+    return _filling(out, call, [1.0] if rank <= 1 else [])
 
 
-BUFFERED: Mapping[str, Callable[[dist.ProcessGroup, int], _Parts]] = {
+BUFFERED: Mapping[str, Callable[[dist.ProcessGroup, int], Contestant]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
@@ -211,9 +190,6 @@ BUFFERED: Mapping[str, Callable[[dist.ProcessGroup, int], _Parts]] = {
     "send_recv": _send_recv,
 }
 """torch.distributed's collectives of a buffer, by name."""
-
-COLLECTIVES = (*BUFFERED, "tree_all_reduce", "barrier")
-"""Everything that can be measured."""
 
 
 def tree_sum(name: str, transport: Transport, length: int) -> Contestant:
@@ -229,14 +205,11 @@ def tree_sum(name: str, transport: Transport, length: int) -> Contestant:
     partials = [((transport.rank, transport.rank + 1), out)]
     placement = place_evenly(size, size)
     return Contestant(
-        collective="tree_all_reduce",
-        transport=name,
-        num_bytes=4 * length,
-        prepare=lambda: out.view(-1, _PERIOD).copy_(period),
-        call=lambda: tree_all_reduce(partials, placement, size, out, transport),
-        is_right=lambda calls: calls == 0 or _repeats(out, expected[calls]),
-        most_calls=MOST_CALLS // 2,
-    )
+        lambda: out.view(-1, _PERIOD).copy_(period),
+        lambda: tree_all_reduce(partials, placement, size, out, transport),
+        lambda calls: calls == 0 or _repeats(out, expected[calls]),
+        MOST_CALLS // 2, "tree_all_reduce", name, 4 * length,
+    )  # fmt: skip
 
 
 def after_work(transports: Mapping[str, Transport], length: int) -> list[Contestant]:
@@ -252,37 +225,23 @@ def after_work(transports: Mapping[str, Transport], length: int) -> list[Contest
             torch.mm(matrix, matrix)
         gradients.add_(1.0)
 
-    found = [Contestant(collective=WORK, transport="memory", num_bytes=4 * length, prepare=_nothing, call=work,
-                        is_right=lambda _: True)]  # fmt: skip
+    found = [Contestant(_nothing, work, lambda _: True, MOST_CALLS, WORK, "memory", 4 * length)]
     for name, transport in transports.items():
         alone = tree_sum(name, transport, length)
-        found.append(replace(alone, collective=AFTER_WORK, call=_in_turn(work, alone.call)))
+        found.append(replace(alone, collective=AFTER_WORK, call=partial(_in_turn, work, alone.call)))
     return found
 
 
-def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        second()
-
-    return both
+def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> None:
+    first()
+    second()
 
 
 def memcpy(length: int) -> Contestant:
     """Return a plain copy of a buffer in memory: the limit, since each rank must at least write its result."""
     source, target = torch.ones(length), torch.empty(length)
-    return Contestant(
-        collective="memcpy",
-        transport="memory",
-        num_bytes=4 * length,
-        prepare=lambda: target.fill_(torch.nan),
-        call=lambda: target.copy_(source),
-        is_right=lambda calls: bool((target == 1.0).all()),
-    )
-
-
-def _barrier_of(group: dist.ProcessGroup) -> Callable[[], object]:
-    return lambda: dist.barrier(group=group)
+    made = _filling(target, lambda: target.copy_(source), [1.0])
+    return replace(made, collective="memcpy", transport="memory", num_bytes=4 * length)
 
 
 def _whole(rank: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Disturb a run as planned: start its launcher, wait for its own signs of progress, inject, see it land.
+"""Disturb a run as planned: start its launcher, wait for a step, inject a fault, see whether it landed.
 
-In: a command line, a run directory and `Fault`s. Out: one `Blow` per fault, with what was seen. Every launcher gets a
+In: a command line and `Fault`s. Out: one `Injection` per fault, with what was seen. Every launcher gets a
 temporary directory of its own, in which its workers' heartbeat pages are found. Signals go through process descriptors,
 so that no stranger who inherits a process id is ever hit.
 """
@@ -26,7 +26,7 @@ _STOP_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blow:
+class Injection:
     """What came of one fault.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Worker:
 
 @final
 class Injector:
-    """One run under attack.
+    """One disturbed run.
 
     Args:
         command: From a number of workers to the command line of a launcher.
@@ -91,19 +91,26 @@ class Injector:
                 stderr=log,
             )
 
-    def strike(self, fault: Fault) -> Blow:
+    def inject(self, fault: Fault) -> Injection:
         """Wait for the fault's step, inject it, and wait until the run has done a step more.
 
         Raises:
             LaunchError: A launcher ended by itself with a failure.
         """
-        worker_group = self._wait_for(max(fault.step, self._passed + 1))
-        if worker_group is None:
-            return Blow(fault=fault, step=0, phase="", has_landed=False)
+        worker_group: list[_Worker] = []
+        following = max(fault.step, self._passed + 1)
+
+        def is_due(reading: Reading) -> bool:
+            if reading.is_joined and reading.step >= following:
+                worker_group.extend(self._worker_group())
+            return bool(worker_group)
+
+        if not self._wait_until(is_due):
+            return Injection(fault=fault, step=0, phase="", has_landed=False)
         try:
             hit = worker_group[fault.rank % len(worker_group)]
             began = time.monotonic()
-            has_landed = self._inject(fault, worker_group, hit)
+            has_landed = self._apply(fault, worker_group, hit)
             last = [worker.heartbeat.read() for worker in worker_group]
             phase = hit.heartbeat.read().phase
             self._passed = max(reading.step for reading in last)
@@ -111,14 +118,10 @@ class Injector:
         finally:
             for worker in worker_group:
                 os.close(worker.descriptor)
-        blow = Blow(fault=fault, step=self._passed, phase=phase, has_landed=has_landed)
-        if not has_landed or fault.kind == "stop":
-            return blow
-        recovered = self._wait_for_new_step(pids)
-        return Blow(
-            fault=fault, step=blow.step, phase=phase, has_landed=True,
-            recovery_s=round(time.monotonic() - began, 3) if recovered else None,
-        )  # fmt: skip
+        recovery_s = None
+        if has_landed and fault.kind != "stop" and self._wait_for_new_step(pids):
+            recovery_s = round(time.monotonic() - began, 3)
+        return Injection(fault=fault, step=self._passed, phase=phase, has_landed=has_landed, recovery_s=recovery_s)
 
     def finish(self) -> int:
         """Wait for the launcher and return its exit code."""
@@ -151,27 +154,22 @@ class Injector:
             return []
         return workers
 
-    def _wait_for(self, step: int) -> list[_Worker] | None:
-        """Return the workers once one of them has begun `step`, None if the run ends before."""
-        while True:
-            for path in heartbeat_files(self._temporary):
-                with contextlib.suppress(FileNotFoundError, ValueError):
-                    reading = HeartbeatPage(path).read()
-                    if reading.is_joined and reading.step >= step and (worker_group := self._worker_group()):
-                        return worker_group
-            if self._has_ended():
-                return None
-            time.sleep(_LOOK_S)
-
     def _wait_for_new_step(self, old_pids: set[int]) -> bool:
         """Wait until a worker that is not an old one has finished a step; False if the run ends before."""
         first: dict[int, int] = {}
+
+        def has_stepped(reading: Reading) -> bool:
+            is_new = reading.pid and reading.pid not in old_pids and reading.step
+            return bool(is_new and reading.done >= first.setdefault(reading.pid, reading.step))
+
+        return self._wait_until(has_stepped)
+
+    def _wait_until(self, holds: Callable[[Reading], bool]) -> bool:
+        """Wait until something holds of a worker's heartbeat page; False if the run ends before."""
         while True:
             for path in heartbeat_files(self._temporary):
                 with contextlib.suppress(FileNotFoundError, ValueError):
-                    reading = HeartbeatPage(path).read()
-                    is_new = reading.pid and reading.pid not in old_pids and reading.step
-                    if is_new and reading.done >= first.setdefault(reading.pid, reading.step):
+                    if holds(HeartbeatPage(path).read()):
                         return True
             if self._has_ended():
                 return False
@@ -187,7 +185,7 @@ class Injector:
             )
         return code == 0
 
-    def _inject(self, fault: Fault, worker_group: list[_Worker], hit: _Worker) -> bool:
+    def _apply(self, fault: Fault, worker_group: list[_Worker], hit: _Worker) -> bool:
         assert self._launcher is not None
         if fault.kind == "stop":
             return _hold(hit, fault.hold_s)

@@ -1,7 +1,7 @@
 """A recipe as a job: checked before anything starts, then run on the workers of one host or of several."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,3 +141,8 @@ def run_job(job: TrainJob, *, output: str, **settings: Any) -> dict[str, Any]:
     start(spec, job.nodes, program=json.dumps(job.options.score, sort_keys=True))
     result: dict[str, Any] = json.loads((Path(job.options.out or ".") / "result.json").read_text())
     return result
+
+
+def run_in(job: TrainJob, out: Path, **settings: Any) -> dict[str, Any]:
+    """Run a job in the run directory `out`, without its output; see `run_job`."""
+    return run_job(replace(job, options=replace(job.options, out=str(out))), output="quiet", **settings)

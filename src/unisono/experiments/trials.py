@@ -1,18 +1,51 @@
-"""What verbs share that run one job several times, each time in a directory of its own: verify, chaos, the benches."""
+"""What verify, chaos, the benches and rehearse share: they run one job several times, each time in a new directory."""
 
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from unisono.options.quantities import WORKERS, shown
+from unisono.errors import ConfigError
+from unisono.experiments.job import plan, run_in
+from unisono.launchers.local import run_local
+from unisono.launchers.spec import LaunchSpec, ScriptTarget, usable_cores
+from unisono.launchers.spec import check_target as check_script
+from unisono.system.hints import nearest
 
-_COMPARED = replace(WORKERS, high=1024)
+Tell = Callable[[str], None]
+"""Takes a line about what is going on."""
 Start = Callable[[int, Path], None]
 """Runs the job on so many workers, in a new run directory."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A run that began anew and has ended.
+
+    Attributes:
+        out: Its directory.
+        launched_ns: When the launch began, in nanoseconds since 1970.
+        seconds: Wall time of the launch, process start included.
+        load: Load average of the machine before.
+        result: Its ``result.json``.
+        score: Its ``score.json``.
+    """
+
+    out: Path
+    launched_ns: int
+    seconds: float
+    load: float
+    result: dict[str, Any]
+    score: dict[str, Any]
+
+
+def silent(_: str) -> None:
+    """Tell nobody."""
 
 
 def flag_of(name: str) -> str:
@@ -25,108 +58,136 @@ def is_script(target: str) -> bool:
     return target.endswith(".py") or "/" in target
 
 
-def check_target(target: str) -> None:
-    """Refuse what is neither a recipe nor a script, before anything starts.
+def check_target(target: str, args: Sequence[str], options: Mapping[str, Any], allowed: Sequence[str] = ()) -> None:
+    """Refuse what is neither a recipe nor a script, and what belongs to the other of them, before anything starts.
+
+    Args:
+        target: A recipe's name, or a script.
+        args: A script's arguments.
+        options: Options; None where nothing was given.
+        allowed: Names of the options that scripts have too.
 
     Raises:
-        ConfigError: Names what there is.
+        ConfigError: Names what there is, or the first option that a script does not have.
     """
-    from unisono.errors import ConfigError
-    from unisono.launchers.spec import ScriptTarget
-    from unisono.launchers.spec import check_target as check_script
     from unisono.recipes.catalog import RECIPES
-    from unisono.system.hints import nearest
 
     if is_script(target):
+        for name, value in options.items():
+            if value is not None and name not in allowed:
+                raise ConfigError(f"{flag_of(name)} is for recipes; {target} sets it itself.")
         check_script(ScriptTarget(path=target))
     elif target not in RECIPES:
         hint = nearest(target, RECIPES) or " Hint: a script is written as FILE.py, or with its directory."
         raise ConfigError(f"expected a script, or one of the recipes {', '.join(RECIPES)}, got {target!r}.{hint}")
+    elif args:
+        raise ConfigError(f"recipe {target!r} takes no arguments, got {' '.join(args)}. Hint: they are for scripts.")
 
 
-def parse_workers(text: str) -> list[int]:
-    """Return numbers of workers from ``1,2,4``, in the given order.
-
-    Raises:
-        ConfigError: Not a list of whole numbers from 1 to 1024.
-    """
-    from unisono.errors import ConfigError
-
-    try:
-        return [_COMPARED.read("--workers", part) for part in text.split(",")]
-    except ConfigError:
-        expected = f"numbers such as 1,2,4, each {_COMPARED.bounds}"
-        raise ConfigError(f"expected --workers as {expected}, got {shown(text)}.") from None
-
-
-def refuse_arguments(recipe: str, args: tuple[str, ...]) -> None:
-    """Refuse arguments for a recipe.
-
-    Raises:
-        ConfigError: There are some.
-    """
-    from unisono.errors import ConfigError
-
-    if args:
-        raise ConfigError(f"recipe {recipe!r} takes no arguments, got {' '.join(args)}. Hint: they are for scripts.")
-
-
-def refuse_recipe_options(script: str, given: Mapping[str, Any], *allowed: str) -> None:
-    """Refuse options that only recipes have.
-
-    Args:
-        script: The target.
-        given: What was given; None where nothing was.
-        allowed: Names of options that scripts have too.
-
-    Raises:
-        ConfigError: Names the first.
-    """
-    from unisono.errors import ConfigError
-
-    for name, value in given.items():
-        if value is not None and name not in allowed:
-            raise ConfigError(f"{flag_of(name)} is for recipes; {script} sets it itself.")
-
-
-def script_starter(
-    script: str,
-    args: tuple[str, ...],
+def starter(
+    target: str,
+    args: Sequence[str],
+    workers: Sequence[int],
+    options: Mapping[str, Any],
     *,
-    threads: int | None,
-    replicas_of: Callable[[int], int],
-    env: Mapping[str, str] | None = None,
+    weak: bool = False,
+    steps: int | None = None,
     scratch: str | None = None,
 ) -> Start:
-    """Return what runs a script through the launcher.
+    """Return what runs a recipe or a script on one of several numbers of workers; all of them are checked here.
 
     Args:
-        script: The file.
-        args: Its arguments.
-        threads: Of each worker.
-        replicas_of: From the workers to the replicas, where the script leaves them open.
-        env: More variables of the workers.
+        target: A recipe's name, or a script.
+        args: A script's arguments.
+        workers: The numbers of workers.
+        options: Options of ``unisono train``; of a script only ``replicas`` and ``threads``.
+        weak: Batch and replicas grow with the workers.
+        steps: Each run ends after so many.
         scratch: As in `LaunchSpec`.
 
     Raises:
-        ConfigError: There is no such file.
+        ConfigError: No such target, or an option out of range.
+        DataError: The recipe's data is missing or not what is pinned.
     """
-    from unisono.launchers.local import run_local
-    from unisono.launchers.spec import LaunchSpec, ScriptTarget, check_target
+    env = {} if steps is None else {"UNISONO_LAST_STEP": str(steps)}
+    most, asked, threads = max(workers), options.get("replicas"), options.get("threads")
+    allowed = ("replicas", "threads", *["strategy"] * (options.get("strategy") == "exact"))
+    if is_script(target) and asked is not None and not weak and asked < most:
+        raise ConfigError(f"expected --workers of at most --replicas {asked}, got {most}.")
+    check_target(target, args, options, allowed)
+    if is_script(target):
 
-    target = ScriptTarget(path=script, args=args)
-    check_target(target)
+        def start_script(count: int, out: Path) -> None:
+            replicas = (asked or 1) * count if weak else asked or most
+            run_script(target, args, count, out, replicas=replicas, threads=threads, env=env, scratch=scratch)
 
-    def start(count: int, out: Path) -> None:
-        own = {**script_environment(out, replicas_of(count)), **(env or {})}
-        run_local(LaunchSpec(target=target, workers=count, threads=threads, env=own, output="quiet", scratch=scratch))
+        return start_script
+    jobs = {}
+    for count in workers:
+        chosen = dict(options)
+        if weak:
+            base = plan(target, "1", chosen).options
+            chosen |= {"batch_size": base.batch_size * count, "replicas": base.replicas * count}
+        jobs[count] = plan(target, str(count), chosen)
 
-    return start
+    def start_recipe(count: int, out: Path) -> None:
+        run_in(jobs[count], out, env=env, scratch=scratch)
+
+    return start_recipe
+
+
+def run_script(
+    script: str, args: Sequence[str], workers: int, out: Path, *, replicas: int, threads: int | None,
+    env: Mapping[str, str], scratch: str | None = None,
+) -> None:  # fmt: skip
+    """Run a script through the launcher, with its run in `out`, and so many replicas where it leaves them open.
+
+    Raises:
+        ConfigError: There is no such file.
+        WorkerFailed: A worker failed.
+    """
+    target = ScriptTarget(path=script, args=tuple(args))
+    own = {**script_environment(out, replicas), **env}
+    run_local(LaunchSpec(target=target, workers=workers, threads=threads, env=own, output="quiet", scratch=scratch))
 
 
 def script_environment(out: Path, replicas: int) -> dict[str, str]:
     """Return the variables by which a script's run goes to `out`, with so many replicas where it leaves them open."""
     return {"UNISONO_RUN_DIR": str(out), "UNISONO_REPLICAS": str(replicas)}
+
+
+def turns(things: Sequence[T], repeat: int) -> Iterator[tuple[int, int, T]]:
+    """Yield (repetition, place, thing), forwards and backwards by turns: what slows the machine slows all alike."""
+    for turn in range(repeat):
+        places = range(len(things))
+        yield from ((turn, place, things[place]) for place in (places if turn % 2 == 0 else reversed(places)))
+
+
+def on_workers(count: int, threads: int = 1) -> str:
+    """Return how a run on so many workers is announced."""
+    cores = usable_cores()
+    busy = f" on {cores} cores, which must take turns" if count * threads > cores else ""
+    return f"{count} worker{'s' * (count > 1)}{busy}"
+
+
+def run_fresh(start: Start, workers: int, out: Path) -> Finished:
+    """Run a job in a new directory and return what it has left.
+
+    Raises:
+        WorkerFailed: A worker failed.
+        ConfigError: There is no result, or of another world, or of a run without steps or one that was resumed.
+    """
+    load, launched_ns, began = os.getloadavg()[0], time.time_ns(), time.monotonic()
+    start(workers, out)
+    seconds = time.monotonic() - began
+    result = read_result(out)
+    if result["world_size"] != workers or result["resumed_from_step"] or not result["steps"]:
+        raise ConfigError(
+            f"expected a fresh run of {workers} workers, got {result['world_size']} workers and {result['steps']} "
+            f"steps, resumed from step {result['resumed_from_step']}. Hint: leave the world to the launcher."
+        )
+    score = json.loads((out / "score.json").read_text())
+    return Finished(out=out, launched_ns=launched_ns, seconds=seconds, load=load, result=result, score=score)
 
 
 def read_result(out: Path) -> dict[str, Any]:
@@ -135,8 +196,6 @@ def read_result(out: Path) -> dict[str, Any]:
     Raises:
         ConfigError: There is none.
     """
-    from unisono.errors import ConfigError
-
     try:
         result: dict[str, Any] = json.loads((out / "result.json").read_text())
     except FileNotFoundError:
@@ -147,31 +206,12 @@ def read_result(out: Path) -> dict[str, Any]:
     return result
 
 
-def read_fresh_result(out: Path, workers: int) -> dict[str, Any]:
-    """Return ``result.json`` of a run that began anew on so many workers.
-
-    Raises:
-        ConfigError: There is none, or of another world, or of a run without steps or one that was resumed.
-    """
-    from unisono.errors import ConfigError
-
-    result = read_result(out)
-    if result["world_size"] != workers or result["resumed_from_step"] or not result["steps"]:
-        raise ConfigError(
-            f"expected a fresh run of {workers} workers, got {result['world_size']} workers and {result['steps']} "
-            f"steps, resumed from step {result['resumed_from_step']}. Hint: leave the world to the launcher."
-        )
-    return result
-
-
 def check_picture(png: str | None) -> None:
     """Refuse a picture that cannot be written before anything is measured for it.
 
     Raises:
         ConfigError: It is no PNG, or its directory or matplotlib is missing.
     """
-    from unisono.errors import ConfigError
-
     if png is None:
         return
     path = Path(png)

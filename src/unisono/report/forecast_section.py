@@ -43,10 +43,10 @@ def _section(told: Mapping[str, Any]) -> Section:
             [
                 spell_count(row["ranks"]), row["best"], spell_seconds(one["step_s"]), f"{one['speedup']:,.4g}",
                 f"{one['efficiency']:.1%}", one["limit"], *saving,
-                _run_text(row["run_s"]),
+                _run_text(row["run_s"]), spell_count(row["idle"]) if row["idle"] else "",
             ]
         )  # fmt: skip
-    head = ["ranks", "best", "step", "speed-up", "efficiency", "limit", "save every", "useful", "whole run"]
+    head = ["ranks", "best", "step", "speed-up", "efficiency", "limit", "save every", "useful", "whole run", "idle"]
     names = [one["strategy"] for one in rows[0]["predictions"]]
     series = [
         Series(name=name, points=[(float(row["ranks"]), _of(row, name)["efficiency"]) for row in rows])
@@ -77,7 +77,7 @@ def _section(told: Mapping[str, Any]) -> Section:
         for one in sorted(last["predictions"], key=lambda one: one["step_s"])
     ]
     tables = [
-        Table(title="Best synchronous strategy", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 6, 7, 8})),
+        Table(title="Best synchronous strategy", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 6, 7, 8, 9})),
         Table(title=f"All on {spell_count(last['ranks'])} ranks", rows=strategies,
               head=["strategy", "step", "efficiency", "a rank sends"], numeric=frozenset({1, 2, 3})),
     ]  # fmt: skip
@@ -98,11 +98,12 @@ def _run_text(run_s: float | str | None) -> str:
 def _simulated(rows: list[Mapping[str, Any]]) -> Table:
     cells = [
         [str(row["ranks"]), row["algorithm"], spell_seconds(row["formula_s"]), spell_seconds(row["simulated_s"]),
-         spell_seconds(row["contention_s"]), spell_seconds(row["straggler_s"])]
-        for row in rows[:200]
+         f"{row['simulated_s'] / row['formula_s']:.3f}", spell_seconds(row["contention_s"]),
+         spell_seconds(row["straggler_s"])]
+        for row in [row for row in rows if row["formula_s"]][:200]
     ]  # fmt: skip
-    head = ["ranks", "one all-reduce", "formula", "simulated", "with contention", "with a straggler"]
-    return Table(title="Formulas and simulation", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 5}))
+    head = ["ranks", "one all-reduce", "formula", "simulated", "ratio", "with contention", "with a straggler"]
+    return Table(title="Formulas and simulation", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 5, 6}))
 
 
 def _of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,9 +10,10 @@ from PIL import Image
 
 from cli.test_train import environment
 from scaling.made import study, trial
-from unisono.cli.bench.scaling import FILES, table
-from unisono.cli.bench.tune import fillings
+from unisono.cli.bench.scaling import study_lines
 from unisono.cli.main import unisono
+from unisono.experiments.scaling import FILES
+from unisono.experiments.tune import fillings
 from unisono.scaling.study import load
 
 
@@ -62,18 +63,22 @@ def test_files_of_others_are_never_replaced(name, tmp_path):
 
 
 def test_the_table_says_what_was_seen():
-    """Speed-up, efficiency, phases, why it flattens, too many workers, fingerprints; in 120 columns."""
-    lines = table(study(trial(1, 0.08), trial(2, 0.05), trial(4, 0.05)))
+    """Speed-up, efficiency, phases, why it flattens, too many workers, fingerprints; tables in 80 columns."""
+    lines = study_lines(study(trial(1, 0.08), trial(2, 0.05), trial(4, 0.05)))
     text = "\n".join(lines)
-    assert "1.60    80%" in text
+    assert "1.60         80%" in text
+    assert "forward" in lines[1]
     assert "beyond the ideal" in text
-    assert "* 4 workers on 2 cores take turns" in text
+    assert "4 (more than cores)" in text
+    assert "! 4 workers on 2 cores take turns" in text
     assert "busy" not in text
-    crowded = table(study(trial(1, 0.08, load=9.5), trial(2, 0.05)))
+    crowded = study_lines(study(trial(1, 0.08, load=9.5), trial(2, 0.05)))
     assert any("busy with other work (load up to 9.5)" in line for line in crowded)
-    assert "fingerprints: equal on [1, 2, 4] workers" in text
-    assert max(map(len, lines)) <= 200
-    assert "DIFFERENT" in "\n".join(table(study(trial(1, 0.08), trial(2, 0.05, fingerprint="g"))))
+    assert "One fingerprint on 1, 2, 4 workers" in text
+    found = lines[lines.index("Scaling:") :]
+    assert max(map(len, found[: found.index("")])) <= 80
+    other = study_lines(study(trial(1, 0.08), trial(2, 0.05, fingerprint="g")))
+    assert "! 2 different fingerprints, where one is promised" in other
 
 
 def test_what_fills_the_cores():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from unisono.cli.bench.strategies import table
+from unisono.cli.bench.strategies import strategies_table
 from unisono.errors import ConfigError
 from unisono.report.strategy_picture import draw_strategies
 
@@ -21,7 +21,7 @@ def row(name, **changes):
 
 def test_the_table_fits_a_terminal():
     """Eighty columns, one line a strategy; a recipe without accuracy leaves the column empty."""
-    lines = table([row("exact"), row("model_parallel", samples_per_s=12_345_678.0, metrics={})])
+    lines = strategies_table([row("exact"), row("model_parallel", samples_per_s=12_345_678.0, metrics={})])
     assert len(lines) == 3
     assert max(map(len, lines)) <= 80
     assert "1,23" in lines[1]

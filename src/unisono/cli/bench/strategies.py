@@ -1,18 +1,15 @@
 """``unisono bench strategies``: the same job with every strategy, side by side."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.options.fields import recipe_options
-from unisono.cli.options.settings import PATH, number, to_json
-from unisono.cli.outcome import nothing_kept, perform
-from unisono.experiments.job import take_strategy
-from unisono.experiments.trials import check_picture
-from unisono.launchers.scratch import scratch_directory
+from unisono.cli.options.fields import json_option, png_option, recipe_options
+from unisono.cli.options.settings import number
+from unisono.cli.outcome import nothing_kept, perform, tell
+from unisono.cli.tables import answer, table
 from unisono.options.quantities import WORKERS
 from unisono.strategies.catalog import CATALOG
 
@@ -27,8 +24,8 @@ DEFAULT = ",".join(CATALOG)
 )  # fmt: skip
 @click.option("--strategies", default=DEFAULT, metavar="NAME,...", help="Which ones.  [default: all]")
 @recipe_options("epochs", "batch_size", "limit", "model", "data")
-@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+@png_option
+@json_option
 def strategies(
     recipe: str, workers: int, strategies: str, png: str | None, as_json: bool, **given: Any
 ) -> None:  # fmt: skip
@@ -43,71 +40,35 @@ def strategies(
     """
 
     def act() -> None:
-        from unisono.recipes.catalog import find
+        from unisono.experiments.strategies import compare_strategies
+        from unisono.experiments.trials import check_picture
 
         check_picture(png)
-        find(recipe)
         names = [name.strip() for name in strategies.split(",")]
-        for name in names:
-            take_strategy({"strategy": name})
-        rows = [_row(recipe, workers, name, given) for name in names]
+        rows = compare_strategies(recipe, workers=workers, strategies=names, tell=tell, **given)
         if png is not None:
             from unisono.report.strategy_picture import draw_strategies
 
             draw_strategies(rows, png, title=f"{recipe}: {workers} workers")
-        if as_json:
-            click.echo(to_json(rows))
-            return
-        for line in table(rows):
-            click.echo(line)
+        answer(rows, as_json, lambda: strategies_table(rows))
 
     sys.exit(perform("bench", act, nothing_kept("the measurement")))
 
 
-def _row(recipe: str, workers: int, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    from dataclasses import replace
-
-    from unisono.experiments.job import plan, run_job
-
-    chosen: dict[str, Any] = {**given, "strategy": name}
-    options = take_strategy(dict(chosen))
-    if options.most_ranks == 1:
-        chosen["devices"], count = max(2, workers), 1
-    else:
-        if hasattr(options, "stages") and workers > 1:
-            chosen["stages"] = workers  # one pipeline over all of them
-        count = workers + (options.servers if hasattr(options, "servers") else 0)
-    click.echo(f"training {recipe} with {name} on {count} processes ...", err=True)
-    with scratch_directory("bench") as scratch:
-        job = plan(recipe, str(count), {"threads": 1, **chosen})
-        result = run_job(replace(job, options=replace(job.options, out=str(Path(scratch) / "run"))), output="quiet")
-    return {
-        "strategy": name,
-        "processes": count,
-        "samples_per_s": result["samples_per_s"],
-        "peak_memory_bytes": max(result["peak_memory_bytes"]),
-        "bytes_per_step": sum(result["bytes_sent_per_step"]),
-        "steps": result["steps"],
-        "metrics": result["metrics"],
-        "fingerprint": result["fingerprint"],
-        **{key: result[key] for key in ("idle_share", "idle_share_by_formula") if key in result},
-    }
-
-
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def strategies_table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the rows as lines of at most 80 columns."""
-    lines = [f"{'strategy':<15} {'procs':>5} {'samples/s':>10} {'peak MB':>8} {'KB/step':>9} {'accuracy':>9}  print"]
+    head = ("strategy", "procs", "samples/s", "peak MB", "KB/step", "accuracy", "print")
+    cells = []
     for row in rows:
         accuracy = row["metrics"].get("test_accuracy")
-        lines.append(
-            f"{row['strategy']:<15} {row['processes']:>5} {row['samples_per_s']:>10,.0f} "
-            f"{row['peak_memory_bytes'] / 2**20:>8,.0f} {row['bytes_per_step'] / 1024:>9,.0f} "
-            f"{'' if accuracy is None else f'{accuracy:.4f}':>9}  {row['fingerprint'][:8]}"
-        )
-    lines += [
+        sizes = f"{row['peak_memory_bytes'] / 2**20:,.0f}", f"{row['bytes_per_step'] / 1024:,.0f}"
+        score = None if accuracy is None else f"{accuracy:.4f}"
+        rate = f"{row['samples_per_s']:,.0f}"
+        cells.append((row["strategy"], row["processes"], rate, *sizes, score, row["fingerprint"][:8]))
+    idle = [
         f"{row['strategy']}: {row['idle_share']:.0%} of its processes' time idle in steps, "
         f"{row['idle_share_by_formula']:.0%} by the formula"
         for row in rows
         if "idle_share" in row
     ]
-    return lines
+    return [*table(head, cells, left=("strategy", "print")), *idle]

@@ -12,6 +12,7 @@ import click
 
 from unisono.cli.options.settings import PATH, bounds, number
 from unisono.options.fields import DATA, HOSTS, JOB, OUTPUT, PROCESSES, REPRODUCIBILITY, Option, options_of
+from unisono.options.quantities import RUNS, STEPS, Count
 from unisono.recipes.catalog import RECIPES, Options
 from unisono.strategies.catalog import CATALOG, all_options
 
@@ -231,4 +232,43 @@ def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def single(key: str, text: str, *, default: Any = None, **about: Any) -> Decorator:
+    """Return an option that is no dataclass's field; `about` as for `Option`, `key` gives its name."""
+    of = about.get("of")
+    kind = about.pop("kind", str if of is None else int if isinstance(of, Count) else float)
+    item = Option(name=key, key=key, help=text, default=default, kind=kind, **about)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        _add(command, FieldOption(item, default=default))
+        return command
+
+    return add
+
+
+# What several verbs take, in the same words.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+png_option = click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
+counts_option = single(
+    "workers", "Numbers of workers to compare.", default="1,2", short="-n", old=("-w",), word="N,N,...", basic=True
+)
+
+
+def out_option(text: str, word: str = "FILE", usual: str = "") -> Decorator:
+    """Return ``--out``; the text says what is kept."""
+    return single("out", text, short="-o", word=word, usual=usual, is_path=True, basic=True, group=OUTPUT)
+
+
+def repeat_option(default: int, text: str = "Runs of each.") -> Decorator:
+    """Return ``--repeat``."""
+    return single("repeat", text, of=RUNS, default=default, short="-r", word="R", basic=True)
+
+
+def steps_option(default: int, least: int = 2) -> Decorator:
+    """Return ``--steps``, at least so many."""
+    return single("steps", "Steps of each run.", of=replace(STEPS, low=least), default=default, basic=True)
+
+
+def warmup_option(default: int) -> Decorator:
+    """Return ``--warmup``."""
+    text = "First steps of each run that do not count."
+    return single("warmup", text, of=replace(STEPS, low=0), default=default, basic=True)

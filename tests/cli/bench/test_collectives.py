@@ -10,12 +10,10 @@ from click.testing import CliRunner
 from PIL import Image
 
 from cli.test_train import environment
-from ranks import run_threads
-from unisono.cli.bench import COLLECTIVES, describe_plan, parse_names, parse_ranks, parse_sizes, table
+from unisono.cli.bench.collectives import describe_plan, timings_table
 from unisono.cli.main import unisono
 from unisono.collectives.schedules import SCHEDULES, Move, Schedule, plan
-from unisono.errors import ConfigError, RankDivergence
-from unisono.experiments import contestants, measure
+from unisono.experiments.collectives import COLLECTIVES
 
 OVER = {**{name: {"shm", "gloo"} for name in COLLECTIVES}, "memcpy": {"memory"}}
 
@@ -84,7 +82,7 @@ def test_the_picture_is_drawn(measured):
 def test_the_table_fits_80_columns(measured):
     """For people: a line for each row, in 80 columns, with the ratio to torch's own."""
     rows = json.loads(measured[0].stdout)["rows"]
-    lines = table(rows)
+    lines = timings_table(rows)
     assert max(map(len, lines)) <= 80
     assert len([line for line in lines if line[:5].strip().isdigit()]) == len(rows)
     gloo = [line for line in lines if " gloo " in line and "tree_all_reduce" not in line]
@@ -92,92 +90,6 @@ def test_the_table_fits_80_columns(measured):
     assert all(line.endswith(" 1.00x") for line in gloo)
     assert sum("tree_all_reduce" in line and line.endswith("x") for line in lines) >= 12
     assert not any(line != line.rstrip() for line in lines)
-
-
-def test_a_wrong_result_is_not_measured():
-    """A collective that gives another result is an error, not a fast row."""
-
-    def program(transport):
-        wrong = contestants.Contestant(
-            collective="all_reduce", transport="made", num_bytes=4, prepare=lambda: None, call=lambda: None,
-            is_right=lambda calls: transport.rank == 0,
-        )  # fmt: skip
-        return [row.median_s for row in measure._compete([wrong], 1, transport)]
-
-    with pytest.raises(RankDivergence, match="all_reduce over made with 4 bytes gave a wrong result"):
-        run_threads(program, 2)
-
-
-def test_our_all_reduce_is_held_to_the_bits_of_the_tree():
-    """The check of our own all-reduce sees the last bit, and another order of addition."""
-
-    def program(transport):
-        one = contestants.tree_sum("loopback", transport, 64)
-        one.prepare()
-        before = one.is_right(1)
-        one.call()
-        after = [one.is_right(1), one.is_right(2)]
-        one.call()
-        return [before, *after, one.is_right(2)]
-
-    assert run_threads(program, 4) == [[False, True, False, True]] * 4
-    periods = [contestants._rough(rank) for rank in range(4)]
-    serial = ((periods[0] + periods[1]) + periods[2]) + periods[3]
-    canonical = (periods[0] + periods[1]) + (periods[2] + periods[3])
-    assert contestants._repeats(canonical.repeat(4), canonical)
-    assert not contestants._repeats(serial.repeat(4), canonical)
-
-
-def test_a_sum_after_work_is_checked_like_the_bare_one():
-    """The calibration's rows: the work alone, and before our sum over each transport; a sum left out would be seen."""
-
-    def program(transport):
-        work, both = contestants.after_work({"loopback": transport}, 64)
-        seen = []
-        for one in (work, both):
-            both.prepare()
-            one.call()
-            seen.append((one.collective, one.transport, both.is_right(1)))
-        return seen
-
-    expected = [[contestants.WORK, "memory", False], [contestants.AFTER_WORK, "loopback", True]]
-    assert run_threads(program, 2) == [expected] * 2
-
-
-class OneRank:
-    """Enough of a process group to make contestants."""
-
-    def __init__(self, rank):
-        self.rank, self.size = (lambda: rank), (lambda: 2)
-
-
-@pytest.mark.parametrize("name", contestants.BUFFERED)
-def test_spoilt_results_are_noticed(name):
-    """Each contestant's check refuses what `prepare` leaves: only the call can make it right."""
-    for rank in range(2):
-        one = contestants.BUFFERED[name](OneRank(rank), 64)
-        one.prepare()
-        is_receiver = rank == 0 or name not in ("reduce", "gather")
-        is_source = rank == 0 and name == "broadcast"
-        assert one.is_right(1) == (is_source or not is_receiver)
-
-
-def test_a_plain_copy_is_checked():
-    """The limit is measured with a copy that took place."""
-    copy = contestants.memcpy(96)
-    copy.prepare()
-    assert not copy.is_right(1)
-    copy.call()
-    assert copy.is_right(1)
-
-
-def test_the_names_are_those_that_can_be_measured():
-    """The command line knows them without torch."""
-    assert COLLECTIVES == contestants.COLLECTIVES
-    assert parse_names("barrier, all_reduce,barrier") == ["barrier", "all_reduce"]
-    assert parse_names(None) == []
-    with pytest.raises(ConfigError, match=r"got 'all_redcue'\. Hint: did you mean 'all_reduce'"):
-        parse_names("all_redcue")
 
 
 def test_the_plan_in_words():
@@ -188,31 +100,6 @@ def test_the_plan_in_words():
     assert "every rank adds everything; " in describe_plan(2, {**plan, "whole_bytes": 1 << 40})
     assert "each rank adds its share; " in describe_plan(2, {**plan, "whole_bytes": 0})
     assert "over gloo" in describe_plan(2, None)
-
-
-def test_measuring_alone_is_refused(tmp_path):
-    """One rank, no sizes or no repetitions are wrong settings."""
-    for sizes, repeat in (([4096], 1), ([], 1), ([4096], 0)):
-        with pytest.raises(ConfigError, match="at least 2 ranks"):
-            measure.measure(sizes, repeat, [], str(tmp_path / "rows.json"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_sizes():
-    """Sizes are in powers of 1024, in any case, sorted, each once."""
-    assert parse_sizes("1MB,4KB, 4kb ,7,1g") == [7, 4096, 1 << 20, 1 << 30]
-    assert parse_sizes("64B,2K") == [64, 2048]
-    for wrong in ("", "4KB,", "KB", "-4KB", "4.5KB", "1e3", "2GB", "0", "4TB", "4 parsecs", "\N{SUPERSCRIPT TWO}"):
-        with pytest.raises(ConfigError, match="expected --sizes such as 4KB"):
-            parse_sizes(wrong)
-
-
-def test_numbers_of_ranks():
-    """In the given order, each once; a collective needs two."""
-    assert parse_ranks("4,2, 4") == [4, 2]
-    for wrong in ("1", "2,", "two", "-2", "65", "2.0", "\N{SUPERSCRIPT TWO}"):
-        with pytest.raises(ConfigError, match="expected --ranks such as 2,4"):
-            parse_ranks(wrong)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -256,13 +143,12 @@ def test_explained_as_a_picture(tmp_path):
     ("arguments", "message"),
     [
         (["--explain", "rnig"], "did you mean 'ring'?"),
-        (["--explain", "ring", "--ranks", "2"], "--explain measures nothing"),
+        (["--explain", "ring", "--repeat", "2"], "--explain measures nothing"),
         (["--explain", "ring", "--sizes", "4KB"], "--explain measures nothing"),
         (["--explain", "ring", "-n", "9", "--png", "x.png"], "at most 8 ranks in a picture"),
-        (["--explain", "ring", "-n", "0"], "--explain-ranks as a whole number of ranks from 1 to 256"),
-        (["-n", "2"], "-n is for --explain"),
+        (["--explain", "ring", "-n", "0"], "--workers as a whole number of ranks from 1 to 256"),
         (["--sizes", "many"], "expected --sizes such as 4KB"),
-        (["--ranks", "1"], "expected --ranks such as 2,4"),
+        (["--ranks", "1"], "expected --workers such as 2,4"),
         (["--repeat", "0"], "--repeat as a whole number from 1"),
         (["--png", "no/such/directory/x.png"], "Hint: make its directory"),
         (["--png", "timings.jpg"], "expected --png FILE.png"),

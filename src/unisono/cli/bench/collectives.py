@@ -1,0 +1,166 @@
+"""``unisono bench collectives``: time them on this machine, or explain one."""
+
+import inspect
+import re
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from unisono.cli.options.fields import json_option, png_option, single
+from unisono.cli.options.lists import MOST_BYTES, parse_names, parse_ranks, parse_sizes
+from unisono.cli.options.settings import number
+from unisono.cli.outcome import nothing_kept, perform, tell
+from unisono.cli.tables import answer, table
+from unisono.errors import ConfigError
+from unisono.options.quantities import RUNS, Count
+from unisono.system.words import spell_bytes, spell_seconds
+
+if TYPE_CHECKING:
+    from unisono.collectives.schedules import Schedule
+
+EXPLAINED = Count(1, 256, "ranks")
+_REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in its place
+
+
+@click.command(short_help="Time collectives over message sizes, or explain one.")
+@single(
+    "workers", "Numbers of processes; with --explain, the ranks to show.", short="-n", word="N,N,...",
+    usual="2; with --explain, 4", old=("-r", "--ranks", "--explain-ranks"),
+)  # fmt: skip
+@click.option(
+    "-s", "--sizes", metavar="SIZE,...", help="Sizes of the buffer, in powers of 1024.  [default: 4KB,64KB,1MB,16MB]"
+)
+@click.option(
+    "-c", "--collectives", "only", metavar="NAME,...", help="Which ones, all_reduce,barrier say.  [default: all]"
+)
+@click.option("--repeat", type=number(RUNS), metavar="K", help="Repetitions of each.  [default: 15]")
+@click.option("--explain", metavar="NAME", help="Measure nothing; show the moves of a schedule: ring, tree, ...")
+@png_option
+@json_option
+def collectives(explain: str | None, workers: str | None, png: str | None, as_json: bool, **given: Any) -> None:
+    """Time collectives over shared memory and gloo, beside a plain copy of memory.
+
+    All functions of torch.distributed, and tree_all_reduce, the sum of the exact step. What is compared is measured
+    in one run, turn by turn, and every result is checked. The plan by which this host's reductions are cut is shown.
+
+    --explain shows how a collective works instead: ring, naive-ring, tree, owner-computes, halving-doubling, or
+    the patterns scatter, gather, reduce, all-reduce, broadcast, all-gather.
+
+    Exit code: 0 when everything was measured and right; 1 for a wrong result; 2 for wrong settings; the code of the
+    worker that failed first (128 + n for signal n); 130 after Ctrl-C.
+    """
+
+    def act() -> None:
+        from unisono.experiments.collectives import COLLECTIVES, SIZES, measure_collectives
+        from unisono.experiments.trials import check_picture
+
+        check_picture(png)
+        if explain is not None:
+            if any(given.values()):
+                raise ConfigError("--explain measures nothing: expected no --sizes, --collectives or --repeat.")
+            _explain(explain, EXPLAINED.read("--workers", workers or "4"), png, as_json)
+            return
+        names = parse_names("--collectives", given["only"] or ",".join(COLLECTIVES), COLLECTIVES)
+        sizes = parse_sizes(given["sizes"]) if given["sizes"] else SIZES
+        repeat = given["repeat"] or 15
+        found = measure_collectives(parse_ranks(workers or "2"), sizes, names, repeat=repeat, tell=tell)
+        if png is not None:
+            from unisono.report.timing_picture import draw_timings
+
+            draw_timings(found["rows"], png)
+        plans = [describe_plan(count, plan) for count, plan in found["plans"].items()]
+        answer(found, as_json, lambda: [*timings_table(found["rows"]), *plans])
+
+    sys.exit(perform("bench", act, nothing_kept("the measurement")))
+
+
+def describe_plan(ranks: int, plan: dict[str, int] | None) -> str:
+    """Return in words how this host cuts reductions between so many ranks."""
+    if plan is None:
+        return f"plan for {ranks} ranks: no shared memory here, everything over gloo"
+    whole, piece = plan["whole_bytes"], spell_bytes(plan["piece_bytes"])
+    if whole > MOST_BYTES:
+        who = "every rank adds everything"
+    else:
+        who = f"everything up to {spell_bytes(whole)}, above it its share" if whole else "its share"
+        who = f"each rank adds {who}"
+    return f"plan for {ranks} ranks: {who}; pieces of {piece}"
+
+
+def timings_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the rows as lines of at most 80 columns, grouped by ranks, collective and size.
+
+    The last column says how many times faster a row is than torch.distributed's collective over gloo.
+    """
+    order = list(dict.fromkeys(row["collective"] for row in rows))
+    gloo = {
+        (row["ranks"], row["collective"], row["bytes"]): row["median_s"] for row in rows if row["transport"] == "gloo"
+    }
+    cells = []
+    for row in sorted(rows, key=lambda row: (row["ranks"], order.index(row["collective"]), row["bytes"])):
+        ranks, name, size = row["ranks"], row["collective"], row["bytes"]
+        base_s = gloo.get((ranks, _REFERENCE.get(name, name), size))
+        times = [spell_seconds(row[key]) for key in ("median_s", "q1_s", "q3_s")]
+        rate = None if row["bytes_per_s"] is None else _short(row["bytes_per_s"] / 1e6)
+        ratio = None if base_s is None else f"{_short(base_s / row['median_s'])}x"
+        cells.append((ranks, name, spell_bytes(size) if size else None, row["transport"], *times, rate, ratio))
+    head = ("ranks", "collective", "buffer", "over", "median", "quarter", "3/4", "MB/s", "ratio")
+    return [
+        *table(head, cells, left=("collective", "over")),
+        "",
+        "ratio: times faster than over gloo (tree_all_reduce: than gloo's all_reduce)",
+        "quarter, 3/4: so many of the repetitions took no longer",
+    ]
+
+
+def _short(number: float) -> str:
+    """Return a number in at most six characters."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _explain(name: str, ranks: int, png: str | None, as_json: bool) -> None:
+    from unisono.collectives.schedules import plan
+
+    schedule = plan(name, ranks)
+    if png is not None:
+        from unisono.report.schedule_picture import draw_schedule
+
+        draw_schedule(schedule, f"{name}: {ranks} ranks" if ranks > 1 else f"{name}: 1 rank", png)
+    answer(as_plain(schedule), as_json, lambda: words(schedule))
+
+
+def as_plain(schedule: "Schedule") -> dict[str, Any]:
+    """Return a schedule as plain values; ``sent`` is in chunks, for each rank."""
+    from unisono.collectives.schedules import bytes_sent
+
+    return {
+        "name": schedule.name,
+        "ranks": schedule.world_size,
+        "chunks": schedule.num_chunks,
+        "holds": [list(held) for held in schedule.holds],
+        "rounds": [
+            [{"source": m.source, "target": m.target, "chunk": m.chunk, "action": m.action} for m in moves]
+            for moves in schedule.rounds
+        ],
+        "sent": bytes_sent(schedule, schedule.num_chunks),
+    }
+
+
+def words(schedule: "Schedule") -> list[str]:
+    """Return a schedule in words: what it is, its moves round by round, and what each rank sends."""
+    from unisono.collectives.schedules import SCHEDULES, bytes_sent
+
+    text = (inspect.getdoc(SCHEDULES[schedule.name]) or "").removeprefix("Return ")
+    text = re.sub("[`*]{1,2}(?=\\S)|(?<=\\S)[`*]{1,2}", "", text[:1].upper() + text[1:])
+    lines = [line for paragraph in text.split("\n\n") for line in [*textwrap.wrap(paragraph, 80), ""]]
+    for turn, moves in enumerate(schedule.rounds, start=1):
+        lines.append(f"round {turn}")
+        for source in sorted({move.source for move in moves}):
+            sent = [f"{m.action} chunk {m.chunk} to rank {m.target}" for m in moves if m.source == source]
+            line = f"rank {source}: {', '.join(sent)}"
+            lines += textwrap.wrap(line, 78, initial_indent="  ", subsequent_indent="    ")
+    sent_by = [f"{count / schedule.num_chunks:.3g} S" for count in bytes_sent(schedule, schedule.num_chunks)]
+    lines += textwrap.wrap(f"each rank sends, of a buffer of S bytes: {', '.join(sent_by)}", 80)
+    return lines

@@ -1,0 +1,65 @@
+"""How long collectives take on this machine, over shared memory and gloo; must not import torch."""
+
+import json
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from unisono.experiments.trials import Tell, silent
+from unisono.launchers.api import describe_function
+from unisono.launchers.local import run_local
+from unisono.launchers.scratch import scratch_directory
+from unisono.launchers.spec import LaunchSpec, usable_cores
+
+COLLECTIVES = (
+    "all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter", "gather", "all_gather", "all_to_all", "send_recv",
+    "tree_all_reduce", "barrier",
+)  # fmt: skip
+"""Everything that can be measured."""
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
+
+
+def measure_collectives(
+    ranks: Sequence[int] = (2,), sizes: Sequence[int] = SIZES, names: Sequence[str] = COLLECTIVES, *, repeat: int = 15,
+    tell: Tell = silent,
+) -> dict[str, Any]:  # fmt: skip
+    """Time collectives over everything that carries them, beside a plain copy of memory; every result is checked.
+
+    Args:
+        ranks: Numbers of processes, each 2 at least.
+        sizes: Bytes of the buffers.
+        names: Of `COLLECTIVES`.
+        repeat: Repetitions of each.
+        tell: Takes a line about what is going on.
+
+    Returns:
+        What ``unisono bench collectives --json`` prints: cores, torch's version, the plan by which reductions are cut
+        by number of ranks, and rows as `unisono.experiments.measure.Timing` describes them.
+
+    Raises:
+        ConfigError: A number is out of range.
+        WorkerFailed: A rank failed, or a collective gave a wrong result.
+    """
+    cores = usable_cores()
+    rows: list[dict[str, Any]] = []
+    plans: dict[int, dict[str, int] | None] = {}
+    for count in ranks:
+        busy = f" on {cores} cores, which must take turns" if count > cores else ""
+        tell(f"measuring {count} ranks{busy} ...")
+        found = time_collectives(count, sizes, names, repeat)
+        rows += found["rows"]
+        plans[count] = found["plan"]
+    return {"cores": cores, "torch": metadata.version("torch"), "repeat": repeat, "plans": plans, "rows": rows}
+
+
+def time_collectives(ranks: int, sizes: Sequence[int], names: Sequence[str], repeat: int) -> dict[str, Any]:
+    """Return the rows and the plan of one number of ranks; see `measure_collectives`."""
+    from unisono.experiments.measure import measure  # loads torch
+
+    with scratch_directory("bench") as scratch:
+        out = Path(scratch) / "rows.json"
+        target = describe_function(measure, (list(sizes), repeat, list(names), str(out)))
+        run_local(LaunchSpec(target=target, workers=ranks, threads=1, output="quiet"))
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found

@@ -1,0 +1,146 @@
+"""The same job on 1..N workers: how long a step takes, where its time goes, whether the bits are equal."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import ConfigError
+from unisono.experiments.trials import Finished, Start, Tell, on_workers, run_fresh, silent, starter, turns
+from unisono.launchers.scratch import scratch_directory
+from unisono.launchers.spec import usable_cores
+from unisono.observe.phases import read_phases
+from unisono.report.page import write_page
+from unisono.report.scaling_picture import draw_scaling
+from unisono.report.scaling_section import describe_machine, title_of
+from unisono.scaling.study import KIND, Study, Trial, save, summarise, trial_of
+from unisono.strategies.catalog import CATALOG
+from unisono.system.files import check_place
+
+FILES = ("scaling.json", "scaling.png", "report.html")
+
+
+def measure_scaling(
+    target: str,
+    args: Sequence[str] = (),
+    *,
+    workers: Sequence[int] = (1, 2),
+    repeat: int = 3,
+    steps: int = 100,
+    warmup: int = 10,
+    weak: bool = False,
+    threads: int = 1,
+    out: str | None = None,
+    command: str = "",
+    tell: Tell = silent,
+    **options: Any,
+) -> Study:
+    """Train a recipe or a script on each number of workers, several times by turns, and return the study.
+
+    Args:
+        target: A recipe's name, or a script that trains through `unisono.Run`.
+        args: The script's arguments.
+        workers: Numbers of workers.
+        repeat: Runs of each.
+        steps: Of each run.
+        warmup: First steps of each run that do not count.
+        weak: Batch and replicas grow with the workers.
+        threads: Of each worker.
+        out: Directory for `FILES`; None: nothing is written.
+        command: How it was asked for, for the record.
+        tell: Takes a line about what is going on.
+        **options: Of ``unisono train`` for a recipe; of a script ``replicas``.
+
+    Raises:
+        ConfigError: A wrong setting, a place that is taken, or a run that was not what was asked for.
+        WorkerFailed: A worker failed: a crash is never a fast run.
+    """
+    counts = sorted(set(workers))
+    check_steps(steps, warmup)
+    start = starter(target, args, counts, {**options, "threads": threads}, weak=weak, steps=steps)
+    trials: list[Trial] = []
+    with _place(out) as place, scratch_directory("scaling") as scratch:
+        for turn, _, count in turns(counts, repeat):
+            tell(f"[{len(trials) + 1}/{repeat * len(counts)}] {target} on {on_workers(count, threads)} ...")
+            trial, run = try_once(start, count, turn, warmup, Path(scratch) / f"{turn}-{count}")
+            trials.append(trial)
+        environment = json.loads((run.out / "environment.json").read_text())
+        _check_batches(weak, {trial.workers: trial.batch_size for trial in trials})
+        strategy = run.score["strategy"]["name"]
+        study = Study(
+            target=target, weak=weak, strategy=strategy, is_exact=CATALOG[strategy].is_exact, warmup=warmup,
+            cores=usable_cores(), threads=run.score["threads"],
+            device="cpu" if environment.get("device") in (None, "cpu") else "cuda", environment=environment,
+            command=command, date=datetime.now(UTC).isoformat(timespec="seconds"), trials=trials,
+        )  # fmt: skip
+        if place is not None:
+            data, picture, page = (place / name for name in FILES)
+            save(study, data)
+            draw_scaling(
+                summarise(study), picture, title=title_of(study), weak=study.weak, note=describe_machine(study)
+            )
+            write_page([data], page)
+    return study
+
+
+def check_steps(steps: int, warmup: int) -> None:
+    """Refuse runs of which less than two steps are left after the warm-up.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if steps - warmup < 2:
+        raise ConfigError(f"expected --steps of --warmup + 2 at least, got {steps} and {warmup}.")
+
+
+def try_once(start: Start, count: int, turn: int, warmup: int, out: Path) -> tuple[Trial, Finished]:
+    """Run one trial in a new directory; return what its step phases say, and the run.
+
+    Raises:
+        WorkerFailed: A worker failed.
+        ConfigError: The run was not what was asked for.
+    """
+    run = run_fresh(start, count, out)
+    trial = trial_of(
+        read_phases(out), workers=count, repeat=turn, warmup=warmup, launched_ns=run.launched_ns, total_s=run.seconds,
+        batch_size=run.score["batch_size"], fingerprint=run.result["fingerprint"], load=run.load,
+    )  # fmt: skip
+    return trial, run
+
+
+@contextlib.contextmanager
+def _place(out: str | None) -> Iterator[Path | None]:
+    """Make the directory for the results, with nothing of others in their places; one that stays empty is removed."""
+    if out is None:
+        yield None
+        return
+    place = Path(out)
+    is_new = not place.exists()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"expected --out to name a directory, got {out!r}: {error.strerror}.") from error
+    try:
+        for name, ours in zip(FILES, (KIND, "\x89PNG", "unisono"), strict=True):
+            check_place(place / name, (ours, "PNG"))
+        yield place
+    except BaseException:
+        if is_new and not any(place.iterdir()):
+            place.rmdir()
+        raise
+
+
+def _check_batches(weak: bool, sizes: dict[int, int]) -> None:
+    """Refuse batches that are not equal; with `weak`, that do not grow with the workers."""
+    first = min(sizes)
+    if weak and any(count * sizes[first] != size * first for count, size in sizes.items()):
+        raise ConfigError(
+            f"--weak: expected a batch that grows with the workers, got {sizes}. "
+            "Hint: batch_size=64 * run.world.world_size in the script."
+        )
+    if not weak and len(set(sizes.values())) > 1:
+        raise ConfigError(
+            f"expected one batch size for all numbers of workers, got {sizes}. Hint: --weak is for batches that grow."
+        )

@@ -1,0 +1,74 @@
+"""The same score on several numbers of workers: are the bits equal, and where do they part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import ConfigError
+from unisono.experiments.trials import Finished, Tell, run_fresh, silent, starter
+from unisono.launchers.scratch import scratch_directory
+from unisono.observe.compare import first_difference
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether the number of workers has changed a bit.
+
+    Attributes:
+        equal: All fingerprints and ledgers are equal.
+        trials: For each run, in the given order: ``workers``, ``seconds`` of wall time, ``steps``, ``fingerprint``.
+        parted: For each run whose ledger is not that of the first: its workers, the step, and the fields that differ.
+    """
+
+    equal: bool
+    trials: list[dict[str, Any]]
+    parted: list[tuple[int, int, list[str]]]
+
+
+def verify(
+    target: str, args: Sequence[str] = (), *, workers: Sequence[int] = (1, 2), tell: Tell = silent, **options: Any
+) -> Verdict:
+    """Run a recipe or a script once for each number of workers and compare fingerprints and ledgers.
+
+    Args:
+        target: A recipe's name, or a script that trains through `unisono.Run`; its run directory is a temporary one.
+        args: The script's arguments.
+        workers: Numbers of workers, two at least.
+        tell: Takes a line about what is going on.
+        **options: Of ``unisono train`` for a recipe (``epochs``, ``limit``, ``seed``, ...); of a script ``replicas``
+            and ``threads``.
+
+    Raises:
+        ConfigError: A wrong setting, or a script that does not run as it was asked to.
+        WorkerFailed: A worker failed.
+    """
+    if len(workers) < 2:
+        raise ConfigError(f"expected at least two runs to compare, got {list(workers)}. Hint: --workers 1,2.")
+    with scratch_directory("verify") as scratch:
+        start = starter(target, args, workers, options, scratch=scratch)
+        found: list[Finished] = []
+        for place, count in enumerate(workers):
+            tell(f"[{place + 1}/{len(workers)}] {target} on {count} worker{'s' * (count > 1)} ...")
+            found.append(run_fresh(start, count, Path(scratch) / f"{place}-{count}"))
+            _check_score(found[-1].score, options)
+        parted = []
+        for count, run in zip(workers, found, strict=True):
+            if (difference := first_difference(found[0].out / "ledger.jsonl", run.out / "ledger.jsonl")) is not None:
+                parted.append((count, *difference))
+    trials = [
+        {"workers": count, "seconds": run.seconds, **{name: run.result[name] for name in ("steps", "fingerprint")}}
+        for count, run in zip(workers, found, strict=True)
+    ]
+    equal = not parted and len({trial["fingerprint"] for trial in trials}) == 1
+    return Verdict(equal=equal, trials=trials, parted=parted)
+
+
+def _check_score(score: dict[str, Any], options: dict[str, Any]) -> None:
+    for name in ("replicas", "threads"):
+        given = options.get(name)
+        if given not in (None, score[name]):
+            raise ConfigError(
+                f"--{name} {given} was given, but the script sets {name}={score[name]} itself. "
+                f"Hint: leave --{name} out, or {name} unset in unisono.Run()."
+            )
