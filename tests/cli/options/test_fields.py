@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from adversary.options import commands
@@ -206,3 +207,14 @@ def test_options_of_recipes():
     assert text.index("--limit") < text.index("--batch-size") < text.index("--data")
     assert CliRunner().invoke(command, ["--batch-size", "3"]).exit_code == 0
     assert seen == {"limit": None, "batch_size": 3, "data": None, "nowhere": None}
+
+
+@pytest.mark.parametrize(("typed", "begun", "found"), [
+    (["train", "--strategy"], "p", ["ps", "ps_async", "pipeline"]), (["train", "imdb", "--model"], "", ["gcnn", "bag"]),
+    (["train", "mnist", "--preset"], "f", ["fast"]), (["train", "--schedule"], "g", ["gpipe"]),
+    (["run", "--output"], "q", ["quiet"]),
+])  # fmt: skip
+def test_the_shell_completes_values(typed, begun, found):
+    """Strategies, the typed recipe's models and presets, the words that an option takes."""
+    completer = BashComplete(unisono, {}, "unisono", "_UNISONO_COMPLETE")
+    assert [item.value for item in completer.get_completions(typed, begun)] == found
