@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _GROUPS = (JOB, "", DATA, PROCESSES, OUTPUT, REPRODUCIBILITY, HOSTS, "Help")
-_GIVEN, _ALL = "unisono.given", "unisono.help-all"
+_TYPED, _GIVEN, _ALL = "unisono.typed", "unisono.given", "unisono.help-all"
 _HELP = "Help"
 _PLAIN = {"--help": _HELP, "--help-all": _HELP, "--config": JOB, "--json": OUTPUT}
 _LONGEST_WORD = 24
@@ -54,7 +54,8 @@ class FieldOption(click.Option):
         """Return the strategies, or the models or presets of the recipe that was typed; else what click knows."""
         from click.shell_completion import CompletionItem
 
-        recipe = RECIPES.get(str(ctx.params.get("recipe")))
+        # Not of ctx.params: click reads no argument of a line whose last option waits for its value.
+        recipe = next((RECIPES[word] for word in ctx.meta.get(_TYPED, ()) if word in RECIPES), None)
         known: Iterable[str] = ()
         if self.item.key == "strategy":
             known = CATALOG
@@ -131,6 +132,7 @@ class ExplainedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note what was given, for the help page; the rest is click's."""
+        ctx.meta[_TYPED] = tuple(args)
         ctx.meta[_GIVEN], *_ = self.make_parser(ctx).parse_args(list(args))
         return super().parse_args(ctx, args)
 
