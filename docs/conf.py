@@ -41,23 +41,48 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
 
-def _list_commands(_app, docname, source):
-    """Put every verb's own help into the page of the command line."""
-    if docname != "commands":
-        return
+def reference():
+    """Return every verb's own help with every option, and each option's name in run files and in Python."""
     import click
 
     from unisono.cli.main import unisono as group
+    from unisono.cli.options.fields import help_all
+    from unisono.launchers.spec import LaunchSpec
+    from unisono.nodes.plan import NodesOptions
+    from unisono.recipes.catalog import Options
+    from unisono.strategies.catalog import CATALOG
 
     def told(command, path, context):
         own = click.Context(command, parent=context, info_name=path[-1], terminal_width=100)
-        yield f"\n{'#' * len(path)} {' '.join(path)}\n\n```text\n{command.get_help(own)}\n```\n"
+        yield f"\n{'#' * len(path)} {' '.join(path)}\n\n```text\n{help_all(own)}\n```\n"
         for name in command.list_commands(own) if isinstance(command, click.Group) else ():
             yield from told(command.get_command(own, name), (*path, name), own)
 
     top = click.Context(group, info_name="unisono")
-    verbs = (told(group.get_command(top, name), ("unisono", name), top) for name in group.list_commands(top))
-    source[0] += "".join(text for verb in verbs for text in verb)
+    for name in group.list_commands(top):
+        yield from told(group.get_command(top, name), ("unisono", name), top)
+    yield "\n## Names of options\n\nAn option is declared once; these are its names.\n"
+    yield from name_table("Recipes", "`Options`", Options)
+    yield from name_table("Launches", "`LaunchSpec`", LaunchSpec)
+    yield from name_table("Several hosts", "`NodesOptions`", NodesOptions)
+    for name, kind in CATALOG.items():
+        yield from name_table(f"Strategy {name}", f'`unisono.strategy("{name}", ...)`', kind)
+
+
+def name_table(title, python, kind):
+    """Return a dataclass's options as a table: flag, key of run files, keyword, what it takes."""
+    from unisono.options.fields import options_of
+
+    yield f"\n### {title}\n\n| command line | run file | keyword of {python} | takes |\n|---|---|---|---|\n"
+    for item in options_of(kind).values():
+        takes = item.of.words if item.of else ", ".join(item.choices) or item.words
+        yield f"| `{item.flag}` | `{item.key}` | `{item.name}` | {'a list: ' * item.is_list}{takes} |\n"
+
+
+def _list_commands(_app, docname, source):
+    """Put the reference into the page of the command line."""
+    if docname == "commands":
+        source[0] += "".join(reference())
 
 
 def setup(app):

@@ -41,6 +41,7 @@ STARTS = (
 LIMIT_S = 20.0
 CODES = (0, 1, 2)
 LONGEST_LINE = 2500
+HELP = {"-h", "--help", "--help-all"}
 
 
 class Reached(BaseException):
@@ -127,7 +128,7 @@ def draw(rng: random.Random, known: list[tuple[tuple[str, ...], click.Command]],
         for item in command.params:  # last: some verbs leave everything after the first argument to a script
             if isinstance(item, click.Argument):
                 said += _argument(rng, item, calm)
-        is_wrong = any(last_is_wrong.values()) and not {"-h", "--help"} & set(said)
+        is_wrong = any(last_is_wrong.values()) and not HELP & set(said)
         if wrong is None or is_wrong == wrong:
             if not wrong and rng.random() < 0.02:
                 said, is_wrong = [rng.choice(TEXTS), *said[1:]], False
@@ -247,7 +248,7 @@ def judge(case: Case, ending: Ending) -> list[str]:
             wrong.append(f"expected lines of at most {LONGEST_LINE} characters, got {max(map(len, said)):,}")
     if any(ord(char) < 32 and char not in "\n\t" for char in ending.err):
         wrong.append("control characters were printed")
-    if ending.code == 0 and "--json" in case.words and not {"-h", "--help", "--version"} & set(case.words):
+    if ending.code == 0 and "--json" in case.words and not {*HELP, "--version"} & set(case.words):
         try:
             json.loads(ending.out, parse_constant=_refuse)
         except ValueError as error:

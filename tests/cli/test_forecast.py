@@ -25,7 +25,7 @@ def told(*arguments):
 
 def test_json_holds_job_machine_and_every_forecast():
     """Units are those of the command line; defaults are shown, not hidden."""
-    found = told("--ranks", "1,24,8..64", "--between", "100Gb/s", "--nics", "4", "--weak", "--steps", "10")
+    found = told("-n", "1,24,8..64", "--between", "100Gb/s", "--nics", "4", "--weak", "--steps", "10")
     assert [row["ranks"] for row in found["forecasts"]] == [1, 8, 16, 24, 32, 64]
     assert found["machine"]["between"]["s_per_byte"] == pytest.approx(8e-11)
     assert found["machine"]["nics"] == 4

@@ -50,7 +50,7 @@ def is_said(answer: dict, workers: list[int]) -> bool:
 def test_equal_runs_of_a_recipe(tmp_path, monkeypatch, here):
     """The digits twice: code 0, equal, one fingerprint, nothing left behind."""
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(unisono, ["verify", "digits", "-w", "1,1", "--limit", "200", "--epochs", "1", "--json"])
+    result = CliRunner().invoke(unisono, ["verify", "digits", "-n", "1,1", "--limit", "200", "--epochs", "1", "--json"])
     assert result.exit_code == 0, result.output
     assert is_said(json.loads(result.stdout.splitlines()[-1]), [1, 1])
     assert result.stderr.splitlines()[-1] == "equal"

@@ -8,6 +8,7 @@ import pytest
 
 from unisono.errors import ConfigError, DataError
 from unisono.recipes.catalog import RECIPES, Options, find
+from unisono.recipes.sources import check_data
 from unisono.strategies.options import ExactOptions
 
 GOOD = {"recipe": "digits", "model": "cnn", "epochs": 1, "batch_size": 8, "replicas": 2}
@@ -104,13 +105,13 @@ def test_clipping_in_place_of_the_preset_s():
 
 def test_data_is_checked_without_workers(tmp_path):
     """Missing data is found by the launcher: the digits bring their own, the others name what is not there."""
-    RECIPES["digits"].check_data(Options(**GOOD))
+    check_data(Options(**GOOD))
     with pytest.raises(ConfigError, match="brings its own data"):
-        RECIPES["digits"].check_data(Options(**GOOD, data=str(tmp_path)))
+        check_data(Options(**GOOD, data=str(tmp_path)))
     for name in ("mnist", "imdb", "text", "images"):
         model = RECIPES[name].models[0]
         with pytest.raises(DataError, match=str(tmp_path)):
-            RECIPES[name].check_data(
+            check_data(
                 Options(**GOOD | {"recipe": name, "model": model}, data=str(tmp_path), cache=str(tmp_path / "cache"))
             )
 
@@ -120,14 +121,14 @@ def test_own_data_must_be_named(name):
     """There is nothing to download for a recipe on the user's own data."""
     model = RECIPES[name].models[0]
     with pytest.raises(ConfigError, match="your own"):
-        RECIPES[name].check_data(Options(**GOOD | {"recipe": name, "model": model}))
+        check_data(Options(**GOOD | {"recipe": name, "model": model}))
 
 
 def test_offline_says_which_file_to_put_where(tmp_path):
     """Without network and without an earlier download the message names file, place and checksum."""
     options = Options(**GOOD | {"recipe": "mnist"}, cache=str(tmp_path), offline=True)
     with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte\.gz: expected 9,912,422 bytes.*put it at"):
-        RECIPES["mnist"].check_data(options)
+        check_data(options)
 
 
 def test_options_of_other_recipes_are_refused():
@@ -152,8 +153,8 @@ def test_options_that_change_bits_are_in_the_score():
 def test_the_catalog_imports_no_torch():
     """The launcher can check everything without paying for torch."""
     code = (
-        "import sys, unisono.recipes.catalog as c, unisono.recipes.sources; "
-        "c.RECIPES['digits'].check_data(c.Options(recipe='digits', model='cnn', epochs=1, batch_size=1, replicas=1)); "
+        "import sys, unisono.recipes.catalog as c, unisono.recipes.sources as s; "
+        "s.check_data(c.Options(recipe='digits', model='cnn', epochs=1, batch_size=1, replicas=1)); "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

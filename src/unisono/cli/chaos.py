@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
-from unisono.cli.options.recipe import recipe_options
-from unisono.cli.options.settings import PATH, number
+from unisono.cli.options.fields import json_option, out_option, recipe_options
+from unisono.cli.options.settings import number
 from unisono.cli.outcome import FAILED, command_line, conclude, nothing_kept, perform, tell
 from unisono.cli.tables import answer
 from unisono.experiments.fault_schedule import KINDS
@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     metavar="STEPS",
     help="Recipes.  [default: a quarter of the steps between faults]",
 )
-@click.option("--out", type=PATH, metavar="DIR", help="Keep both run directories and the log here.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
-)
+@out_option("Keep both run directories and the log here.", word="DIR")
+@json_option
 def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
 

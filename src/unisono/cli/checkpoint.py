@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
+from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH, number
 from unisono.cli.outcome import FAILED, nothing_kept, perform, tell
 from unisono.cli.tables import answer, table
 from unisono.options.quantities import KEPT, STEPS
 
 _DIRECTORY = click.argument("directory", type=PATH, metavar="DIR")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 _STEP = click.option(
     "--step", type=number(STEPS), metavar="N", help="The checkpoint of step N.  [default: the newest valid one]"
 )
@@ -28,7 +28,7 @@ def checkpoint() -> None:
 
 @checkpoint.command("list", short_help="Show what is there.")
 @_DIRECTORY
-@_JSON
+@json_option
 def list_(directory: str, as_json: bool) -> None:
     """List the checkpoints of a run, newest first, from their manifests; files are not read (see verify).
 
@@ -39,7 +39,7 @@ def list_(directory: str, as_json: bool) -> None:
 
 @checkpoint.command(short_help="Compare every byte with its hash.")
 @_DIRECTORY
-@_JSON
+@json_option
 def verify(directory: str, as_json: bool) -> None:
     """Read every file of every checkpoint and compare it with its manifest; the ledger beside them with its chain.
 
@@ -58,7 +58,7 @@ def verify(directory: str, as_json: bool) -> None:
 @click.option("-n", "--workers", default="1", show_default=True, metavar="N", help="Number of processes.")
 @click.option("--data", type=PATH, metavar="PATH", help="Recipes: where the data is.")
 @click.option("--allow-drift", is_flag=True, help="Recipes: although software or CPU differ from the run's.")
-@_JSON
+@json_option
 def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Prove that a checkpoint can be gone on from: load it, run one step, compare with what the ledger says of it.
 
@@ -102,7 +102,7 @@ def export(directory: str, file: str, step: int | None) -> None:
 @click.option("--best", metavar="METRIC", help="Leave the one with the best METRIC too.")
 @click.option("--best-mode", default="max", show_default=True, metavar="max|min", help="Which METRIC is best.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@_JSON
+@json_option
 def prune(directory: str, as_json: bool, **given: Any) -> None:
     """Remove all but the newest valid checkpoints of a run; those that stay are verified first.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH
 from unisono.cli.outcome import conclude, perform, tell
 from unisono.cli.tables import answer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Show where two runs part, and what differed first.")
 @click.argument("run_a", metavar="RUN_A", type=PATH)
 @click.argument("run_b", metavar="RUN_B", type=PATH)
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else.")
+@json_option
 def diff(run_a: str, run_b: str, as_json: bool) -> None:
     """Compare the run directories RUN_A and RUN_B: scores, ledgers step by step, fingerprints and metrics.
 

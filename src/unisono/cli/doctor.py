@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import FAILED, perform
 from unisono.errors import ConfigError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Find what would spoil a run: this machine, a script.")
 @click.argument("script", required=False, metavar="[SCRIPT]")
 @click.option("--dir", "directory", type=PATH, metavar="DIR", help="Also test whether checkpoints are safe in DIR.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, and nothing else.")
+@json_option
 def doctor(script: str | None, directory: str | None, as_json: bool) -> None:
     """Look at this machine; with SCRIPT, look for known mistakes in it instead, without running it.
 

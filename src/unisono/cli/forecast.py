@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from unisono.cli.completion import complete_recipe
+from unisono.cli.options.fields import json_option, out_option, picture_option, single
 from unisono.cli.options.lists import parse_counts
 from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import nothing_kept, perform, tell
@@ -26,8 +27,10 @@ from unisono.options.quantities import (
 
 @click.command(short_help="Forecast steps, efficiency and the best algorithm on 1 to 65,536 ranks.")
 @click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
-@click.option("--ranks", metavar="N,N|A..B",
-              help="Numbers of ranks; A..B: powers of two.  [default: 1..1024; of a RECIPE here, 1..8]")  # fmt: skip
+@single(
+    "workers", "Numbers of ranks; A..B: powers of two.", short="-n", old=("--ranks",), word="N,N|A..B",
+    usual="1..1024; of a RECIPE here, 1..8",
+)  # fmt: skip
 @click.option(
     "--parameters", type=number(PARAMETERS), metavar="P", help="Of the model; 4 bytes each unless --parameter-bytes."
 )
@@ -74,11 +77,11 @@ from unisono.options.quantities import (
 @click.option("--checkpoint-time", metavar="TIME", help="Training time that a checkpoint costs.  [default: 10s]")
 @click.option("--restart-time", metavar="TIME", help="From a failure to the next step.  [default: 60s]")
 @click.option("--data", type=PATH, metavar="PATH", help="RECIPE's data.")
-@click.option("--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG.")
-@click.option("-o", "--out", type=PATH, metavar="FILE", help="Keep the forecast, for unisono report.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+@picture_option
+@out_option("Keep the forecast, for unisono report.")
+@json_option
 def forecast(
-    recipe: str | None, ranks: str | None, picture: str | None, out: str | None, as_json: bool, **given: Any
+    recipe: str | None, workers: str | None, picture: str | None, out: str | None, as_json: bool, **given: Any
 ) -> None:
     """Forecast step time, efficiency and the best algorithm, from a cost model of machine and job.
 
@@ -101,7 +104,7 @@ def forecast(
         from unisono.system.files import check_place, write_whole
 
         check_picture(picture)
-        counts = None if ranks is None else parse_counts(ranks)
+        counts = None if workers is None else parse_counts(workers)
         if out is not None:
             check_place(Path(out), (KIND,))
         told = experiment.forecast(recipe, ranks=counts, tell=tell, **given)

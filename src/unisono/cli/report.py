@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from unisono.cli.options.fields import out_option
 from unisono.cli.options.settings import PATH
 from unisono.cli.outcome import perform, tell
 from unisono.errors import ConfigError
@@ -12,7 +13,7 @@ from unisono.errors import ConfigError
 
 @click.command(short_help="Put runs, scaling and forecasts on one page.")
 @click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--out", type=PATH, metavar="FILE", help="The page.  [default: report.html]")
+@out_option("The page.", usual="report.html")
 @click.option("--timeline", type=PATH, metavar="FILE",
               help="Write all ranks' steps of one RUN for Perfetto or chrome://tracing, and no page.")  # fmt: skip
 def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> None:

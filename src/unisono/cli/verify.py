@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_target
+from unisono.cli.options.fields import counts_option, json_option, recipe_options
 from unisono.cli.options.lists import parse_workers
-from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import number
 from unisono.cli.outcome import conclude, nothing_kept, perform, tell
 from unisono.cli.tables import answer, table
@@ -17,7 +17,7 @@ from unisono.options.quantities import REPLICAS, THREADS
 @click.command(short_help="Prove that the number of workers does not change a bit.")
 @click.argument("target", metavar="RECIPE|SCRIPT", type=RecipeName("a script, or "), shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
-@click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers to try.")
+@counts_option
 @click.option(
     "--replicas",
     type=number(REPLICAS),
@@ -26,9 +26,7 @@ from unisono.options.quantities import REPLICAS, THREADS
 )
 @recipe_options("epochs", "batch_size", "seed", "model", "limit", "data", scripts_too=True)
 @click.option("--threads", type=number(THREADS), metavar="T", help="Threads per process.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on standard output."
-)
+@json_option
 def verify(target: str, args: tuple[str, ...], workers: str, as_json: bool, **given: Any) -> None:
     """Run RECIPE or SCRIPT once for each number of workers and compare the fingerprints.
 

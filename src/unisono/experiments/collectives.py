@@ -10,7 +10,8 @@ from unisono.experiments.trials import Tell, silent
 from unisono.launchers.api import describe_function
 from unisono.launchers.local import run_local
 from unisono.launchers.scratch import scratch_directory
-from unisono.launchers.spec import LaunchSpec, usable_cores
+from unisono.launchers.spec import LaunchSpec
+from unisono.system.machine import usable_cores
 
 COLLECTIVES = (
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter", "gather", "all_gather", "all_to_all", "send_recv",

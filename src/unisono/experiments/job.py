@@ -60,6 +60,7 @@ def plan(
     from unisono.observe.compare import diff
     from unisono.recipes.catalog import Options
     from unisono.recipes.catalog import find as find_recipe
+    from unisono.recipes.sources import check_data
     from unisono.world import default_cache
 
     found = find_recipe(recipe)
@@ -94,7 +95,7 @@ def plan(
         if workers == "auto":
             count = strategy.usual_workers(count)
     strategy.place(options.replicas, count * hosts)
-    found.check_data(options)
+    check_data(options)
     return TrainJob(options=options, workers=count, nodes=nodes)
 
 

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from unisono.errors import ConfigError
 from unisono.experiments.job import plan, run_in
 from unisono.launchers.local import run_local
-from unisono.launchers.spec import LaunchSpec, ScriptTarget, usable_cores
+from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.spec import check_target as check_script
 from unisono.system.hints import nearest
+from unisono.system.machine import usable_cores
 
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""

@@ -11,17 +11,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from unisono.errors import ConfigError
 from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
-from unisono.options.quantities import REPLICAS, RESTARTS, SECONDS, THREADS, WORKERS, settle
+from unisono.options.fields import OUTPUT, PROCESSES, check, option
+from unisono.options.quantities import REPLICAS, RESTARTS, SECONDS, THREADS, WORKERS
 from unisono.system.devices import check_devices
 from unisono.system.machine import count_gpus, usable_cores
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
-BACKEND_VARIABLE = "UNISONO_BACKEND"  # tells a worker the module of its launch's `Backend`
+BACKENDS = ("shm",)
+"""What may stand in for gloo in the workers."""
+BACKEND_VARIABLE = "UNISONO_BACKEND"  # tells a worker the module that puts it there
 GRACE_S = 5.0
 STOP_GRACE_S = 30.0
 HEARTBEAT_S = 10.0
@@ -107,40 +109,19 @@ class NodePlacement:
     secret: str = field(repr=False)
 
 
-class Backend(NamedTuple):
-    """What stands in for gloo in the workers, chosen by whoever starts the launch.
-
-    Attributes:
-        name: As ``--backend`` says it.
-        module: Its ``install()`` is called in each worker before the program, and must not import torch.
-    """
-
-    name: str
-    module: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """One launch on this host.
+    """One launch on this host; the fields that users set say what they are.
 
     Attributes:
         target: What every worker runs.
-        workers: Number of processes.
-        threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
         env: Variables on top of the launcher's own environment.
-        output: ``prefix``: each line carries its rank. ``leader``: rank 0 writes directly, so that a progress bar
-            works; the lines of the others go to the error output with their rank. ``stderr``: as ``leader``, but
-            nothing goes to the standard output. ``quiet``: nothing is shown but the failure, if there is one. One
-            worker always writes directly under ``prefix`` and ``leader``.
+        output: As its help says. One worker always writes directly under ``prefix`` and ``leader``.
         grace_s: Seconds between the request to stop and SIGKILL.
         stop_grace_s: The same for a run that can stop between two steps and save: a step and a checkpoint must fit.
         max_restarts: Restarts in a row without progress (see `restarts`); 0 never restarts.
-        heartbeat_s: Longest silence of a worker in which a run lives; 0 allows any.
-        hang_s: Longest time without any progress before it is reported; 0 reports nothing.
-        devices: GPUs that the workers may use, by the names of ``CUDA_VISIBLE_DEVICES``; empty hides all; None leaves
-            things as they are.
-        share_devices: Whether several workers may compute on one GPU.
-        backend: What programs get that ask torch.distributed for gloo on the CPU. None: what they ask for.
+        devices: By the names of ``CUDA_VISIBLE_DEVICES``; empty hides all; None leaves things as they are.
+        backend_module: Its ``install()`` is called in each worker before the program, and must not import torch.
         placement: Where the workers are among those of other hosts; None: there are no others.
         scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
         again: The command that goes on with a run, told after Ctrl-C; empty: nothing is told.
@@ -151,18 +132,47 @@ class LaunchSpec:
     """
 
     target: Target
-    workers: int = 1
-    threads: int | None = None
+    workers: int = option(
+        1, "Number of processes (on each host). auto: one per GPU, else one per core; at most the replicas.",
+        of=WORKERS, also="auto", short="-n", word="N|auto", group=PROCESSES, basic=True,
+    )  # fmt: skip
+    threads: int | None = option(
+        None, "Threads per process.", of=THREADS, usual="OMP_NUM_THREADS, or 1", word="T", group=PROCESSES, basic=True
+    )
+    max_restarts: int = option(
+        0, "Start the processes again after one has died; K restarts in a row may pass without progress. For programs "
+        "that resume, as unisono.Run does.", of=RESTARTS, group=PROCESSES, basic=True,
+    )  # fmt: skip
+    devices: tuple[str, ...] | None = option(
+        None, "GPUs to use: indices among the visible ones, or names, such as 0,2; cpu: none.", key="gpus",
+        usual="the visible ones", word="LIST|cpu", group=PROCESSES, basic=True,
+    )  # fmt: skip
+    share_devices: bool = option(False, "Let several processes compute on one GPU.", group=PROCESSES)
+    heartbeat_s: float = option(
+        HEARTBEAT_S, "Seconds of silence after which a process counts as stuck; 0: for ever.", of=SECONDS,
+        key="heartbeat", word="S", group=PROCESSES,
+    )  # fmt: skip
+    hang_s: float = option(
+        HANG_S, "Seconds without progress after which it is said where each process is; 0: never.", of=SECONDS,
+        key="hang_report", word="S", group=PROCESSES,
+    )  # fmt: skip
+    stop_grace_s: float = option(
+        STOP_GRACE_S, "Seconds that a run has to finish its step and save when it is asked to stop.", of=SECONDS,
+        key="stop_grace", word="S", group=PROCESSES,
+    )  # fmt: skip
+    output: str = option(
+        "prefix", "prefix: each line carries its rank. leader: rank 0 writes directly, so that a progress bar works; "
+        "the others' lines go to the error output. stderr: as leader, and nothing goes to the standard output. "
+        "quiet: only a failure is shown. auto: leader on a terminal, else prefix.",
+        *OUTPUT_MODES, also="auto", group=OUTPUT, basic=True,
+    )  # fmt: skip
+    backend: str | None = option(
+        None, "shm: a script that asks torch.distributed for gloo (or for nothing, without a GPU) gets shared memory: "
+        "faster, and the same sums for any buckets.", *BACKENDS, usual="what the script asks for", group=PROCESSES,
+    )  # fmt: skip
     env: Mapping[str, str] = field(default_factory=dict)
-    output: str = "prefix"
     grace_s: float = GRACE_S
-    stop_grace_s: float = STOP_GRACE_S
-    max_restarts: int = 0
-    heartbeat_s: float = HEARTBEAT_S
-    hang_s: float = HANG_S
-    backend: Backend | None = None
-    devices: tuple[str, ...] | None = None
-    share_devices: bool = False
+    backend_module: str = ""
     placement: NodePlacement | None = None
     scratch: str | None = None
     again: str = ""
@@ -183,15 +193,11 @@ class LaunchSpec:
         return self.placement.world_size if self.placement else self.workers
 
     def __post_init__(self) -> None:
-        settle(
-            self, workers=WORKERS, threads=THREADS, max_restarts=RESTARTS, grace_s=SECONDS, stop_grace_s=SECONDS,
-            heartbeat_s=SECONDS, hang_s=SECONDS,
-        )  # fmt: skip
-        if self.output not in OUTPUT_MODES:
-            raise ConfigError(f"expected output to be one of {', '.join(OUTPUT_MODES)}, got {self.output!r}.")
+        check(self)
+        SECONDS.take("grace_s", self.grace_s)
         if self.backend is not None and isinstance(self.target, ProgramTarget):
             raise ConfigError(
-                f"backend {self.backend.name} is put into Python programs, got {self.target.name!r} with --no-python. "
+                f"backend {self.backend} is put into Python programs, got {self.target.name!r} with --no-python. "
                 "Hint: start the script itself, or leave --backend out."
             )
         check_devices(self.workers, self.devices or (), share=self.share_devices)
@@ -223,6 +229,13 @@ def check_target(target: Target) -> None:
             f"expected a program after --no-python, got {target.name!r}: not found, or it may not be executed. "
             "Hint: chmod +x, and ./NAME for a file of the working directory; Python scripts need no --no-python."
         )
+
+
+def find_program(name: str, args: tuple[str, ...] = (), *, is_module: bool) -> ScriptTarget | ModuleTarget:
+    """Return the target of a script's path or a module's name, which is there; see `check_target`."""
+    target = ModuleTarget(name=name, args=args) if is_module else ScriptTarget(path=name, args=args)
+    check_target(target)
+    return target
 
 
 def resolve_workers(workers: int | str, replicas: int | None = None, devices: tuple[str, ...] | None = None) -> int:

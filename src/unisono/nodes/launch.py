@@ -314,7 +314,7 @@ class _HostLaunch:
             arguments=hashlib.sha256(args.encode()).hexdigest(),
             software=f"{versions}, Python {platform.python_version()}",
             threads=str(spec.threads or self._environ.get("OMP_NUM_THREADS") or 1),
-            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend and spec.backend.name}",
+            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend}",
         )
 
     def _say(self, text: str) -> None:

@@ -1,4 +1,7 @@
-"""What one launcher is told about the others: how many, where they meet, and what it may listen on. Pure."""
+"""What one launcher is told about the others: how many, where they meet, and what it may listen on. Pure.
+
+In: `NodesOptions`, as users say it. Out: a `NodesPlan`, checked, or none for a launch on one host.
+"""
 
 import ipaddress
 import re
@@ -6,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import final
 
 from unisono.errors import ConfigError
-from unisono.options.quantities import WAIT
+from unisono.options.fields import HOSTS, check, option
+from unisono.options.quantities import NODE_RANK, PORT, WAIT
 
 DEFAULT_PORT = 29400
 """Torch's own for elastic rendezvous."""
@@ -66,6 +70,68 @@ class NodesPlan:
     def endpoint(self) -> str:
         """The rendezvous as the user writes it."""
         return join_endpoint(self.host, self.port)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodesOptions:
+    """What users say about several hosts; each field says what it is."""
+
+    nnodes: str | None = option(
+        None, "Number of hosts; each starts this command.", usual="1", word="N|MIN:MAX", group=HOSTS
+    )
+    node_rank: int | None = option(
+        None, "Index of this host, from 0.", of=NODE_RANK, usual="order of arrival", word="R", group=HOSTS
+    )
+    rdzv_endpoint: str | None = option(
+        None, "Where the hosts meet: an address of one of them.", word="HOST[:PORT]", group=HOSTS
+    )
+    rdzv_id: str = option("none", "Tells jobs with one endpoint apart.", group=HOSTS)
+    rdzv_timeout: float = option(JOIN_S, "Longest wait for the other hosts.", of=WAIT, word="S", group=HOSTS)
+    master_addr: str | None = option(None, "The endpoint, in the words of older launchers.", word="HOST", group=HOSTS)
+    master_port: int | None = option(
+        None, "Of --master-addr.", of=PORT, usual=str(DEFAULT_PORT), word="PORT", group=HOSTS
+    )
+    interface: str | None = option(None, "Network interface.", usual="the one towards the endpoint", group=HOSTS)
+    trust_network: bool = option(False, "Open ports that other machines reach; see the docs first.", group=HOSTS)
+
+    def __post_init__(self) -> None:
+        check(self, as_flags=True)
+
+    def plan(self) -> NodesPlan | None:
+        """Return how the hosts meet; None for a launch on this host alone.
+
+        Raises:
+            ConfigError: The options contradict each other, or lack the endpoint.
+        """
+        least, most = parse_nodes(self.nnodes or "1")
+        endpoint, addr = self.rdzv_endpoint, self.master_addr
+        if most == 1:
+            if self.node_rank:
+                raise ConfigError(f"--node-rank {self.node_rank} needs --nnodes, the number of hosts.")
+            if endpoint and self.nnodes is None:  # each host would train alone, and nobody would notice
+                raise ConfigError(
+                    f"--rdzv-endpoint {endpoint} needs --nnodes, the number of hosts. "
+                    "Hint: --nnodes 1 for this one alone."
+                )
+            return None
+        if endpoint and addr:
+            raise ConfigError("--rdzv-endpoint and --master-addr say the same. Hint: give one of them.")
+        if self.master_port is not None and not addr:
+            raise ConfigError("--master-port belongs to --master-addr. Hint: --rdzv-endpoint HOST:PORT.")
+        if endpoint:
+            host, port = parse_endpoint(endpoint)
+        elif addr:
+            host, port = addr, self.master_port or DEFAULT_PORT
+        else:
+            raise ConfigError(
+                f"--nnodes {self.nnodes} needs --rdzv-endpoint HOST[:PORT]: an address of one of the hosts, the same "
+                "on all of them."
+            )
+        return NodesPlan(
+            min_nodes=least, max_nodes=most, host=host, port=port, node_rank=self.node_rank, interface=self.interface,
+            trusts_network=self.trust_network, run_id=self.rdzv_id, join_s=self.rdzv_timeout,
+        )  # fmt: skip
 
 
 def parse_nodes(text: str) -> tuple[int, int]:

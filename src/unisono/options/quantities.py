@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from unisono.errors import ConfigError
 
@@ -31,6 +31,8 @@ class Quantity(ABC):
         unit: What is counted or measured: ``steps``, ``seconds``; empty for a plain number.
     """
 
+    noun: ClassVar[str] = "a number"
+
     low: float
     high: float
     unit: str = ""
@@ -41,9 +43,9 @@ class Quantity(ABC):
         """The bounds in words."""
 
     @property
-    @abstractmethod
     def words(self) -> str:
         """What is expected, as messages say it."""
+        return f"{self.noun}{self.unit and ' of '}{self.unit} {self.bounds}"
 
     @abstractmethod
     def take(self, name: str, value: Any) -> Any:
@@ -65,6 +67,10 @@ class Quantity(ABC):
             ConfigError: As `take`; also for what only Python takes for a number (``1_000``, digits of other scripts).
         """
 
+    def maybe(self, name: str, value: Any) -> Any:
+        """Return None for None, else what `take` returns."""
+        return None if value is None else self.take(name, value)
+
     def refuse(self, name: str, found: str) -> ConfigError:
         """Return the error that says what was expected, and what was found."""
         return ConfigError(f"expected {name} as {self.words}, got {found}.")
@@ -75,25 +81,18 @@ class Quantity(ABC):
 class Count(Quantity):
     """A whole number."""
 
+    noun: ClassVar[str] = "a whole number"
+
     @property
     def bounds(self) -> str:
         """See `Quantity.bounds`."""
         return f"from {_spelled(self.low)} to {_spelled(self.high)}"
-
-    @property
-    def words(self) -> str:
-        """See `Quantity.words`."""
-        return f"a whole number{self.unit and ' of '}{self.unit} {self.bounds}"
 
     def take(self, name: str, value: Any) -> int:
         """See `Quantity.take`."""
         if isinstance(value, bool) or not isinstance(value, Integral) or not self.low <= int(value) <= self.high:
             raise self.refuse(name, _with_type(value))
         return int(value)
-
-    def maybe(self, name: str, value: Any) -> int | None:
-        """Return None for None, else what `take` returns."""
-        return None if value is None else self.take(name, value)
 
     def read(self, name: str, text: str) -> int:
         """See `Quantity.read`."""
@@ -122,11 +121,6 @@ class Amount(Quantity):
         high = ", below" if self.below else ", at most" if self.above else " to"
         return f"{low} {_spelled(self.low)}{high} {_spelled(self.high)}"
 
-    @property
-    def words(self) -> str:
-        """See `Quantity.words`."""
-        return f"a number{self.unit and ' of '}{self.unit} {self.bounds}"
-
     def take(self, name: str, value: Any) -> float:
         """See `Quantity.take`."""
         is_number = isinstance(value, Real) and not isinstance(value, bool)
@@ -135,10 +129,6 @@ class Amount(Quantity):
         if (self.above and value == self.low) or (self.below and value == self.high):
             raise self.refuse(name, _with_type(value))
         return value if type(value) in (int, float) else float(value)
-
-    def maybe(self, name: str, value: Any) -> float | None:
-        """Return None for None, else what `take` returns."""
-        return None if value is None else self.take(name, value)
 
     def read(self, name: str, text: str) -> float:
         """See `Quantity.read`."""

@@ -1,14 +1,15 @@
 """The list of recipes and the options they share; imports no torch, so the launcher can check everything first."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.options.fields import DATA, JOB, OUTPUT, REPRODUCIBILITY, check, option, options_of
 from unisono.options.quantities import (
     BATCH,
     BATCHES,
+    CLIP,
     COUNT,
     EPOCHS,
     LEARNING_RATE,
@@ -19,7 +20,6 @@ from unisono.options.quantities import (
     STEPS,
     THREADS,
     TOKENS,
-    Quantity,
 )
 from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
@@ -51,8 +51,6 @@ class Recipe:
         models: Names for ``--model``; the first is the default.
         presets: The first is the default.
         replicas: Default.
-        check_data: Finds, downloads, verifies and caches the options' data before any worker starts.
-        takes: Options beyond those of every recipe.
     """
 
     name: str
@@ -60,8 +58,6 @@ class Recipe:
     models: tuple[str, ...]
     presets: tuple[Preset, ...]
     replicas: int
-    check_data: Callable[["Options"], object]
-    takes: tuple[str, ...] = ()
 
     def preset(self, name: str | None) -> Preset:
         """Return a preset by name; the default for None.
@@ -75,87 +71,108 @@ class Recipe:
         return self.presets[names.index(name) if name else 0]
 
 
-TEXT = ("max_length", "length_pool", "min_freq")
-OWN = ("test_data", "skip_broken")
-OWN_TEXT = (*TEXT, *OWN, "text_column", "label_column", "encoding")
-IMAGE = ("augment",)
-OWN_IMAGE = (*IMAGE, *OWN, "image_size")
-SPEED = ("lr", "bf16", "compile")
-CLIP = ("clip_norm", "clip_value")
-SCORED = ("preset", *CLIP, *SPEED, *IMAGE, "image_size", *TEXT, *OWN, "text_column", "label_column", "encoding")
-"""Options that change bits; those that are given stand in the score."""
-
-NUMBERS: dict[str, Quantity] = {
-    "epochs": EPOCHS, "batch_size": BATCH, "replicas": REPLICAS, "seed": SEED, "threads": THREADS, "limit": SAMPLES,
-    "num_workers": LOADERS, "checkpoint_every": STEPS, "lr": LEARNING_RATE, "max_length": TOKENS,
-    "length_pool": BATCHES, "min_freq": COUNT,
-}  # fmt: skip
-"""What the options that are numbers may be."""
+_TUNED = ("mnist", "imdb", "text", "images")
+_TEXTS, _IMAGES, _OWN = ("imdb", "text"), ("mnist", "images"), ("text", "images")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a recipe is run with; see ``unisono train --help``.
+    """What a recipe is run with; each field says what it is.
 
     Attributes:
-        limit: Use at most so many training and so many test samples, spread evenly over the data.
-        data: Directory or file with the data; None downloads it.
         cache: Directory for downloads and prepared data; the user's cache directory where None.
-        preset: Named hyper-parameters; the recipe's first where None.
-        lr: Learning rate in place of the preset's.
-        clip_norm: Largest global gradient norm in place of the preset's.
-        clip_value: Largest magnitude of a gradient's element, in place of the preset's norm.
-        bf16: Whether the model runs under bfloat16 autocast.
-        compile: Whether the model goes through `torch.compile`.
-        offline: Use no network.
+        strategy: How gradients or parameters move, with its own options.
     """
 
     recipe: str
-    model: str
-    epochs: int
-    batch_size: int
-    replicas: int
-    seed: int = 0
-    threads: int = 1
-    limit: int | None = None
-    num_workers: int = 0
-    data: str | None = None
+    model: str = option(text="One of the recipe's models.", usual="its first", group=JOB, basic=True)
+    preset: str | None = option(
+        None, "The recipe's hyper-parameters by name, see docs/data.md.", usual="its first", group=JOB, basic=True,
+        scored=True,
+    )  # fmt: skip
+    epochs: int = option(text="Passes over the data.", of=EPOCHS, usual="the preset's", word="E", group=JOB, basic=True)
+    batch_size: int = option(
+        text="Samples per optimizer step, over all workers.", of=BATCH, usual="the preset's", word="B", group=JOB,
+        basic=True,
+    )  # fmt: skip
+    clip_norm: float | None = option(
+        None, "Largest norm of the gradient, in place of the preset's.", of=CLIP, group=JOB, scored=True
+    )
+    clip_value: float | None = option(
+        None, "Largest magnitude of the gradient's elements, in place of a norm.", of=CLIP, group=JOB, scored=True
+    )
+    lr: float | None = option(
+        None, "Learning rate in place of the preset's.", of=LEARNING_RATE, recipes=_TUNED, scored=True
+    )
+    bf16: bool = option(
+        False, "The model under bfloat16 autocast, with any strategy; other bits.", recipes=_TUNED, scored=True
+    )
+    compile: bool = option(False, "Send the model through torch.compile; other bits.", recipes=_TUNED, scored=True)
+    augment: str | None = option(
+        None, "Image changes: flip,shift=2,rotate=10,crop=0.8 or none.", word="LIST", recipes=_IMAGES, scored=True
+    )
+    image_size: str | None = option(
+        None, "Resize own images.", usual="all must have one size", word="HxW", recipes=("images",), scored=True
+    )
+    max_length: int | None = option(
+        None, "Cut longer texts off, in tokens; says how many.", of=TOKENS, usual="never", recipes=_TEXTS, scored=True
+    )
+    length_pool: int | None = option(
+        None, "Sort so many batches by text length; 0: none.", of=BATCHES, recipes=_TEXTS, scored=True
+    )
+    min_freq: int | None = option(
+        None, "Least occurrences of a word that gets a number.", of=COUNT, recipes=_TEXTS, scored=True
+    )
+    data: str | None = option(
+        None, "Directory or file with the data.", usual="a verified download", is_path=True, group=DATA, basic=True
+    )
+    limit: int | None = option(
+        None, "Use at most K training and K test samples, spread evenly over the data.", of=SAMPLES, group=DATA,
+        basic=True,
+    )  # fmt: skip
     cache: str | None = None
-    out: str | None = None
-    checkpoint_every: int | None = None
-    allow_drift: bool = False
-    detail: bool = False
+    offline: bool = option(False, "Use downloads that are there, and no network.", group=DATA)
+    num_workers: int = option(0, "Data loading processes per worker.", of=LOADERS, group=DATA)
+    test_data: str | None = option(
+        None, "Own data to evaluate on.", usual="every tenth", is_path=True, recipes=_OWN, scored=True
+    )
+    skip_broken: bool = option(
+        False, "Leave out broken rows or images of own data, and count them.", recipes=_OWN, scored=True
+    )
+    text_column: str | None = option(None, "Column of own texts.", usual="text", recipes=("text",), scored=True)
+    label_column: str | None = option(None, "Column of their labels.", usual="label", recipes=("text",), scored=True)
+    encoding: str | None = option(None, "Encoding of own texts.", usual="utf-8", recipes=("text",), scored=True)
+    out: str | None = option(
+        None, "Run directory; a run found there is resumed.", usual="nothing is kept", short="-o", word="DIR",
+        is_path=True, group=OUTPUT, basic=True,
+    )  # fmt: skip
+    checkpoint_every: int | None = option(
+        None, "Steps between checkpoints.", of=STEPS, usual="an epoch", word="STEPS", group=OUTPUT, basic=True
+    )
+    detail: bool = option(False, "Record what each step is made of, for unisono diff.", group=OUTPUT)
+    seed: int = option(0, "Seed of everything random.", of=SEED, word="S", group=REPRODUCIBILITY, basic=True)
+    replicas: int = option(
+        text="Logical workers; part of the result.", of=REPLICAS, word="V",
+        usual="8; with another strategy than exact, the workers", group=REPRODUCIBILITY, basic=True,
+    )  # fmt: skip
+    threads: int = option(
+        1, "Threads per process; part of the result.", of=THREADS, word="T", group=REPRODUCIBILITY, basic=True
+    )
+    allow_drift: bool = option(
+        False, "Resume although software or CPU differ; recorded with the run.", group=REPRODUCIBILITY, basic=True
+    )
     strategy: StrategyOptions = ExactOptions()  # noqa: RUF009 - frozen
-    preset: str | None = None
-    lr: float | None = None
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    bf16: bool = False
-    compile: bool = False
-    offline: bool = False
-    augment: str | None = None
-    image_size: str | None = None
-    max_length: int | None = None
-    length_pool: int | None = None
-    min_freq: int | None = None
-    test_data: str | None = None
-    text_column: str | None = None
-    label_column: str | None = None
-    encoding: str | None = None
-    skip_broken: bool = False
 
     def __post_init__(self) -> None:
-        for name, quantity in NUMBERS.items():
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, quantity.take(_flag(name), getattr(self, name)))
+        check(self, as_flags=True)
         Clipping(norm=self.clip_norm, value=self.clip_value)
         recipe = find(self.recipe)
         if self.model not in recipe.models:
             raise ConfigError(f"recipe {self.recipe!r} has no model {self.model!r}; it has {', '.join(recipe.models)}.")
         recipe.preset(self.preset)
-        for name in (*OWN_TEXT, *OWN_IMAGE, *SPEED):
-            if name not in recipe.takes and self.given(name) is not None:
-                raise ConfigError(f"recipe {self.recipe!r} has no use for {_flag(name)}. Hint: leave it out.")
+        for name, item in options_of(Options).items():
+            if item.recipes and self.recipe not in item.recipes and self.given(name) is not None:
+                raise ConfigError(f"recipe {self.recipe!r} has no use for {item.flag}. Hint: leave it out.")
 
     def given(self, name: str) -> Any:
         """Return an option's value, None where it was left at its default."""
@@ -187,7 +204,8 @@ class Options:
         """The part of the run's score that these options decide, as in ``score.json``."""
         names = ("seed", "replicas", "batch_size", "threads")
         settings = {"recipe": self.recipe, "model": self.model, "limit": self.limit}
-        settings |= {name: self.given(name) for name in SCORED if self.given(name) is not None}
+        scored = (name for name, item in options_of(Options).items() if item.scored)
+        settings |= {name: self.given(name) for name in scored if self.given(name) is not None}
         return {
             **{name: getattr(self, name) for name in names},
             "strategy": self.strategy.score(),
@@ -202,13 +220,9 @@ class Options:
         """
         shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift", "detail")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
-        clipping = {name: getattr(self, name) for name in CLIP if getattr(self, name) is not None}
+        clipping = {name: getattr(self, name) for name in ("clip_norm", "clip_value") if self.given(name) is not None}
         chosen |= clipping or ({} if clip_norm is None else {"clip_norm": clip_norm})
         return {**chosen, "strategy": self.strategy, "settings": self.score["settings"]}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def find(name: str) -> Recipe:
@@ -222,49 +236,16 @@ def find(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _check_digits(options: Options) -> object:
-    from unisono.data.sets.digits import load_digits
-
-    if options.data is not None:
-        raise ConfigError(f"recipe 'digits' brings its own data, got --data {options.data}. Hint: leave --data out.")
-    return load_digits()
-
-
-def _check_mnist(options: Options) -> object:
-    from unisono.recipes.sources import mnist_data
-
-    return mnist_data(options)
-
-
-def _check_imdb(options: Options) -> object:
-    from unisono.recipes.sources import imdb_data
-
-    return imdb_data(options)
-
-
-def _check_text(options: Options) -> object:
-    from unisono.recipes.sources import own_texts, tell_skipped
-
-    return tell_skipped(options, own_texts(options))
-
-
-def _check_images(options: Options) -> object:
-    from unisono.recipes.sources import own_images, tell_skipped
-
-    return tell_skipped(options, own_images(options))
-
-
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(
             name="digits", summary="handwritten digits, 8x8, bundled with scikit-learn: seconds",
             models=("cnn",), presets=(Preset(name="default", epochs=20, batch_size=64),), replicas=8,
-            check_data=_check_digits,
         ),
         Recipe(
             name="mnist", summary="handwritten digits, 28x28: the tutorials' SimpleCNN",
-            models=("cnn",), replicas=8, check_data=_check_mnist, takes=(*SPEED, *IMAGE),
+            models=("cnn",), replicas=8,
             presets=(
                 Preset(name="best", epochs=8, batch_size=128),
                 Preset(name="fast", epochs=1, batch_size=64),
@@ -273,7 +254,7 @@ RECIPES = {
         ),
         Recipe(
             name="imdb", summary="sentiment of film reviews: gated CNN, or a bag of words",
-            models=("gcnn", "bag"), replicas=8, check_data=_check_imdb, takes=(*SPEED, *TEXT),
+            models=("gcnn", "bag"), replicas=8,
             presets=(
                 Preset(name="best", epochs=4, batch_size=128),
                 Preset(name="fast", epochs=1, batch_size=256),
@@ -282,12 +263,12 @@ RECIPES = {
         ),
         Recipe(
             name="text", summary="your own labelled texts: CSV, TSV, JSON lines or a folder per class",
-            models=("gcnn", "bag"), replicas=8, check_data=_check_text, takes=(*SPEED, *OWN_TEXT),
+            models=("gcnn", "bag"), replicas=8,
             presets=(Preset(name="default", epochs=5, batch_size=64),),
         ),
         Recipe(
             name="images", summary="your own labelled images: a folder per class, or NumPy arrays",
-            models=("cnn",), replicas=8, check_data=_check_images, takes=(*SPEED, *OWN_IMAGE),
+            models=("cnn",), replicas=8,
             presets=(Preset(name="default", epochs=10, batch_size=64),),
         ),
     )

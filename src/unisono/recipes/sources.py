@@ -4,9 +4,11 @@ Imports no torch.
 """
 
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 from unisono.data.files.tables import Columns
+from unisono.data.sets.digits import load_digits
 from unisono.data.sets.images import ImageData, load_images, parse_size
 from unisono.data.sets.imdb import ImdbData, load_imdb
 from unisono.data.sets.mnist import ImageSplits, load_mnist
@@ -84,3 +86,28 @@ def tell_skipped(options: Options, data: Own) -> Own:
         first = "\n  ".join(data.first_skipped)
         log.warning("%s: %d broken ones left out, the first:\n  %s", options.data, data.skipped, first)
     return data
+
+
+def _own_digits(options: Options) -> object:
+    if options.data is not None:
+        raise ConfigError(f"recipe 'digits' brings its own data, got --data {options.data}. Hint: leave --data out.")
+    return load_digits()
+
+
+_DATA: dict[str, Callable[[Options], object]] = {
+    "digits": _own_digits,
+    "mnist": mnist_data,
+    "imdb": imdb_data,
+    "text": lambda options: tell_skipped(options, own_texts(options)),
+    "images": lambda options: tell_skipped(options, own_images(options)),
+}
+
+
+def check_data(options: Options) -> None:
+    """Find, download, verify and cache what a recipe trains on, before any worker starts.
+
+    Raises:
+        ConfigError: No data was named for a recipe that needs the user's own, or some for one that brings its own.
+        DataError: It is missing, truncated or not what is pinned.
+    """
+    _DATA[options.recipe](options)

@@ -1,11 +1,10 @@
 """The list of strategies: found by name, with options as typed or as values (no torch here)."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.options.quantities import shown
+from unisono.options.fields import Option, options_of
 from unisono.strategies.options import (
     AllReduceOptions,
     BalancedDPOptions,
@@ -47,16 +46,20 @@ def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
     if name not in CATALOG:
         raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{nearest(name, CATALOG)}")
     kind = CATALOG[name]
-    known = {item.name: item for item in fields(kind)}
+    known = options_of(kind)
     given = _spelled(kind, given or {})
     for key in given:
         if key not in known:
             if key in kind.elsewhere:
                 raise ConfigError(f"strategy {name} has no option {key!r}. Hint: {kind.elsewhere[key]}")
-            owners = [other.name for other in CATALOG.values() if key in {item.name for item in fields(other)}]
+            owners = [other.name for other in CATALOG.values() if key in options_of(other)]
             hint = f" It is an option of {', '.join(owners)}." if owners else ""
             raise ConfigError(f"strategy {name} has no option {key!r}; it has {', '.join(known) or 'none'}.{hint}")
-    return kind(**{key: _read(name, known[key], value) for key, value in given.items()})
+    try:
+        values = {key: known[key].read(value) for key, value in given.items()}
+    except ConfigError as error:
+        raise ConfigError(f"strategy {name}: {error}") from None
+    return kind(**values)
 
 
 def _spelled(kind: type[StrategyOptions], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,38 +103,10 @@ def strategy(name: str, /, **options: Any) -> StrategyOptions:
     return find(name, options)
 
 
-def all_options() -> dict[str, tuple[list[str], Any]]:
-    """Return every option of every strategy by name: the strategies that have it, and its field."""
-    found: dict[str, tuple[list[str], Any]] = {}
+def all_options() -> dict[str, tuple[list[str], Option]]:
+    """Return every option of every strategy by name: the strategies that have it, and what it is."""
+    found: dict[str, tuple[list[str], Option]] = {}
     for kind in CATALOG.values():
-        for item in fields(kind):
-            found.setdefault(item.name, ([], item))[0].append(kind.name)
+        for name, item in options_of(kind).items():
+            found.setdefault(name, ([], item))[0].append(kind.name)
     return found
-
-
-_SPELLED = (
-    ("tuple[float", "numbers such as 1,2,2"), ("tuple[str", "names such as a,b"), ("bool", "true or false"),
-    ("", "another value"),
-)  # fmt: skip
-"""What is expected, by the type of an option's field."""
-
-
-def _read(name: str, item: Any, value: Any) -> Any:
-    """Return an option's value; text is read as the type of the field."""
-    kinds, quantity = str(item.type), item.metadata["of"]
-    try:
-        if "tuple[float" in kinds and value is not None:
-            parts = value.split(",") if isinstance(value, str) else value
-            return tuple(float(quantity.read(item.name, part) if isinstance(part, str) else part) for part in parts)
-        if "tuple[str" in kinds and value is not None:
-            return tuple(value.split(",") if isinstance(value, str) else value)
-        if isinstance(value, str) and "str" not in kinds:
-            if "bool" in kinds:
-                return {"true": True, "false": False, "yes": True, "no": False}[value.lower()]
-            return quantity.read(item.name, value)
-    except ConfigError as error:
-        raise ConfigError(f"strategy {name}: {error}") from None
-    except (ValueError, KeyError, TypeError):
-        told = next(words for kind, words in _SPELLED if kind in kinds)
-        raise ConfigError(f"strategy {name}: expected {item.name} as {told}, got {shown(value)}.") from None
-    return value

@@ -5,20 +5,16 @@ assigned to ranks, what of it belongs to the score, and which class does the wor
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from unisono.collectives.placement import place_by_shares, place_evenly
 from unisono.errors import ConfigError
-from unisono.options.quantities import DEVICES, SHARE, STEPS, Amount, Count, Quantity, settle, shown
+from unisono.options.fields import check, option
+from unisono.options.quantities import DEVICES, SHARE, STEPS, Amount, Count
 
 MICRO_BATCHES = Count(1, 65_536, "micro-batches")
 MEBIBYTES = Amount(0.001, 1 << 20, "MiB")
-
-
-def option(default: Any, text: str, *choices: str, of: Quantity | None = None) -> Any:
-    """Return a field with its help text, and its allowed words or what a number (of a list: each) may be."""
-    return field(default=default, metadata={"help": text, "choices": choices, "of": of})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,20 +48,10 @@ class StrategyOptions:
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value, choices, quantity = getattr(self, item.name), item.metadata["choices"], item.metadata["of"]
-            where = f"strategy {self.name}: expected {item.name}"
-            if choices and value not in choices:
-                raise ConfigError(f"{where} {', '.join(choices)}; got {shown(value)}.")
-            if "bool" in str(item.type) and not isinstance(value, bool):
-                raise ConfigError(f"{where} as true or false, got {shown(value)}.")
-            try:
-                if quantity is not None and isinstance(value, tuple):
-                    object.__setattr__(self, item.name, tuple(quantity.take(item.name, part) for part in value))
-                elif quantity is not None:
-                    settle(self, **{item.name: quantity})
-            except ConfigError as error:
-                raise ConfigError(f"strategy {self.name}: {error}") from None
+        try:
+            check(self)
+        except ConfigError as error:
+            raise ConfigError(f"strategy {self.name}: {error}") from None
 
     @property
     def shares_gradients(self) -> bool:
@@ -202,7 +188,7 @@ class DDPOptions(PreciseOptions):
     forward_sync_buffers: bool = option(True, "Bring rank 0's buffers to all before every forward pass.")
     gradient_as_bucket_view: bool = option(False, "Gradients are views into the buckets: one copy less.")
     static_graph: bool = option(False, "The same parameters are used in every step.")
-    bucket_cap_mb: float | None = option(None, "Size of a bucket in MiB.", of=MEBIBYTES)
+    bucket_cap_mb: float | None = option(None, "Size of a bucket in MiB.", of=MEBIBYTES, usual="torch's, 25")
     comm_hook: str = option("none", "Compress gradients on their way.", "none", "bf16", "fp16", "powersgd")
     powersgd_rank: int = option(1, "Rank of PowerSGD's approximation.", of=Count(1, 65_536))
 
@@ -220,13 +206,13 @@ class AllReduceOptions(PreciseOptions):
         "ring", "How the sums are made; naive_ring is kept to show what is wrong with it.",
         "ring", "tree", "halving_doubling", "naive_ring", "torch",
     )  # fmt: skip
-    bucket_mb: float | None = option(None, "Reduce in buckets of so many MiB.  [default: parameter by parameter]",
-                                     of=MEBIBYTES)  # fmt: skip
-    predivide: float | None = option(
-        None,
-        "Divide gradients by this before the sum, by the rest after it.  [default: wholly before]",
-        of=Amount(1e-9, 1e9),
+    bucket_mb: float | None = option(
+        None, "Reduce in buckets of so many MiB.", of=MEBIBYTES, usual="parameter by parameter"
     )
+    predivide: float | None = option(
+        None, "Divide gradients by this before the sum, by the rest after it.", of=Amount(1e-9, 1e9),
+        usual="wholly before",
+    )  # fmt: skip
     sync_every: int = option(1, "Local SGD: update alone, average parameters every so many steps.", of=STEPS)
 
     @property
@@ -285,7 +271,7 @@ class FSDPOptions(StrategyOptions):
     needs_processes: ClassVar[bool] = True
 
     wrap: tuple[str, ...] | None = option(
-        None, "Classes of modules that are gathered one at a time.  [default: the model's direct children]"
+        None, "Classes of modules that are gathered one at a time.", usual="the model's direct children"
     )
     offload: bool = option(False, "Keep the slices in the CPU's memory (GPUs only).")
     param_dtype: str = option("fp32", "Compute in fp32 or bf16; slices and sums stay fp32.", "fp32", "bf16")
@@ -311,7 +297,7 @@ class ModelParallelOptions(StrategyOptions):
 
     devices: int = option(2, "Devices of each process (on the CPU logical ones).", of=Count(2, 4096, "devices"))
     map: tuple[float, ...] | None = option(
-        None, "Device of each child of the model, as 0,0,1.  [default: by cost]", of=Amount(0, 4095)
+        None, "Device of each child of the model, as 0,0,1.", of=Amount(0, 4095), usual="by cost"
     )
 
 

@@ -33,14 +33,13 @@ def visible_devices(variable: str | None, count: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def choose_devices(asked: str, visible: Sequence[str], option: str = "--devices") -> tuple[str, ...]:
-    """Return the GPUs that ``--devices`` asks for; none for ``cpu``.
+def choose_devices(asked: str, visible: Sequence[str]) -> tuple[str, ...]:
+    """Return the GPUs that ``--gpus`` asks for; none for ``cpu``.
 
     Args:
         asked: ``cpu``, or GPUs joined by commas: indices among the visible ones (as in ``cuda:0``), or names such as
             ``GPU-3f1a``, of which a beginning that fits one is enough.
         visible: From `visible_devices`.
-        option: The option's name, for the message: ``unisono train`` calls it ``--gpus``.
 
     Raises:
         ConfigError: One is not there, or asked for twice.
@@ -60,16 +59,16 @@ def choose_devices(asked: str, visible: Sequence[str], option: str = "--devices"
         if len(fits) != 1 or fits[0] in chosen:
             why = "asked for twice" if len(fits) == 1 else "is not there" if not fits else "fits several"
             raise ConfigError(
-                f"expected {option} with GPUs out of {len(visible)} visible ones, got {asked!r}: {part!r} {why}. "
-                f"Hint: {_range_of(visible, option)}."
+                f"expected --gpus with GPUs out of {len(visible)} visible ones, got {asked!r}: {part!r} {why}. "
+                f"Hint: {_range_of(visible)}."
             )
         chosen += fits
     return tuple(chosen)
 
 
-def _range_of(visible: Sequence[str], option: str) -> str:
+def _range_of(visible: Sequence[str]) -> str:
     if not visible:
-        return f"{option} cpu; no GPU is visible here (nvidia-smi -L, CUDA_VISIBLE_DEVICES)"
+        return "--gpus cpu; no GPU is visible here (nvidia-smi -L, CUDA_VISIBLE_DEVICES)"
     return f"indices from 0 to {len(visible) - 1}, or names from nvidia-smi -L"
 
 
@@ -142,5 +141,5 @@ def _too_many(workers: int, count: int) -> str:
     return (
         f"expected a GPU for each worker, got {workers} workers and {count} GPU{'s' if count > 1 else ''}. "
         f"Hint: {count} worker{'s' if count > 1 else ''}; or --share-devices ({SHARE_VARIABLE}=1) to let them share; "
-        f"or --devices cpu (of unisono train: --gpus cpu; {VISIBLE_VARIABLE}=) to compute on the CPU."
+        f"or --gpus cpu ({VISIBLE_VARIABLE}=) to compute on the CPU."
     )

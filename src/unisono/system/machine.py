@@ -33,15 +33,15 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     return len(visible_devices(visible, _count_all_gpus()))
 
 
-def resolve_devices(asked: str | None, environ: Mapping[str, str], option: str = "--devices") -> tuple[str, ...] | None:
-    """Return the GPUs that ``--devices`` (or what `option` is called) asks for, None where it is not given.
+def resolve_devices(asked: str | None, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the GPUs that ``--gpus`` asks for, None where it is not given.
 
     Raises:
         ConfigError: One of them is not visible, or torch is built without CUDA.
     """
     if asked is None:
         return None
-    return choose_devices(asked, visible_devices(environ.get(VISIBLE_VARIABLE), _count_all_gpus()), option)
+    return choose_devices(asked, visible_devices(environ.get(VISIBLE_VARIABLE), _count_all_gpus()))
 
 
 def ask_driver(*question: str) -> str:

@@ -43,7 +43,7 @@ def test_numbers_of_ranks():
     """In the given order, each once; a collective needs two."""
     assert parse_ranks("4,2, 4") == [4, 2]
     for wrong in ("1", "2,", "two", "-2", "65", "2.0", "\N{SUPERSCRIPT TWO}"):
-        with pytest.raises(ConfigError, match="expected --ranks such as 2,4"):
+        with pytest.raises(ConfigError, match="expected --workers such as 2,4"):
             parse_ranks(wrong)
 
 

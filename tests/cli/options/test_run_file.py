@@ -29,8 +29,8 @@ def planned(monkeypatch, *arguments: str) -> tuple[int, str, dict]:
     """Return exit code, output, and what would be run."""
     seen = {}
 
-    def keep(recipe, workers, as_json, given, settings, nodes):
-        seen.update({"recipe": recipe, "workers": workers, **given})
+    def keep(recipe, as_json, given):
+        seen.update({"recipe": recipe, **given})
 
     monkeypatch.setattr(verb, "_train", keep)
     result = CliRunner().invoke(verb.train, list(arguments))
@@ -44,7 +44,7 @@ def test_a_file_gives_defaults_and_the_command_line_wins(tmp_path, monkeypatch):
     code, told, seen = planned(monkeypatch, "--config", str(file))
     assert (code, told) == (0, "")
     assert (seen["recipe"], seen["epochs"], seen["batch_size"], seen["workers"]) == ("digits", 2, 20, "1")
-    assert (seen["shares"], seen["detail"], seen["seed"]) == ("1", True, 0)
+    assert (seen["shares"], seen["detail"], seen["seed"]) == ("1", True, None)
     _, _, seen = planned(monkeypatch, "mnist", "--config", str(tmp_path), "--epochs", "7", "--seed", "3")
     assert (seen["recipe"], seen["epochs"], seen["batch_size"], seen["seed"]) == ("mnist", 7, 20, 3)
 
@@ -63,7 +63,7 @@ def test_a_file_gives_defaults_and_the_command_line_wins(tmp_path, monkeypatch):
         ("batch-size = 4\nbatch_size = 8", ("line 3", "'batch_size' stands there twice, with - and with _")),
         ("epochs = " + "[" * 5000, ("nested without end", "one option a line")),
         ("x = '" + "x" * 70_000 + "'", ("expected at most 65,536 bytes",)),
-        ("detail = 1", ("line 2", "detail: expected true or false, got 1")),
+        ("detail = 1", ("line 2", "expected detail as true or false, got 1")),
         ("data = {a = 1}", ("line 2", "data: expected a text")),
         ("epochs = ", ("is not TOML", "line 2")),
         ("[recipe]\nname = 'digits'", ("line 2", "recipe: expected a text")),

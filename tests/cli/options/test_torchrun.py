@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ def meant(*arguments, env=None, monkeypatch=None):
     """Return what a command line means, without starting it."""
     got = {}
 
-    def understand(given, workers, nodes, *, is_module):
-        got["meant"] = torchrun.understand(given, workers, nodes, is_module=is_module)
+    def understand(words, workers, hosts, *, is_module):
+        got["meant"] = torchrun.understand(words, workers, hosts, is_module=is_module)
         raise ConfigError("not started")
 
     monkeypatch.setattr("unisono.cli.run.understand", understand)
@@ -78,14 +79,14 @@ def test_number_of_processes(monkeypatch, arguments, env, workers):
 def test_several_hosts(monkeypatch):
     """The meeting in torchrun's words, or in its variables."""
     words = "--nnodes=1:4 --rdzv_endpoint=node1:29400 --rdzv_id 8 --rdzv_backend c10d --rdzv_conf join_timeout=90"
-    nodes = meant(*words.split(), monkeypatch=monkeypatch).nodes
+    nodes = asdict(meant(*words.split(), monkeypatch=monkeypatch).nodes)
     told = {"nnodes": "1:4", "rdzv_endpoint": "node1:29400", "rdzv_id": "8", "rdzv_timeout": 90.0}
     assert told.items() <= nodes.items()
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node1", "PET_MASTER_PORT": "99"}
-    nodes = meant(env=variables, monkeypatch=monkeypatch).nodes
+    nodes = asdict(meant(env=variables, monkeypatch=monkeypatch).nodes)
     assert {"nnodes": "2", "node_rank": 1, "master_addr": "node1", "master_port": 99}.items() <= nodes.items()
-    assert meant("--rdzv_endpoint=localhost:29400", monkeypatch=monkeypatch).nodes["nnodes"] == "1"
-    assert meant("--rdzv_endpoint=node1:29400", monkeypatch=monkeypatch).nodes["nnodes"] is None  # refused later
+    assert meant("--rdzv_endpoint=localhost:29400", monkeypatch=monkeypatch).nodes.nnodes == "1"
+    assert meant("--rdzv_endpoint=node1:29400", monkeypatch=monkeypatch).nodes.nnodes is None  # refused later
 
 
 def test_more_meanings(monkeypatch):

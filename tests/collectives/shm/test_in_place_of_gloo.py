@@ -9,7 +9,7 @@ import pytest
 from unisono.collectives.shm import gloo_hook
 from unisono.collectives.shm.in_place_of_gloo import instead_of_gloo
 from unisono.errors import ConfigError
-from unisono.launchers.spec import Backend, LaunchSpec, ScriptTarget
+from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.worker.environment import worker_environment
 
 SCRIPT = """
@@ -75,8 +75,10 @@ def test_whose_place_it_takes():
 
 def test_the_choice_of_a_launch():
     """A launch hands the choice to its own workers only."""
-    target, backend = ScriptTarget(path="train.py"), Backend("shm", gloo_hook.__name__)
+    target = ScriptTarget(path="train.py")
     outer = {"UNISONO_BACKEND": gloo_hook.__name__}
     assert "UNISONO_BACKEND" not in worker_environment(LaunchSpec(target=target), 0, "/private", 1, outer)
-    chosen = worker_environment(LaunchSpec(target=target, backend=backend), 0, "/private", 1, {})
+    chosen = worker_environment(
+        LaunchSpec(target=target, backend="shm", backend_module=gloo_hook.__name__), 0, "/private", 1, {}
+    )
     assert chosen["UNISONO_BACKEND"] == gloo_hook.__name__

@@ -40,7 +40,7 @@ def test_worlds_that_do_not_fit_are_refused(options, world_size, replicas, messa
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"stages": "1"}, "stages as a whole number of processes from 2 to 4,096, got 1"),
-    ({"schedule": "zigzag"}, "expected schedule gpipe, 1f1b, interleaved; got 'zigzag'"),
+    ({"schedule": "zigzag"}, "expected schedule to be one of gpipe, 1f1b, interleaved, got 'zigzag'"),
     ({"chunks": "2"}, "schedule 1f1b has one stage a process, got chunks 2. Hint: 1f1b for one, interleaved"),
     ({"schedule": "interleaved", "chunks": "1"}, "schedule interleaved has several stages a process, got chunks 1"),
     ({"micro_batches": "0"}, "micro_batches as a whole number of micro-batches from 1"),

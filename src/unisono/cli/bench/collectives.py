@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.options.fields import json_option, picture_option, single
 from unisono.cli.options.lists import MOST_BYTES, parse_names, parse_ranks, parse_sizes
-from unisono.cli.options.settings import PATH, number
+from unisono.cli.options.settings import number
 from unisono.cli.outcome import nothing_kept, perform, tell
 from unisono.cli.tables import answer, table
 from unisono.errors import ConfigError
@@ -24,7 +25,10 @@ _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in 
 
 
 @click.command(short_help="Time collectives over message sizes, or explain one.")
-@click.option("-r", "--ranks", metavar="N,N,...", help="Numbers of processes.  [default: 2]")
+@single(
+    "workers", "Numbers of processes; with --explain, the ranks to show.", short="-n", word="N,N,...",
+    usual="2; with --explain, 4", old=("-r", "--ranks", "--explain-ranks"),
+)  # fmt: skip
 @click.option(
     "-s", "--sizes", metavar="SIZE,...", help="Sizes of the buffer, in powers of 1024.  [default: 4KB,64KB,1MB,16MB]"
 )
@@ -33,12 +37,9 @@ _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in 
 )
 @click.option("--repeat", type=number(RUNS), metavar="K", help="Repetitions of each.  [default: 15]")
 @click.option("--explain", metavar="NAME", help="Measure nothing; show the moves of a schedule: ring, tree, ...")
-@click.option("-n", "--explain-ranks", type=number(EXPLAINED), metavar="N", help="Ranks to explain.  [default: 4]")
-@click.option("--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
-def collectives(
-    explain: str | None, explain_ranks: int | None, picture: str | None, as_json: bool, **given: Any
-) -> None:  # fmt: skip
+@picture_option
+@json_option
+def collectives(explain: str | None, workers: str | None, picture: str | None, as_json: bool, **given: Any) -> None:
     """Time collectives over shared memory and gloo, beside a plain copy of memory.
 
     All functions of torch.distributed, and tree_all_reduce, the sum of the exact step. What is compared is measured
@@ -58,18 +59,13 @@ def collectives(
         check_picture(picture)
         if explain is not None:
             if any(given.values()):
-                raise ConfigError(
-                    "--explain measures nothing: expected no --ranks, --sizes, --collectives or --repeat. "
-                    "Hint: use -n N."
-                )
-            _explain(explain, explain_ranks or 4, picture, as_json)
+                raise ConfigError("--explain measures nothing: expected no --sizes, --collectives or --repeat.")
+            _explain(explain, EXPLAINED.read("--workers", workers or "4"), picture, as_json)
             return
-        if explain_ranks is not None:
-            raise ConfigError("-n is for --explain. Hint: to measure, give the numbers of processes with --ranks 2,4.")
         names = parse_names("--collectives", given["only"] or ",".join(COLLECTIVES), COLLECTIVES)
         sizes = parse_sizes(given["sizes"]) if given["sizes"] else SIZES
         repeat = given["repeat"] or 15
-        found = measure_collectives(parse_ranks(given["ranks"] or "2"), sizes, names, repeat=repeat, tell=tell)
+        found = measure_collectives(parse_ranks(workers or "2"), sizes, names, repeat=repeat, tell=tell)
         if picture is not None:
             from unisono.report.bench_section import timing_section
             from unisono.report.picture import draw_section

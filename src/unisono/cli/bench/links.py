@@ -3,19 +3,19 @@
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from unisono.cli.completion import complete_recipe
+from unisono.cli.options.fields import field_options, json_option, recipe_options, repeat_option, steps_option
 from unisono.cli.options.lists import parse_names
-from unisono.cli.options.nodes import nodes_options, plan_nodes
-from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import number
 from unisono.cli.outcome import nothing_kept, perform, tell
 from unisono.cli.tables import answer, table
-from unisono.options.quantities import RUNS, STEPS, WORKERS
+from unisono.nodes.plan import NodesOptions
+from unisono.options.fields import taken
+from unisono.options.quantities import WORKERS
 from unisono.scaling.choice import spell
 from unisono.scaling.slow_links import WAYS
 
@@ -25,15 +25,12 @@ from unisono.scaling.slow_links import WAYS
 @click.option("-n", "--workers", type=number(WORKERS), metavar="N",
               help="Processes on each host.  [default: 1; without --nnodes, 2]")  # fmt: skip
 @click.option("--ways", metavar="NAME,...", help="Of exact, ddp, bf16, powersgd, local_sgd.  [default: all]")
-@click.option("-r", "--repeat", type=number(RUNS), default=2, show_default=True, metavar="R",
-              help="Runs of each way.")  # fmt: skip
-@click.option(
-    "--steps", type=number(replace(STEPS, low=2)), default=40, show_default=True, metavar="K", help="Of each run."
-)
+@repeat_option(2, "Runs of each way.")
+@steps_option(40)
 @recipe_options("batch_size", "model", "data")
-@nodes_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
-def links(recipe: str, ways: str | None, nodes: dict[str, Any], as_json: bool, **given: Any) -> None:
+@field_options(NodesOptions)
+@json_option
+def links(recipe: str, ways: str | None, as_json: bool, **given: Any) -> None:
     """Train a few steps of RECIPE on these hosts in each way that slow links invite, and propose one.
 
     The exact step; DDP; DDP with gradients in bfloat16, or compressed by PowerSGD; local SGD, which talks every eight
@@ -47,7 +44,8 @@ def links(recipe: str, ways: str | None, nodes: dict[str, Any], as_json: bool, *
         from unisono.experiments.links import compare_links
 
         names = list(WAYS) if ways is None else parse_names("--ways", ways, WAYS)
-        found = compare_links(recipe, names, nodes=plan_nodes(nodes), tell=tell, **given)
+        nodes = NodesOptions(**taken(NodesOptions, given)).plan()
+        found = compare_links(recipe, names, nodes=nodes, tell=tell, **given)
         chosen = found["proposal"]
         more = [f"{chosen}: {found['why']}", f"proposed: {found['command']}"]
         answer(found, as_json, lambda: [*ways_table(found["rates"], chosen), *more])

@@ -1,49 +1,48 @@
 """``unisono bench scaling``: the same job on 1..N workers, where its time goes, and why it flattens."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from unisono.cli.completion import complete_target
+from unisono.cli.options.fields import (
+    ExplainedCommand,
+    counts_option,
+    json_option,
+    out_option,
+    recipe_options,
+    repeat_option,
+    steps_option,
+    strategy_options,
+    warmup_option,
+)
 from unisono.cli.options.lists import parse_workers
-from unisono.cli.options.recipe import recipe_options
-from unisono.cli.options.settings import PATH, number
-from unisono.cli.options.strategy import strategy_options
+from unisono.cli.options.settings import number
 from unisono.cli.outcome import FAILED, command_line, nothing_kept, perform, tell
 from unisono.cli.tables import section_lines, table
-from unisono.options.quantities import LOADERS, REPLICAS, RUNS, STEPS, THREADS
+from unisono.options.quantities import LOADERS, REPLICAS, THREADS
 
 if TYPE_CHECKING:
     from unisono.scaling.study import Study
 
 
-@click.command(short_help="Time a recipe or script on several numbers of workers.")
+@click.command(cls=ExplainedCommand, short_help="Time a recipe or script on several numbers of workers.")
 @click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
-@click.option("-w", "--workers", default="1,2", show_default=True, metavar="N,N,...", help="Numbers of workers.")
-@click.option("-r", "--repeat", type=number(RUNS), default=3, show_default=True, metavar="R", help="Runs of each.")
+@counts_option
+@repeat_option(3, "Runs of each.")
 @click.option("--weak", is_flag=True, help="Batch and replicas grow with the workers: B and V are those of one worker.")
-@click.option(
-    "--steps",
-    type=number(replace(STEPS, low=2)),
-    default=100,
-    show_default=True,
-    metavar="K",
-    help="Steps of each run.",
-)
-@click.option("--warmup", type=number(replace(STEPS, low=0)), default=10, show_default=True, metavar="K",
-              help="First steps of each run that do not count.")  # fmt: skip
+@steps_option(100)
+@warmup_option(10)
 @click.option("--replicas", type=number(REPLICAS), metavar="V", help="Logical workers; at least the most workers.")
 @recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
 @click.option("--threads", type=number(THREADS), default=1, show_default=True, metavar="T", help="Threads per worker.")
 @click.option("--num-workers", type=number(LOADERS), metavar="N", help="Recipes: loader processes of each worker.")
 @strategy_options
-@click.option("-o", "--out", type=PATH, metavar="DIR",
-              help="For scaling.json, scaling.svg, report.html.  [default: scaling-NAME]")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print scaling.json, and nothing else, on standard output.")
+@out_option("For scaling.json, scaling.svg, report.html.", word="DIR", usual="scaling-NAME")
+@json_option
 def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, as_json: bool, **given: Any) -> None:
     """Train RECIPE or SCRIPT on each number of workers, and show where a step's time goes and what more workers give.
 

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from unisono.cli.completion import complete_recipe
-from unisono.cli.options.recipe import recipe_options
-from unisono.cli.options.settings import PATH, number
+from unisono.cli.options.fields import json_option, picture_option, recipe_options
+from unisono.cli.options.settings import number
 from unisono.cli.outcome import nothing_kept, perform, tell
 from unisono.cli.tables import answer, table
 from unisono.options.quantities import WORKERS
@@ -24,8 +24,8 @@ DEFAULT = ",".join(CATALOG)
 )  # fmt: skip
 @click.option("--strategies", default=DEFAULT, metavar="NAME,...", help="Which ones.  [default: all]")
 @recipe_options("epochs", "batch_size", "limit", "model", "data")
-@click.option("--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+@picture_option
+@json_option
 def strategies(
     recipe: str, workers: int, strategies: str, picture: str | None, as_json: bool, **given: Any
 ) -> None:  # fmt: skip

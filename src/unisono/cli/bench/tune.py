@@ -2,37 +2,39 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from unisono.cli.bench.links import spell_rates
 from unisono.cli.completion import complete_recipe
+from unisono.cli.options.fields import (
+    ExplainedCommand,
+    json_option,
+    recipe_options,
+    repeat_option,
+    steps_option,
+    strategy_options,
+    warmup_option,
+)
 from unisono.cli.options.lists import parse_loaders
-from unisono.cli.options.recipe import recipe_options
 from unisono.cli.options.settings import number
-from unisono.cli.options.strategy import strategy_options
 from unisono.cli.outcome import nothing_kept, perform, tell
 from unisono.cli.tables import answer, table
-from unisono.options.quantities import REPLICAS, RUNS, STEPS
+from unisono.options.quantities import REPLICAS
 from unisono.scaling.choice import spell
 
 
-@click.command(short_help="Propose workers, threads, loader processes and bucket size.")
+@click.command(cls=ExplainedCommand, short_help="Propose workers, threads, loader processes and bucket size.")
 @click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
-@click.option("-r", "--repeat", type=number(RUNS), default=2, show_default=True, metavar="R",
-              help="Runs of each setting.")  # fmt: skip
-@click.option(
-    "--steps", type=number(replace(STEPS, low=4)), default=40, show_default=True, metavar="K", help="Of each run."
-)
-@click.option("--warmup", type=number(replace(STEPS, low=0)), default=8, show_default=True, metavar="K",
-              help="First steps of each run that do not count.")  # fmt: skip
+@repeat_option(2, "Runs of each setting.")
+@steps_option(40, least=4)
+@warmup_option(8)
 @click.option("--loaders", default="0,1,2", show_default=True, metavar="N,N,...", help="Loader processes to try.")
 @click.option("--replicas", type=number(REPLICAS), metavar="V", help="Logical workers.")
 @recipe_options("batch_size", "model", "data")
 @strategy_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+@json_option
 def tune(recipe: str, loaders: str, as_json: bool, **given: Any) -> None:
     """Measure settings of RECIPE, and propose the fastest; nothing is changed.
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from unisono.cli.options.settings import number
-from unisono.options.quantities import DEVICES, INTERVAL, NODES, PORT, RANKS, THREADS, WORKERS
+from unisono.options.quantities import INTERVAL
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -35,41 +35,9 @@ program_arguments = stack(
 )
 """``-m``, SCRIPT and ARGS, as `is_module`, `script` and `args`."""
 
-env_option = click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable for all ranks.")
 python_option = click.option(
     "--python", default=sys.executable, metavar="PATH", help="Interpreter on all machines.  [default: this one]"
 )
-ranks_option = click.option(
-    "-n", "--workers", type=number(RANKS), required=True, metavar="N", help="Ranks on all machines together."
-)
-port_option = click.option(
-    "--port", type=number(PORT), default=29500, show_default=True, metavar="PORT",
-    help="Where the ranks of several machines meet, on the first.",
-)  # fmt: skip
-
-
-def threads_option(text: str = "Threads per rank.") -> Decorator:
-    """Return ``--threads``."""
-    return click.option(
-        "--threads", type=number(THREADS), default=1, show_default=True, metavar="T", help=text
-    )  # fmt: skip
-
-
-def size_options(machine: str) -> Decorator:
-    """Return ``--nodes``, ``--workers-per-node`` and ``--gpus-per-node``; `machine` is what the engine calls a node."""
-    return stack(
-        click.option("--nodes", type=number(NODES), default=1, show_default=True, metavar="N",
-                     help=f"Number of {machine}s."),
-        click.option("-n", "--workers-per-node", type=number(WORKERS), default=1, show_default=True, metavar="W",
-                     help=f"Ranks of each {machine}."),
-        click.option("--gpus-per-node", type=number(DEVICES), default=0, show_default=True, metavar="G",
-                     help=f"GPUs of each {machine}."),
-    )  # fmt: skip
-
-
-def name_option(text: str) -> Decorator:
-    """Return ``--name``."""
-    return click.option("--name", metavar="NAME", help=f"{text}  [default: the script's]")
 
 
 def dry_run_option(what: str) -> Decorator:
@@ -84,3 +52,23 @@ def follow_options(what: str) -> Decorator:
         click.option("--interval", "interval_s", type=number(INTERVAL), default=2.0, show_default=True,
                      metavar="S", help="Between two looks at the job."),
     )  # fmt: skip
+
+
+def join_command(
+    python: str, script: str, args: tuple[str, ...], *, is_module: bool, threads: int | None = None
+) -> tuple[str, ...]:
+    """Return the command that runs a script, which is there, as one rank on any machine.
+
+    Raises:
+        ConfigError: There is no such script or module.
+    """
+    from unisono.launchers.spec import find_program
+
+    find_program(script, is_module=is_module)
+    more = () if threads is None else ("--threads", str(threads))
+    return (python, "-P", "-m", "unisono", "join", *more, *(["-m"] if is_module else []), script, *args)
+
+
+def tell(line: str) -> None:
+    """Say what becomes of a job, on the error output."""
+    click.echo(f"unisono: {line}", err=True)

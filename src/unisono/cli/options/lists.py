@@ -46,7 +46,7 @@ def parse_ranks(text: str) -> list[int]:
     """
     hint = " Hint: a collective needs at least two ranks."
     found = _parse(
-        text, lambda part: [_COLLECTIVE_RANKS.read("it", part)], "--ranks such as 2,4, each from 2 to 64", hint
+        text, lambda part: [_COLLECTIVE_RANKS.read("it", part)], "--workers such as 2,4, each from 2 to 64", hint
     )
     return list(dict.fromkeys(found))
 
@@ -66,7 +66,7 @@ def parse_counts(text: str) -> list[int]:
             raise ConfigError(f"expected a range that ascends, got {part}.")
         return {low, high, *(1 << power for power in range(17) if low <= 1 << power <= high)}
 
-    expected = f"--ranks such as 1,2,8 or 1..1024, each from 1 to {RANKS.high}"
+    expected = f"--workers such as 1,2,8 or 1..1024, each from 1 to {RANKS.high}"
     return sorted(set(_parse(text, read, expected)))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unisono.cli.options.fields import FieldOption
 from unisono.errors import ConfigError
 from unisono.options.quantities import shown
 from unisono.system.hints import nearest
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.toml"
 MOST_BYTES = 1 << 16
-_OF_THE_CALL = ("config", "as_json", "help")
 _OF_THE_PLACE = ("out", "cache", "allow_drift", "offline", "strategy")
 
 
@@ -64,14 +64,14 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
             f"--config {path}: expected options as NAME = VALUE, found lists or tables nested without end. "
             "Hint: a run file has one option a line."
         ) from None
-    known = {parameter.name: parameter for parameter in parameters if parameter.name not in _OF_THE_CALL}
+    known = {str(item.name): item for item in parameters if isinstance(item, FieldOption | click.Argument)}
     found = {}
     for key, entry in entries.items():
         name = key.replace("-", "_")
         parameter = known.get(name)
         where = f"--config {path}, line {_line_of(key, text)}"
         if parameter is None:
-            allowed = ", ".join(sorted(str(other) for other in known))
+            allowed = ", ".join(sorted(known))
             raise click.UsageError(f"{where}: unknown key {key!r}.{nearest(name, known)} Allowed keys: {allowed}.")
         if name in found:
             raise click.UsageError(
@@ -83,23 +83,19 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
 
 def _checked(parameter: click.Parameter, entry: Any, where: str) -> Any:
     """Return an entry as the command line would have given it."""
+    place, _, key = where.partition(": ")
+    item = parameter.item if isinstance(parameter, FieldOption) else None
     is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
-    quantity = getattr(parameter.type, "quantity", None)
-    if isinstance(parameter, click.Option) and parameter.is_flag:
-        expected, fits = "true or false", isinstance(entry, bool)
-    elif quantity is not None:
+    if item is not None and (item.kind is bool or (item.of is not None and not item.is_list and not item.also)):
         try:
-            return quantity.take(where.partition(": ")[2], entry)
+            return item.checked(entry, key)
         except ConfigError as error:
-            raise click.UsageError(f"{where.partition(': ')[0]}: {error}") from None
-    else:
-        if isinstance(entry, list) and all(isinstance(item, str | int | float) for item in entry):
-            return ",".join(map(str, entry))
-        expected, fits = "a text, number or list of them", isinstance(entry, str) or is_number
-        entry = str(entry)
-    if not fits:
-        raise click.UsageError(f"{where}: expected {expected}, got {shown(entry)}.")
-    return entry
+            raise click.UsageError(f"{place}: {error}") from None
+    if isinstance(entry, list) and all(isinstance(part, str | int | float) for part in entry):
+        return ",".join(map(str, entry))
+    if not isinstance(entry, str) and not is_number:
+        raise click.UsageError(f"{where}: expected a text, a number or a list of them, got {shown(entry)}.")
+    return str(entry)
 
 
 def _line_of(key: str, text: str) -> int:

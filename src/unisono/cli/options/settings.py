@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, final
 
 import click
@@ -23,62 +22,37 @@ def number(quantity: Quantity) -> "click.ParamType[Any]":
     return _Whole(quantity) if isinstance(quantity, Count) else _Decimal(quantity)
 
 
-def _convert(quantity: Quantity, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-    name = max(param.opts, key=len) if param else "a number"
-    try:
-        return quantity.read(name, value) if isinstance(value, str) else quantity.take(name, value)
-    except ConfigError as error:
-        raise click.UsageError(str(error), ctx) from None
-
-
-def _bounds(quantity: Quantity) -> str:
+def bounds(quantity: Quantity) -> str:
     """Return the bounds as ``--help`` shows them; nothing where they are those of the machine's numbers."""
     return "" if quantity.high > 1e15 else quantity.bounds.removeprefix("from ")
 
 
-@final
-class _Whole(click.IntRange):
-    """See `number`; a subclass of click's, so that ``--help`` shows the bounds."""
+class _Number:
+    """See `number`; joined with a range of click's, so that ``--help`` shows the bounds."""
 
     def __init__(self, quantity: Quantity) -> None:
-        super().__init__(int(quantity.low), int(quantity.high))
+        super().__init__(quantity.low, quantity.high)  # type: ignore[call-arg]  # the range's
         self.quantity = quantity
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return _convert(self.quantity, value, param, ctx)
+        name = next((flag for flag in param.opts if flag.startswith("--")), param.opts[0]) if param else "a number"
+        try:
+            return self.quantity.read(name, value) if isinstance(value, str) else self.quantity.take(name, value)
+        except ConfigError as error:
+            raise click.UsageError(str(error), ctx) from None
 
     def _describe_range(self) -> str:
-        return _bounds(self.quantity)
+        return bounds(self.quantity)
 
 
 @final
-class _Decimal(click.FloatRange):
+class _Whole(_Number, click.IntRange):
     """See `number`."""
 
-    def __init__(self, quantity: Quantity) -> None:
-        super().__init__(quantity.low, quantity.high)
-        self.quantity = quantity
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return _convert(self.quantity, value, param, ctx)
-
-    def _describe_range(self) -> str:
-        return _bounds(self.quantity)
-
-
-def pairs(option: str, given: Iterable[str], form: str = "NAME=VALUE") -> dict[str, str]:
-    """Return the settings of an option that is given as NAME=VALUE, perhaps several times.
-
-    Raises:
-        ConfigError: One of them has no ``=`` or no name; names the option.
-    """
-    found = {}
-    for setting in given:
-        name, equals, value = setting.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"expected {option} {form}, got {setting!r}.")
-        found[name] = value
-    return found
+@final
+class _Decimal(_Number, click.FloatRange):
+    """See `number`."""
 
 
 @final

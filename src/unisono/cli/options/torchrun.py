@@ -4,7 +4,6 @@ In: what was given, on the command line or as ``PET_<NAME>`` (variables that tor
 set). Out: our own settings. What cannot be given its meaning is refused by its name, with what to use. No torch.
 """
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,29 +12,32 @@ from typing import Any, final
 import click
 from click.core import ParameterSource
 
-from unisono.cli.options.settings import number
+from unisono.errors import ConfigError
+from unisono.nodes.plan import NodesOptions, parse_nodes
+from unisono.options.fields import option, options_of
 from unisono.options.quantities import SECONDS
 
-_LIKE_OURS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "max_restarts")
-"""Parameters that both have; with the taken ones, those that are read from the environment too."""
 
-_TAKEN = (
-    click.option("--nproc-per-node", hidden=True),
-    click.option("--standalone", is_flag=True, hidden=True),
-    click.option("--rdzv-backend", hidden=True),
-    click.option("--rdzv-conf", hidden=True),
-    click.option("--role", default="default", hidden=True),
-    click.option("--log-dir", type=click.Path(file_okay=False), hidden=True),
-    click.option("-r", "--redirects", default="0", hidden=True),
-    click.option("-t", "--tee", default="0", hidden=True),
-    click.option("--local-ranks-filter", default="", hidden=True),
-    click.option("--shutdown-timeout", type=number(SECONDS), hidden=True),
-    click.option("--no-python", is_flag=True, hidden=True),
-)
-_TAKEN_NAMES = (
-    "nproc_per_node", "standalone", "rdzv_backend", "rdzv_conf", "role", "log_dir", "redirects", "tee",
-    "local_ranks_filter", "shutdown_timeout", "no_python",
-)  # fmt: skip
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchrunWords:
+    """What torchrun's own options say; see its documentation."""
+
+    nproc_per_node: str | None = option(None, hidden=True)
+    standalone: bool = option(False, hidden=True)
+    rdzv_backend: str | None = option(None, hidden=True)
+    rdzv_conf: str | None = option(None, hidden=True)
+    role: str = option("default", hidden=True)
+    log_dir: str | None = option(None, is_path=True, hidden=True)
+    redirects: str = option("0", short="-r", hidden=True)
+    tee: str = option("0", short="-t", hidden=True)
+    local_ranks_filter: str = option("", hidden=True)
+    shutdown_timeout: float | None = option(None, of=SECONDS, hidden=True)
+    no_python: bool = option(False, hidden=True)
+
+
+_LIKE_OURS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "max_restarts")
+"""Parameters that both have; with torchrun's own, those that are read from the environment too."""
 
 WITHOUT_EFFECT = {
     "--monitor-interval": "the kernel tells the launcher at once when a process ends",
@@ -67,77 +69,65 @@ class Understood:
 
     Attributes:
         workers: As ``-n`` takes it.
-        nodes: The options of several hosts, as `plan_nodes` takes them.
+        nodes: What it says of several hosts.
         settings: More of the `LaunchSpec`.
-        is_program: Whether the target is no Python script.
     """
 
     workers: str
-    nodes: dict[str, Any]
+    nodes: NodesOptions
     settings: dict[str, Any] = field(default_factory=dict)
-    is_program: bool = False
 
 
-def torchrun_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; the command gets what was given as the argument `torchrun`."""
-
-    @functools.wraps(command)
-    def with_torchrun(*args: Any, **kwargs: Any) -> Any:
-        return command(*args, torchrun={name: kwargs.pop(name) for name in _TAKEN_NAMES}, **kwargs)
-
-    for option in (*_TAKEN, *map(_inert, WITHOUT_EFFECT), *map(_refused, REFUSED)):
-        option(with_torchrun)
-    return with_torchrun
+def inert_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that are accepted without effect, or refused by name."""
+    for made in (*map(_inert, WITHOUT_EFFECT), *map(_refused, REFUSED)):
+        made(command)
+    return command
 
 
 def read_environment_too(command: click.Command) -> None:
     """Let the parameters that torchrun knows be given by its variables, such as ``PET_NNODES``."""
     for parameter in command.params:
-        if parameter.name in (*_TAKEN_NAMES, *_LIKE_OURS):
+        if parameter.name in (*options_of(TorchrunWords), *_LIKE_OURS):
             parameter.envvar = f"PET_{parameter.name.upper()}"
 
 
-def understand(given: dict[str, Any], workers: str, nodes: dict[str, Any], *, is_module: bool) -> Understood:
+def understand(words: TorchrunWords, workers: str, hosts: dict[str, Any], *, is_module: bool) -> Understood:
     """Return what was given, in our words.
 
     Args:
-        given: The argument `torchrun` of a command.
+        words: torchrun's.
         workers: Of ``-n``.
-        nodes: The argument `nodes` of a command.
+        hosts: What was given of `NodesOptions`.
         is_module: Whether ``-m`` was given.
 
     Raises:
         ConfigError: Words contradict each other, or ask for what is not there.
     """
-    from unisono.errors import ConfigError
     from unisono.launchers.streams import Streams, make_log_directory, parse_ranks, parse_streams
 
-    if given["no_python"] and is_module:
+    if words.no_python and is_module:
         raise ConfigError("--no-python starts a program, -m a Python module: expected one of them, got both.")
-    nodes = _nodes(given, nodes)
-    redirected, copied = parse_streams("--redirects", given["redirects"]), parse_streams("--tee", given["tee"])
-    shown = parse_ranks("--local-ranks-filter", given["local_ranks_filter"])
-    place = given["log_dir"]
+    nodes = NodesOptions(**_hosts(words, hosts))
+    redirected, copied = parse_streams("--redirects", words.redirects), parse_streams("--tee", words.tee)
+    shown = parse_ranks("--local-ranks-filter", words.local_ranks_filter)
+    place = words.log_dir
     if redirected and place is None:
         raise ConfigError("--redirects sends the output to files, but not where. Hint: --log-dir DIR.")
     if place is not None and (redirected or copied):
-        place = make_log_directory(place, nodes["rdzv_id"])
+        place = make_log_directory(place, nodes.rdzv_id)
         click.echo(f"unisono: the workers' output is kept in {place}", err=True)
     settings: dict[str, Any] = {
         "streams": Streams(directory=place, redirected=redirected, copied=copied, shown=shown),
-        "role": given["role"],
-        "run_id": "" if nodes["rdzv_id"] == "none" else nodes["rdzv_id"],
+        "role": words.role,
+        "run_id": "" if nodes.rdzv_id == "none" else nodes.rdzv_id,
     }
-    if given["shutdown_timeout"] is not None:
-        settings |= {"grace_s": given["shutdown_timeout"], "stop_grace_s": given["shutdown_timeout"]}
-    return Understood(
-        workers=_workers(given["nproc_per_node"], workers), nodes=nodes, settings=settings,
-        is_program=given["no_python"],
-    )  # fmt: skip
+    if words.shutdown_timeout is not None:
+        settings |= {"grace_s": words.shutdown_timeout, "stop_grace_s": words.shutdown_timeout}
+    return Understood(workers=_workers(words.nproc_per_node, workers), nodes=nodes, settings=settings)
 
 
 def _workers(asked: str | None, workers: str) -> str:
-    from unisono.errors import ConfigError
     from unisono.system.machine import count_gpus, usable_cores
 
     context = click.get_current_context()
@@ -162,34 +152,28 @@ def _workers(asked: str | None, workers: str) -> str:
     return asked
 
 
-def _nodes(given: dict[str, Any], nodes: dict[str, Any]) -> dict[str, Any]:
-    from unisono.errors import ConfigError
-    from unisono.nodes.plan import parse_nodes
-
-    nodes = dict(nodes)
-    backend, endpoint = given["rdzv_backend"], nodes["rdzv_endpoint"]
+def _hosts(words: TorchrunWords, given: dict[str, Any]) -> dict[str, Any]:
+    backend, endpoint, nnodes = words.rdzv_backend, given.get("rdzv_endpoint"), given.get("nnodes")
     if backend not in (None, "c10d", "static"):
         raise ConfigError(
             f"--rdzv-backend {backend}: the hosts meet at one of them, without a server beside them. "
             "Hint: leave it out (c10d and static are understood), and give --rdzv-endpoint HOST[:PORT]."
         )
-    if (seconds := _join_timeout(given["rdzv_conf"])) is not None:
-        if nodes["rdzv_timeout"] is not None:
+    if (seconds := _join_timeout(words.rdzv_conf)) is not None:
+        if "rdzv_timeout" in given:
             raise ConfigError("--rdzv-timeout and --rdzv-conf join_timeout say the same. Hint: give one of them.")
-        nodes["rdzv_timeout"] = seconds
-    if given["standalone"]:
-        if parse_nodes(nodes["nnodes"] or "1")[1] != 1:
-            raise ConfigError(f"--standalone is for one host, got --nnodes {nodes['nnodes']}. Hint: leave it out.")
-        nodes |= {"nnodes": "1", "rdzv_endpoint": None}
-    elif endpoint and nodes["nnodes"] is None and _is_here(endpoint):
-        nodes["nnodes"] = "1"  # nobody else could come there
-    return nodes
+        given = {**given, "rdzv_timeout": seconds}
+    if words.standalone:
+        if parse_nodes(nnodes or "1")[1] != 1:
+            raise ConfigError(f"--standalone is for one host, got --nnodes {nnodes}. Hint: leave it out.")
+        return {**given, "nnodes": "1", "rdzv_endpoint": None}
+    if endpoint and nnodes is None and _is_here(endpoint):
+        return {**given, "nnodes": "1"}  # nobody else could come there
+    return given
 
 
 def _join_timeout(text: str | None) -> float | None:
     """Return the seconds that ``--rdzv-conf KEY=VALUE,...`` gives for the wait for other hosts, None for none."""
-    from unisono.errors import ConfigError
-
     seconds = None
     for part in filter(None, (text or "").split(",")):
         key, _, value = (word.strip() for word in part.partition("="))

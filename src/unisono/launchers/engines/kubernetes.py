@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from unisono.errors import ConfigError
-from unisono.launchers.engines.checks import check_gpus, check_variables
-from unisono.options.quantities import DEVICES, GRACE, NODES, PORT, RESTARTS, THREADS, WORKERS, settle
+from unisono.launchers.engines.job import NodesJob
+from unisono.options.fields import option
+from unisono.options.quantities import GRACE, PORT, RESTARTS
 from unisono.store.secret import VARIABLE
 
 KINDS = ("job", "jobset", "trainjob")
@@ -35,68 +36,53 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KubernetesJob:
-    """One training on a cluster.
+class KubernetesJob(NodesJob):
+    """One training on a cluster; the fields that users set say what they are.
 
     Attributes:
-        name: Name of all objects.
-        image: Container image with Python, torch, unisono and the script.
         target: What torchrun runs, as words: the script in the image and its arguments.
-        kind: ``job``, ``jobset`` or ``trainjob``.
-        namespace: None: the one that kubectl is set to.
-        nodes: Number of pods.
-        workers_per_node: Ranks in each.
-        threads: Threads per rank.
-        gpus_per_node: GPUs of each pod; 0 asks for none.
-        cpu: CPUs of each pod, such as ``4`` or ``500m``; empty: one for each thread.
-        memory: Memory of each pod, such as ``8Gi``; empty sets none.
-        env: Variables for all ranks.
         volumes: Persistent volume claims by the path where they are mounted.
-        node_selector: Labels that the machines must have.
-        max_restarts: Failures of pods (``job``) or of the whole set (``jobset``) after which the job has failed.
-        grace_s: Seconds that a run has to stop and save when its pod must go.
-        port: Where the ranks meet.
         secret: That the ranks share, as a Secret of the cluster's; empty makes none.
     """
 
-    name: str
-    image: str
+    unit: ClassVar[str] = "pod"
+
     target: tuple[str, ...]
-    kind: str = "job"
-    namespace: str | None = None
-    nodes: int = 1
-    workers_per_node: int = 1
-    threads: int = 1
-    gpus_per_node: int = 0
-    cpu: str = ""
-    memory: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    volumes: Mapping[str, str] = field(default_factory=dict)
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    max_restarts: int = 3
-    grace_s: int = 60
-    port: int = 29500
+    image: str = option(text="Container image with torch, unisono and SCRIPT.", word="IMAGE")
+    kind: str = option(
+        "job",
+        "job: an Indexed Job with a headless service, on any cluster. jobset: JobSet. trainjob: Kubeflow Trainer.",
+        *KINDS,
+    )
+    name: str = option(text="Name of all objects.", usual="the script's")
+    namespace: str | None = option(None, "Namespace.", usual="kubectl's")
+    cpu: str = option("", "CPUs of each pod, such as 4 or 500m.", usual="one for each thread", word="CPUS")
+    memory: str = option("", "Memory of each pod, such as 8Gi.", word="SIZE")
+    volumes: Mapping[str, str] = option(
+        text="Mount a persistent volume claim.", make=dict, key="volume", word="CLAIM=PATH"
+    )
+    node_selector: Mapping[str, str] = option(text="What machines must have.", make=dict, word="LABEL=VALUE")
+    max_restarts: int = option(
+        3, "Failures of a pod (jobset, trainjob: of all pods together) after which the job has failed.", of=RESTARTS
+    )
+    grace_s: int = option(
+        60, "Seconds that a run has to stop and save when its pod must go.", of=GRACE, key="grace", word="S"
+    )
+    port: int = option(29500, "Where the ranks of several machines meet, on the first.", of=PORT, word="PORT")
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"expected kind to be one of {', '.join(KINDS)}, got {self.kind!r}.")
-        settle(
-            self, nodes=NODES, workers_per_node=WORKERS, threads=THREADS, gpus_per_node=DEVICES,
-            max_restarts=RESTARTS, grace_s=GRACE, port=PORT,
-        )  # fmt: skip
+        NodesJob.__post_init__(self)
         for name in (self.name, *([self.namespace] if self.namespace is not None else []), *self.volumes.values()):
             if not _LABEL.fullmatch(name) or len(name) > _LONGEST_NAME:
                 raise ConfigError(
                     f"expected a name of at most {_LONGEST_NAME} lower case letters, digits and '-' that begins with a "
                     f"letter, got {name!r}."
                 )
-        check_gpus(self.gpus_per_node, self.workers_per_node, "pod")
         for name in ("cpu", "memory"):
             quantity = getattr(self, name)
             if quantity and not _QUANTITY.fullmatch(quantity):
                 raise ConfigError(f"expected {name} as a quantity such as 500m, 4 or 8Gi, got {quantity!r}.")
-        check_variables(self.env)
         for path in self.volumes:
             if not path.startswith("/") or ":" in path:
                 raise ConfigError(f"expected --volume CLAIM=PATH with an absolute path, got the path {path!r}.")

@@ -5,40 +5,38 @@ memory, gloo or NCCL. Source: mpirun(1) of Open MPI 4.1 and 5 (https://docs.open
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from unisono.errors import ConfigError
-from unisono.options.quantities import PORT, RANKS, settle
+from unisono.launchers.engines.job import Job
+from unisono.options.fields import option
+from unisono.options.quantities import PORT, RANKS
 from unisono.store.secret import VARIABLE
 
 _HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MpiJob:
-    """One launch by ``mpirun``.
+class MpiJob(Job):
+    """One launch by ``mpirun``; the fields that users set say what they are.
 
     Attributes:
         command: What each rank runs, as words.
-        workers: Number of ranks over all hosts.
-        hosts: ``name:slots`` for each host, the first one holding rank 0; empty for this host alone.
-        port: Where the ranks of several hosts meet on the first one.
-        env: Variables for all ranks.
-        options: More of ``mpirun``'s own words.
         as_root: Whether the caller is root, which Open MPI refuses unless told.
     """
 
     command: tuple[str, ...]
-    workers: int
-    hosts: tuple[str, ...] = ()
-    port: int = 29500
-    env: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
+    workers: int = option(text="Ranks on all machines together.", of=RANKS, short="-n", word="N")
+    hosts: tuple[str, ...] = option((), "Where, rank 0 on the first.", usual="this machine", word="HOST:SLOTS,...")
+    port: int = option(29500, "Where the ranks of several machines meet, on the first.", of=PORT, word="PORT")
+    options: tuple[str, ...] = option(
+        (), "More words for mpirun, one each time.", key="option", word="WORD", repeats=True
+    )
     as_root: bool = False
 
     def __post_init__(self) -> None:
-        settle(self, workers=RANKS, port=PORT)
+        Job.__post_init__(self)
         slots = slots_of(self.hosts)
         if slots and sum(slots.values()) != self.workers:
             raise ConfigError(

@@ -10,13 +10,16 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError, LaunchError, RunStopped
 from unisono.launchers.engines.following import write_to_stdout
+from unisono.launchers.engines.job import Job
 from unisono.launchers.engines.ray_places import Place, assign
-from unisono.options.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS, THREADS, settle
+from unisono.options.fields import option
+from unisono.options.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS
 from unisono.store.secret import given_secret, new_secret
 from unisono.system.messages import tell
 
@@ -27,45 +30,36 @@ _FINAL_CODES = (0, 2, RunStopped.exit_code)  # starting again would end in the s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RayJob:
-    """One launch on Ray.
+class RayJob(Job):
+    """One launch on Ray; the fields that users set say what they are.
 
     Attributes:
         kind: ``script`` or ``module``.
         target: Path or name of it.
         args: Its arguments.
-        workers: Number of ranks.
-        cpus: CPUs that Ray keeps for each; may be a fraction.
-        gpus: GPUs that Ray keeps for each.
-        threads: Threads per rank.
-        strategy: How Ray spreads the ranks over nodes.
-        address: Of the cluster; None: the one that Ray finds, else one on this machine.
-        working_dir: Directory that Ray copies to all nodes; None: this one, which all nodes must share.
-        env: Variables for all ranks.
-        max_restarts: So many times the ranks are started again after one has failed or its node is lost.
-        wait_s: Longest wait for room on the cluster.
     """
 
     kind: str
     target: str
     args: tuple[str, ...] = ()
-    workers: int = 1
-    cpus: float = 1
-    gpus: int = 0
-    threads: int = 1
-    strategy: str = "PACK"
-    address: str | None = None
-    working_dir: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    max_restarts: int = 0
-    wait_s: float = 300.0
+    workers: int = option(text="Ranks on all machines together.", of=RANKS, short="-n", word="N")
+    cpus: float = option(1, "CPUs that Ray keeps for each rank.", of=CPUS, key="cpus_per_worker", word="C")
+    gpus: int = option(0, "GPUs that Ray keeps for each rank.", of=DEVICES, key="gpus_per_worker", word="G")
+    strategy: str = option("PACK", "How Ray spreads the ranks over nodes.", *STRATEGIES)
+    address: str | None = option(None, "Of the cluster.", usual="what Ray finds, else one on this machine")
+    working_dir: str | None = option(
+        None, "Let Ray copy DIR to all nodes and start there.", usual="this directory, which they must share",
+        word="DIR", is_path=True,
+    )  # fmt: skip
+    max_restarts: int = option(
+        0, "Start the ranks again after one has failed or its node is lost; for scripts that resume.", of=RESTARTS
+    )
+    wait_s: float = option(300.0, "Longest wait for room.", of=SECONDS, key="wait", word="S")
 
     def __post_init__(self) -> None:
-        settle(
-            self, workers=RANKS, cpus=CPUS, gpus=DEVICES, threads=THREADS, max_restarts=RESTARTS, wait_s=SECONDS
-        )  # fmt: skip
-        if self.strategy not in STRATEGIES:
-            raise ConfigError(f"expected strategy to be one of {', '.join(STRATEGIES)}, got {self.strategy!r}.")
+        Job.__post_init__(self)
+        if self.working_dir is not None and not Path(self.working_dir).is_dir():
+            raise ConfigError(f"expected --working-dir with a directory that exists, got {self.working_dir!r}.")
 
     @property
     def bundle(self) -> dict[str, float]:

@@ -11,15 +11,14 @@ Sources: https://slurm.schedmd.com/sbatch.html and scontrol.html there.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from unisono.errors import ConfigError
-from unisono.launchers.engines.checks import check_gpus, check_variables
-from unisono.options.quantities import DEVICES, NODES, RESTARTS, THREADS, WARNING, WORKERS, settle
+from unisono.launchers.engines.job import NodesJob
+from unisono.options.fields import option
+from unisono.options.quantities import RESTARTS, WARNING
 from unisono.store.secret import FILE_VARIABLE
 
-WARN_S = 60
-MAX_REQUEUES = 100
 TASK_FIELD = "{task}"
 """What stands for the index of an array's task in the script's arguments."""
 MARK_VARIABLE = "UNISONO_STOPPED"
@@ -47,54 +46,53 @@ _TIMED_OUT = 124
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SlurmJob:
-    """One batch job, or an array of them.
+class SlurmJob(NodesJob):
+    """One batch job, or an array of them; the fields that users set say what they are.
 
     Attributes:
         command: What each rank runs, as words; ``{task}`` in a word becomes the index of the array's task.
-        name: Name of the job and of its output file.
-        logs: Directory of the output, absolute, on a file system that all nodes share.
+        logs: Absolute, on a file system that all nodes share.
         chdir: Working directory of all ranks, absolute.
-        nodes: Number of nodes.
-        workers_per_node: Ranks on each.
-        threads: CPUs and threads per rank.
-        gpus_per_node: GPUs on each node; 0 asks for none.
-        options: More of ``sbatch``'s options by name, such as ``{"partition": "gpu", "time": "1-00:00:00"}``.
-        array: Indices of an array's tasks, such as ``0-3%2``; None for a single job.
-        setup: Lines of shell to run before the ranks start (``module load ...``), as they are.
-        env: Variables for all ranks.
-        warn_s: Seconds before the time limit at which the ranks are told to stop and save.
-        max_requeues: So many times a job puts itself back into the queue; 0 never does.
     """
 
     command: tuple[str, ...]
-    name: str
-    logs: str
     chdir: str
-    nodes: int = 1
-    workers_per_node: int = 1
-    threads: int = 1
-    gpus_per_node: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
-    array: str | None = None
-    setup: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    warn_s: int = WARN_S
-    max_requeues: int = MAX_REQUEUES
+    time: str | None = option(
+        None, "Time limit, such as 1-00:00:00; the run saves before it and goes on.", word="LIMIT"
+    )
+    partition: str | None = option(None, "Slurm's partition.")
+    account: str | None = option(None, "Slurm's account.")
+    qos: str | None = option(None, "Slurm's quality of service.")
+    mem: str | None = option(None, "Memory on each machine, such as 64G.", word="SIZE")
+    options: Mapping[str, str] = option(
+        text="Any other option of sbatch (constraint=h100); may be given several times.", make=dict, key="option",
+        word="NAME=VALUE",
+    )  # fmt: skip
+    array: str | None = option(None, "A job array, such as 0-3%2; {task} in ARGS becomes the index.", word="INDICES")
+    setup: tuple[str, ...] = option(
+        (), "Line of shell before the ranks start (module load ...).", word="LINE", repeats=True
+    )
+    name: str = option(text="Name of the job.", usual="the script's")
+    logs: str = option(text="Where output goes; shared.", usual="logs", word="DIR", is_path=True)
+    warn_s: int = option(
+        60, "Seconds before the time limit at which the run stops and saves.", of=WARNING, key="warn", word="S"
+    )
+    max_requeues: int = option(100, "So often a stopped and saved job goes back into the queue; 0: never.", of=RESTARTS)
 
     def __post_init__(self) -> None:
-        settle(
-            self, nodes=NODES, workers_per_node=WORKERS, threads=THREADS, gpus_per_node=DEVICES, warn_s=WARNING,
-            max_requeues=RESTARTS,
-        )  # fmt: skip
-        check_gpus(self.gpus_per_node, self.workers_per_node, "node")
+        NodesJob.__post_init__(self)
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"expected a job name of letters, digits, '.', '_' and '-', got {self.name!r}.")
-        _check_values({**self.options, **({} if self.array is None else {"array": self.array})})
+        _check_values({**self.directives, **({} if self.array is None else {"array": self.array})})
         _check_values({"logs": self.logs, "chdir": self.chdir})
-        check_variables(self.env)
         if self.array is None and any(TASK_FIELD in word for word in self.command):
             raise ConfigError(f"expected --array with {TASK_FIELD} in the arguments, got none. Hint: --array 0-3.")
+
+    @property
+    def directives(self) -> dict[str, str]:
+        """The options of ``sbatch`` that users name."""
+        named = {name: getattr(self, name) for name in ("time", "partition", "account", "qos", "mem")}
+        return {**{name: value for name, value in named.items() if value is not None}, **self.options}
 
     @property
     def log(self) -> str:
@@ -127,7 +125,7 @@ def render(job: SlurmJob) -> str:
         "open-mode": "append",  # a requeued job writes to the same file
         "signal": f"USR1@{job.warn_s}",
     }
-    directives = {**own, **job.options}
+    directives = {**own, **job.directives}
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in directives.items())]
     lines += ["#SBATCH --requeue" if job.max_requeues else "#SBATCH --no-requeue", ""]
     lines += [f"job={_own_id(job)}", f'export {MARK_VARIABLE}={shlex.quote(job.logs)}/"stopped-$job"']

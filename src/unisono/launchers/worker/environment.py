@@ -61,7 +61,7 @@ def worker_environment(
         HEARTBEAT_VARIABLE: str(Path(rendezvous_dir) / f"heartbeat-{rank}"),
         "PYTHONUNBUFFERED": "1",
         **_rendezvous_variables(spec.placement, rendezvous_dir, port),
-        **({BACKEND_VARIABLE: spec.backend.module} if spec.backend else {}),
+        **({BACKEND_VARIABLE: spec.backend_module} if spec.backend else {}),
     }
 
 

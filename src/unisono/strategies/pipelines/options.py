@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 from unisono.collectives.placement import place_evenly
 from unisono.errors import ConfigError
+from unisono.options.fields import option
 from unisono.options.quantities import Count
-from unisono.strategies.options import MICRO_BATCHES, StrategyOptions, option
+from unisono.strategies.options import MICRO_BATCHES, StrategyOptions
 from unisono.strategies.pipelines.schedule import SCHEDULES
 
 
@@ -24,14 +25,14 @@ class PipelineOptions(StrategyOptions):
     stages: int = option(2, "Processes of one pipeline; more processes make more pipelines, side by side.",
                          of=Count(2, 4096, "processes"))  # fmt: skip
     schedule: str = option("1f1b", "Order of forward and backward passes.", *SCHEDULES)
-    chunks: int | None = option(None, "Stages of each process, with schedule interleaved (2) or gpipe (1).",
-                                of=Count(1, 4096, "stages"))  # fmt: skip
+    chunks: int | None = option(None, "Stages of each process, with schedule interleaved or gpipe.",
+                                of=Count(1, 4096, "stages"), usual="2, of gpipe 1")  # fmt: skip
     micro_batches: int | None = option(
-        None, "Micro-batches of a pipeline in a step: sets the replicas.  [default: the replicas, shared out]",
-        of=MICRO_BATCHES,
+        None, "Micro-batches of a pipeline in a step: sets the replicas.", of=MICRO_BATCHES,
+        usual="the replicas, shared out",
     )  # fmt: skip
     cuts: tuple[str, ...] | None = option(
-        None, "Layers that the stages but the first begin with, as conv2,fc1.  [default: by number of parameters]"
+        None, "Layers that the stages but the first begin with, as conv2,fc1.", usual="by number of parameters"
     )
 
     @property

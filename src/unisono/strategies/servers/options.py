@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 from unisono.collectives.placement import place_evenly
 from unisono.errors import ConfigError
+from unisono.options.fields import option
 from unisono.options.quantities import SECONDS, STEPS, WORKERS
-from unisono.strategies.options import StrategyOptions, option
+from unisono.strategies.options import StrategyOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

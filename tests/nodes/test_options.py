@@ -2,17 +2,12 @@
 
 import pytest
 
-from unisono.cli.options.nodes import plan_nodes
 from unisono.errors import ConfigError
-
-NOTHING = {
-    "nnodes": None, "node_rank": None, "rdzv_endpoint": None, "rdzv_id": "none", "rdzv_timeout": None,
-    "master_addr": None, "master_port": None, "interface": None, "trust_network": False,
-}  # fmt: skip
+from unisono.nodes.plan import NodesOptions
 
 
 def plan(**given):
-    return plan_nodes({**NOTHING, **given})
+    return NodesOptions(**given).plan()
 
 
 def test_one_host():
