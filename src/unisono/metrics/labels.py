@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric, Value, check_classes
+from unisono.metrics.base import Metric, Value, check_classes
 
 Average = Literal["macro", "micro", "weighted", "none"]
 Table = npt.NDArray[np.int64]

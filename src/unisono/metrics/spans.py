@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Value, check_dim, class_dim
+from unisono.metrics.base import Value, check_dim, class_dim
 from unisono.metrics.labels import Average, CountTable, check_average, ratio
 
 Span = tuple[str, int, int]

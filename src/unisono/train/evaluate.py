@@ -13,7 +13,7 @@ from unisono.data.loader import Fetcher, Task, fetch_all, move
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric
+from unisono.metrics.base import Metric
 from unisono.metrics.exchange import merge_over_ranks
 
 BATCH_SIZE = 256

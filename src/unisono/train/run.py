@@ -20,7 +20,7 @@ from unisono.determinism import compiler
 from unisono.determinism.loss_hooks import watch_while
 from unisono.determinism.switches import describe_environment, set_determinism
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric
+from unisono.metrics.base import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
 from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.catalog import resolve
@@ -28,22 +28,22 @@ from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.system.memory import keep_freed_memory
 from unisono.train import score as scores
-from unisono.train.between import Between
 from unisono.train.evaluate import BATCH_SIZE, Predict
-from unisono.train.every import Every, check_every
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.guards.keywords import answers_keywords
+from unisono.train.intervals import Every, check_every
+from unisono.train.keyed_generators import Between
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
-from unisono.train.parts import Parts
+from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.open_runs import claim
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.stepper import Stepper
-from unisono.train.weights import load_on_all, load_prepared
+from unisono.train.trained_parts import Parts
 from unisono.world import World
 
 compiler.spare_optimizers()  # before a program makes its first one

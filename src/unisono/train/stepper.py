@@ -11,21 +11,21 @@ from typing import final
 from unisono.data.loader import Fetcher, Loader
 from unisono.determinism.loss_hooks import watch_late
 from unisono.errors import StepError
-from unisono.metrics.exact import Metric
+from unisono.metrics.base import Metric
 from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.parts.drift import Sentinel
-from unisono.train.between import Between
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
+from unisono.train.keyed_generators import Between
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
-from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
+from unisono.train.trained_parts import Parts
 
 
 @final

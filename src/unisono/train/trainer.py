@@ -10,14 +10,14 @@ from torch.optim import Optimizer
 from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform, check_dataset
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Accuracy, Mean, Metric
+from unisono.metrics.base import Accuracy, Mean, Metric
 from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.callbacks.monitored import check_best, check_monitors
-from unisono.train.every import Every, check_every, steps_between
 from unisono.train.guards.checks import check_metrics
 from unisono.train.guards.keywords import answers_keywords
+from unisono.train.intervals import Every, check_every, steps_between
 from unisono.train.loop import Batch
 from unisono.train.predict import Output, Outputs, inputs_of
 from unisono.train.reporter import Reporter

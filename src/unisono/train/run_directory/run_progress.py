@@ -8,11 +8,11 @@ from typing import Any, final
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
-from unisono.train.every import Every, steps_between
 from unisono.train.guards.checks import plain_numbers
+from unisono.train.intervals import Every, steps_between
 from unisono.train.launcher_link import LauncherLink
-from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
+from unisono.train.trained_parts import Parts
 from unisono.train.usage import Usage
 
 
