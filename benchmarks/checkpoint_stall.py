@@ -67,9 +67,9 @@ def measure(scratch: Path, state: State, rounds: int) -> dict[str, list[tuple[fl
     for step in range(1, rounds + 2):
         values = [
             timed(lambda: torch.save(state.tensors, scratch / "plain.pt")),
-            timed(lambda step=step: beside.save(step, lambda: state, before=lambda: None)),
+            timed(lambda step=step: beside.save(step, lambda: state)),
             timed(beside.settle),
-            timed(lambda step=step: inline.save(step, lambda: state, before=lambda: None)),
+            timed(lambda step=step: inline.save(step, lambda: state)),
         ]
         values[2] = (values[1][0] + values[2][0], values[1][1] + values[2][1])
         if step > 1:

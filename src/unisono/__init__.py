@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from unisono.collectives.places import NotHere as NotHere
     from unisono.collectives.places import leader_only as leader_only
     from unisono.collectives.places import on_rank as on_rank
+    from unisono.data.datasets import ArrayDataset as ArrayDataset
     from unisono.data.distributed_sampler import DistributedSampler as DistributedSampler
-    from unisono.data.loader import ArrayDataset as ArrayDataset
     from unisono.data.partition import DataPartitioner as DataPartitioner
     from unisono.data.partition import Partition as Partition
     from unisono.data.sampler import ExactSampler as ExactSampler
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AUROC": "metrics.auroc",
     "Accuracy": "metrics.base",
-    "ArrayDataset": "data.loader",
+    "ArrayDataset": "data.datasets",
     "Callback": "train.callbacks.base",
     "CallbackTimeout": "errors",
     "CheckpointError": "errors",

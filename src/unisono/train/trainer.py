@@ -19,7 +19,7 @@ from unisono.train.guards.checks import check_metrics
 from unisono.train.guards.keywords import answers_keywords
 from unisono.train.intervals import Every, check_every, steps_between
 from unisono.train.loop import Batch
-from unisono.train.predict import Output, Outputs, inputs_of
+from unisono.train.predict import Output, Outputs, inputs_of, pair_of
 from unisono.train.reporter import Reporter
 from unisono.train.run import Run
 
@@ -81,7 +81,7 @@ class Trainer:
             run=run, model=self.model, optimizer=self.optimizer, epochs=0, steps_per_epoch=0, total_steps=0
         )
         self._epoch_begun = -1
-        self._evaluated: Callable[[], None] = _nothing  # called after every batch of an evaluation
+        self._evaluated: Callable[[], None] = lambda: None  # called after every batch of an evaluation
         self._chain = Chain(callbacks, self._loop, deadline_s=callback_deadline_s)
 
     @answers_keywords
@@ -127,7 +127,7 @@ class Trainer:
         """
         epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
         check_every(eval_every=eval_every, log_every=log_every)
-        self._check_scores(test_set)
+        self._check_monitors(test_set)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
         )
@@ -161,7 +161,7 @@ class Trainer:
         self.run.record(loop.scores)
         return self.run.result()
 
-    def _check_scores(self, test_set: Any) -> None:
+    def _check_monitors(self, test_set: Any) -> None:
         """Find out before the first step what the first evaluation would stumble over."""
         if test_set is not None:
             check_dataset(test_set)
@@ -207,7 +207,7 @@ class Trainer:
         if is_evaluated:
             self._evaluate(test, reporter)
             self.run.record(loop.scores)  # the checkpoint of this step tells them
-            reporter.tell_scores()
+            reporter.tell_metrics()
             loop.log(**loop.scores)
         if ends_epoch:
             self._chain("on_epoch_end")
@@ -229,7 +229,7 @@ class Trainer:
         self._loop.scores = self.evaluate(
             test.dataset, collate=test.collate, num_workers=test.num_workers, limit=test.limit
         )
-        self._evaluated = _nothing
+        self._evaluated = lambda: None
         self._chain("on_evaluation_end")
 
     @answers_keywords
@@ -302,36 +302,14 @@ class Trainer:
         return kept.gather()
 
     def _predict(self, micro: Any) -> tuple[Tensor, Tensor]:
-        x, y = _pair(micro)
+        x, y = pair_of(micro)
         output = self.model(x)
         self._evaluated()
         return output, y
 
     def _loss(self, micro: Any) -> Tensor:
-        x, y = _pair(micro)
+        x, y = pair_of(micro)
         return self.loss(self.model(x), y)
-
-
-def _pair(micro: Any) -> tuple[Any, Any]:
-    """Return inputs and targets.
-
-    Raises:
-        ConfigError: The micro-batch is not a pair.
-    """
-    try:
-        return micro.x, micro.y
-    except AttributeError:
-        what = type(micro).__name__
-        if isinstance(micro, dict | tuple | list):
-            what += f" of {', '.join(map(str, micro)) if isinstance(micro, dict) else len(micro)}"
-        raise ConfigError(
-            f"a trainer expects micro-batches of inputs and targets, got a {what}. "
-            "Hint: fit(collate=) may return (inputs, targets); anything else can be trained with run.step()."
-        ) from None
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,21 +324,13 @@ class _Test:
 
 
 @final
-class _MeanLoss(Metric):
+class _MeanLoss(Mean):
     """The mean of a loss over samples."""
 
     def __init__(self, loss: LossModule) -> None:
+        super().__init__()
         self._loss = loss
-        self._mean = Mean()
-        self.state = self._mean.state
 
     def update(self, output: Tensor, target: Tensor) -> None:
         """See `Metric.update`."""
-        self._mean.state = self.state
-        self._mean.update(self._loss(output, target), target)
-        self.state = self._mean.state
-
-    def compute(self) -> float:
-        """See `Metric.compute`."""
-        self._mean.state = self.state
-        return self._mean.compute()
+        super().update(self._loss(output, target), target)
