@@ -13,7 +13,7 @@ PUBLIC := build/public
 PUBLIC_STAMP := $(PUBLIC)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults adversary cluster public test-all coverage check docs format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults adversary same-bits cluster public test-all coverage check docs format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -47,6 +47,10 @@ faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 
 adversary: $(STAMP)  ## ten thousand drawn cases of combinations, kills, damages and options; an hour; goes on where it was
 	cd tests && ../$(BIN)/python -m adversary --cases $(CASES) --seed $(SEED) --log ../build/adversary-$(SEED).jsonl
+
+same-bits: $(STAMP)  ## named jobs of BASE=COMMIT and of this tree: the same bits? ONLY=NAME,... and KEEP=DIR are options
+	@test -n "$(BASE)" || { echo "Which commit? make same-bits BASE=COMMIT"; exit 2; }
+	cd tests && ../$(BIN)/python -m same_bits --base $(BASE) $(if $(ONLY),--jobs $(ONLY)) $(if $(KEEP),--keep $(abspath $(KEEP)))
 
 cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and installs Debian packages
 	$(BIN)/python -m pytest -m cluster tests/cluster

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.report.charts import Series
+from unisono.report.content import Section, line_view
+from unisono.report.picture import draw_section
+from unisono.system.words import spell_seconds
+
 BARS = {"system": {"imdb": 6.0, "mnist": 1.7}, "accuracy": {"imdb": 15.0, "mnist": 10.0}}
 TARGETS = {"imdb": 0.85, "mnist": None}
 """Test accuracy; None: the median of the script's after its last epoch."""
@@ -129,31 +134,26 @@ def mean_and_spread(accuracies: Sequence[float]) -> str:
 
 
 def draw(curves: dict[str, Lines], picture: Path) -> None:
-    """Accuracy over seconds of training, every run, one panel a job; a name has one colour in all of them."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullLocator, PercentFormatter
-
-    names = sorted({name for lines in curves.values() for name in names_of(lines)})
-    figure, panels = plt.subplots(1, len(curves), figsize=(6 * len(curves), 4), layout="constrained", squeeze=False)
-    for axes, (job, lines) in zip(panels[0], curves.items(), strict=True):
+    """Accuracy over seconds of training, one chart a job: the mean of the runs, bars from the worst to the best."""
+    names = sorted({name for lines in curves.values() for name in names_of(lines)})  # one colour in all charts
+    charts = []
+    for job, lines in curves.items():
+        series = []
+        for name in names:
+            runs = [line["epochs"] for line in lines if line["name"] == name]
+            ends = range(min(map(len, runs), default=0))
+            seconds = [statistics.mean(sum(one["train_s"] for one in run[: end + 1]) for run in runs) for end in ends]
+            found = [[run[end]["accuracy"] for run in runs] for end in ends]
+            points = list(zip(seconds, map(statistics.mean, found), strict=True))
+            series.append(Series(name=name, points=points, spread=[(min(one), max(one)) for one in found]))
         target = target_of(job, lines)
         if target is not None:
-            axes.axhline(target, color="grey", linewidth=0.8, label=f"{100 * target:.2f} %")
-        for name in names:
-            label: str | None = name
-            for line in (line for line in lines if line["name"] == name):
-                epochs = line["epochs"]
-                seconds = [sum(epoch["train_s"] for epoch in epochs[: end + 1]) for end in range(len(epochs))]
-                accuracies = [epoch["accuracy"] for epoch in epochs]
-                axes.plot(seconds, accuracies, "o-", color=f"C{names.index(name)}", label=label)
-                label = None
-        axes.set(xscale="log", xlabel="seconds of training, 2 processes", ylabel="test accuracy", title=job.upper())
-        axes.set_xticks([10, 20, 50, 100, 200, 500], labels=["10", "20", "50", "100", "200", "500"])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.legend(loc="lower right")
+            times = [x for line in series for x, _ in line.points]
+            points = [(min(times), target), (max(times), target)]
+            series.append(Series(name=f"{target:.2%}", points=points, is_limit=True))
+        charts.append(
+            line_view(job.upper(), series, "seconds of training, 2 processes", spell_seconds, "{:.1%}".format,
+                      log_x=True, from_zero=False)
+        )  # fmt: skip
     picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=130)
+    draw_section(Section(title="Test accuracy over seconds of training", charts=charts), picture)

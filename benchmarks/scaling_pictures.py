@@ -3,7 +3,7 @@
     python benchmarks/scaling_pictures.py [digits] [mnist] [imdb]
 
 Data of MNIST and IMDB is looked for in ../shared/data, else downloaded. Results stay in build/scaling-NAME; the picture
-is copied to docs/pictures/scaling-NAME.png. Take them on a quiet machine: the load stands in the picture.
+is copied to docs/pictures/scaling-NAME.svg. Take them on a quiet machine: the load stands in the picture.
 """
 
 import shutil
@@ -27,7 +27,7 @@ def main() -> None:
         out = ROOT / "build" / f"scaling-{name}"
         command = ["bench", "scaling", name, "--workers", "1,2,4", *HOW[name], *data, "-o", str(out)]
         subprocess.run([sys.executable, "-m", "unisono", *command], check=True)
-        shutil.copy(out / "scaling.png", ROOT / "docs" / "pictures" / f"scaling-{name}.png")
+        shutil.copy(out / "scaling.svg", ROOT / "docs" / "pictures" / f"scaling-{name}.svg")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/time_to_accuracy.py system   --job imdb  --data ARCHIVE   --others PYTHON
     python benchmarks/time_to_accuracy.py accuracy --job mnist --data DIRECTORY --others PYTHON
     python benchmarks/time_to_accuracy.py seeds    --job imdb  --data ARCHIVE
-    python benchmarks/time_to_accuracy.py report   --picture docs/pictures/time-to-accuracy.png
+    python benchmarks/time_to_accuracy.py report   --picture docs/pictures/time-to-accuracy.svg
 
 All read the same files, on two processes of one thread each, over gloo (baselines) or shared memory (unisono). Seconds
 are of training; evaluation, start and reading are left out for all alike.

@@ -14,12 +14,14 @@ from unisono.collectives.placement import place_evenly
 from unisono.collectives.schedules import Schedule, owner_computes, plan, start, states
 from unisono.collectives.tree import Node, owned_nodes, split
 from unisono.data.sampler import ExactSampler
-from unisono.report.canvas import COLOURS, FAINT, INK, RULE
 from unisono.report.schedule_picture import Content
+from unisono.report.svg import LIGHT
 
 PICTURES = Path(__file__).parent / "pictures" / "concepts"
 WIDTH = 640
 REPLICAS = 8
+COLOURS = [LIGHT[f"c{number}"] for number in range(8)]
+INK, FAINT, RULE = LIGHT["ink"], LIGHT["faint"], LIGHT["rule"]
 SHARED = "#5f6b76"  # what no single rank owns
 
 

@@ -85,7 +85,6 @@ print(json.dumps([first, used, second, packages()]))
 assert unisono.callbacks.EarlyStopping.__name__ == "EarlyStopping"  # as the reference names it
 """
 HEAVY = {
-    "matplotlib",
     "sklearn",
     "scipy",
     "pooch",

@@ -123,7 +123,7 @@ def test_made_up_commands_would_be_noticed():
     """The control of the test above; the pages do have commands."""
     assert unknown("unisono trian digits") == ["trian"]
     assert unknown("unisono train digits --replica 8 -- --anything") == ["--replica"]
-    assert unknown("unisono bench collectives -r 2 --png f.png") == []
+    assert unknown("unisono bench collectives -r 2 --picture f.svg") == []
     assert unknown("unisono run -n 2 train.py --anything") == []
     assert unknown("unisono run --nn 2 train.py") == ["--nn"]
     assert sum(len(commands(page.read_text())) for page in PAGES) > 15

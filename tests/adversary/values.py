@@ -17,7 +17,7 @@ TEXTS = (
     "flip,shift=2", "shift=nan", "crop=1e999", "28x28", "0x0", "9" * 30 + "x1", "nan,nan", "inf,1", "1,nan", "ring",
     "all_reduce", "4KB", "999999999GB", "%s", "{}", "{task}", "~", "*", "-", "a" * 300, "/" * 5000, "é", "script.py",
     "data.csv", "job.toml", "damaged.json", "deep.json", "empty", "folder", "/dev/null", "/proc/self/mem",
-    "/proc/none/x", "missing/x.png", "x.png", "x.safetensors",
+    "/proc/none/x", "missing/x.svg", "x.svg", "x.safetensors",
 )  # fmt: skip
 MEANT = {
     "add_rate": ("1000GB/s",), "args": ("a",), "array": ("0-3%2",), "augment": ("flip,shift=2",), "between": ("1b/s",),
@@ -26,7 +26,7 @@ MEANT = {
     "hosts": ("a:1,b:1",), "image": ("image:1",), "image_size": ("28x28",), "inside": ("450GB/s", "1e-9b/s"),
     "loaders": ("0,1",), "map": ("0,1",), "mem": ("64G",), "memory": ("8Gi",), "model": ("cnn", "gcnn"),
     "mtbf": ("50000h", "1ns"), "nnodes": ("1", "2", "1:2"), "only": ("all_reduce,barrier",), "out": ("out", "x.html"),
-    "png": ("x.png",), "preset": ("default", "best"), "python": (sys.executable,), "ranks": ("1,2", "1..8", "2"),
+    "picture": ("x.svg",), "preset": ("default", "best"), "python": (sys.executable,), "ranks": ("1,2", "1..8", "2"),
     "rdzv_endpoint": ("localhost:1", "node1"), "recipe": ("digits", "digits", "text", "images"),
     "restart_time": ("60s", "1000d"), "sample_time": ("12ms", "1000d"), "script": ("script.py",),
     "shares": ("1,2", "1"), "shell": ("bash",), "sizes": ("4KB,1MB", "1"), "sources": ("empty", "damaged.json"),

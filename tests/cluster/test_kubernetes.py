@@ -30,7 +30,7 @@ from cluster.engines import (
     weights_in,
 )
 from cluster.little_cluster import little_cluster
-from unisono.launchers.engines.kubernetes import KINDS, KubernetesJob, manifests, to_yaml
+from unisono.launchers.engines.kubernetes import KINDS, KubernetesJob, render
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 JOB = KubernetesJob(
@@ -65,26 +65,26 @@ def check():
 @pytest.mark.parametrize("kind", KINDS)
 def test_manifests_fit_the_published_schemas(check, kind):
     """Every object, strictly: no field that the schema does not know."""
-    assert check(to_yaml(manifests(replace(JOB, kind=kind)))) == []
+    assert check(render(replace(JOB, kind=kind))) == []
 
 
 @pytest.mark.parametrize(
     ("kind", "old", "new"),
     [
-        ("job", "completionMode:", "completionMod:"),
-        ("job", "parallelism: 2", "parallelism: two"),
-        ("job", "clusterIP: None", "clusterIp: None"),
-        ("job", "containerPort: 29500", "containerPort: high"),
-        ("jobset", "replicatedJobs:", "replicatedJob:"),
-        ("jobset", "maxRestarts: 3", "maxRestart: 3"),
-        ("jobset", "mountPath:", "mountpath:"),
-        ("trainjob", "runtimeRef:", "runtime:"),
-        ("trainjob", "numNodes: 2", "numNode: 2"),
+        ("job", '"completionMode"', '"completionMod"'),
+        ("job", '"parallelism": 2', '"parallelism": "two"'),
+        ("job", '"clusterIP"', '"clusterIp"'),
+        ("job", '"containerPort": 29500', '"containerPort": "high"'),
+        ("jobset", '"replicatedJobs"', '"replicatedJob"'),
+        ("jobset", '"maxRestarts"', '"maxRestart"'),
+        ("jobset", '"mountPath"', '"mountpath"'),
+        ("trainjob", '"runtimeRef"', '"runtime"'),
+        ("trainjob", '"numNodes"', '"numNode"'),
     ],
 )
 def test_a_slip_would_be_found(check, kind, old, new):
     """The control: names and types that are nearly right are not."""
-    text = to_yaml(manifests(replace(JOB, kind=kind)))
+    text = render(replace(JOB, kind=kind))
     assert check(text) == []
     assert old in text
     assert check(text.replace(old, new, 1)) != []

@@ -132,7 +132,7 @@ def pickles_from_sockets(source):
 
 def test_nothing_from_a_socket_is_unpickled():
     """No room that talks over sockets unpickles, or uses torch's rendezvous or object collectives."""
-    files = [path for room in ("nodes", "collectives", "store") for path in (SOURCE / room).glob("*.py")]
+    files = [path for room in ("nodes", "collectives", "store") for path in (SOURCE / room).rglob("*.py")]
     assert len(files) > 40
     assert {path.name: found for path in files if (found := pickles_from_sockets(path.read_text()))} == {}
     control = "from torch.distributed.elastic.rendezvous import X\nimport pickle\ndist.all_gather_object(a, b)\n"

@@ -16,6 +16,8 @@ from PIL import Image
 from report.made_runs import HOSTILE, make_run, write_study
 from scaling.made import study
 from unisono.report.page import write_page
+from unisono.report.picture import draw_section
+from unisono.report.scaling_section import scaling_sections
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -147,3 +149,24 @@ def test_it_needs_nothing_from_anywhere(page, tmp_path):
     there = shot(page, tmp_path / "p", "alone", 900, 2000)
     here = shot(alone, tmp_path / "q", "alone", 900, 2000, *flags[1:])
     assert there.tobytes() == here.tobytes()
+
+
+def test_a_picture_is_shown_in_silence(tmp_path):
+    """The SVG file alone: no console message, lines and bars in their colours, all of its texts inside."""
+    picture = tmp_path / "scaling.svg"
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    draw_section(scaling_sections([study(target=HOSTILE)])[0], picture, most=4)
+    assert console(browse(picture, tmp_path / "p", "--dump-dom")) == []
+    image = shot(picture, tmp_path / "q", "picture", 1120, 700)
+    assert share(image, (255, 255, 255)) > 0.5
+    for colour in ((0x00, 0x72, 0xB2), (0xC0, 0x7A, 0x00), (0xB0, 0x00, 0x20)):
+        assert share(image, colour) > 0.00001
+    text = picture.read_text()
+    probe = tmp_path / "probe.html"
+    probe.write_text(
+        f"<meta charset=utf-8><title>x</title><body>{text}<script>"
+        "const s=document.querySelector('svg').getBoundingClientRect();"
+        "document.title=[...document.querySelectorAll('text:not(.tip)')].filter(t=>{const b=t.getBoundingClientRect();"
+        "return b.left<s.left||b.right>s.right||b.top<s.top||b.bottom>s.bottom}).map(t=>t.textContent).join()</script>"
+    )
+    assert titled(probe, tmp_path / "r") == ""

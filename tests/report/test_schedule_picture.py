@@ -1,21 +1,19 @@
 """Pictures of schedules: readable sizes, no text outside, whatever the title."""
 
+import re
 import subprocess
 import sys
 
 import pytest
-from PIL import Image
 
+from report.drawn import boxes, check_texts, kinds, tree_of
 from unisono.collectives.schedules import SCHEDULES, plan, start, states
 from unisono.errors import ConfigError
-from unisono.report import schedule_picture
-from unisono.report.canvas import WIDTH, printable
-from unisono.report.schedule_picture import Content, draw_schedule, order_notes
+from unisono.report.schedule_picture import WIDTH, Content, draw_schedule, order_notes, picture_of
+from unisono.report.svg import cut, width_of
 
 # Small for every number of ranks, and every schedule once.
 CASES = [*(("tree", n) for n in range(1, 9)), *((name, 3) for name in SCHEDULES), ("ring", 8), ("owner-computes", 8)]
-QUICK = [("tree", 1), ("ring", 3), ("owner-computes", 3)]
-"""The test of texts below draws every schedule for three ranks, too."""
 HOSTILE = [
     "",
     "$x^{",
@@ -25,14 +23,6 @@ HOSTILE = [
 ]
 
 
-def colours(path):
-    """Return the picture's size and its colours."""
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        image.load()
-        return image.size, {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
-
-
 def played(name, n):
     """Return a schedule and what its ranks hold at the end, as the picture knows it."""
     schedule = plan(name, n)
@@ -40,62 +30,71 @@ def played(name, n):
     return schedule, [*states(schedule, own, lambda left, right: left + right)][-1]
 
 
-@pytest.mark.parametrize(
-    ("name", "n"),
-    [
-        pytest.param(name, n, marks=[] if (name, n) in QUICK else [pytest.mark.slow], id=f"{name}-{n}")
-        for name, n in CASES
-    ],
-)
-def test_a_png_of_sensible_size(name, n, tmp_path):
-    """Every schedule gives a PNG, 1200 pixels wide, not empty, no taller than its rounds need, and small."""
-    path = tmp_path / "picture.png"
-    draw_schedule(plan(name, n), f"{name} on {n} ranks", path)
-    (width, height), found = colours(path)
-    assert width == WIDTH
-    assert 200 <= height <= 400 + len(plan(name, n).rounds) * 300
-    assert len(found) > 20
-    assert path.stat().st_size < 300_000
+@pytest.mark.parametrize(("name", "n"), CASES)
+def test_every_schedule_is_drawn(name, n, tmp_path):
+    """A file 1200 pixels wide, no taller than its rounds need, small, with an arrow for each move and a box a chunk."""
+    path, schedule = tmp_path / "picture.svg", plan(name, n)
+    draw_schedule(schedule, f"{name} on {n} ranks", path)
+    tree = tree_of(path)
+    assert tree.get("width") == str(WIDTH)
+    assert 200 <= float(tree.get("height")) <= 400 + len(schedule.rounds) * 300
+    assert len(kinds(tree, "polyline", "fill")) == sum(map(len, schedule.rounds))  # heads of arrows
+    states_shown = (len(schedule.rounds) + 1) * n * schedule.num_chunks
+    frames = kinds(tree, "rect", "old") + kinds(tree, "rect", "new")
+    assert len(frames) == states_shown + bool(schedule.rounds)
+    assert path.stat().st_size < (500_000 if (name, n) == ("ring", 8) else 300_000)  # 14 rounds of 64 chunks
 
 
 @pytest.mark.parametrize("title", HOSTILE, ids=range(len(HOSTILE)))
 def test_any_title(title, tmp_path):
-    """A title is shown literally: no markup, no control characters, no warning, no second line, cut where too long."""
-    draw_schedule(plan("broadcast", 2), title, tmp_path / "picture.png")
-    assert colours(tmp_path / "picture.png")[0][0] == WIDTH
-    assert printable(title, 17).isprintable()
-    assert "\n" not in printable(title, 17)
+    """A title is shown literally: no markup, no control characters, no second line, cut where too long."""
+    draw_schedule(plan("broadcast", 2), title, tmp_path / "picture.svg")
+    tree = tree_of(tmp_path / "picture.svg")
+    assert {node.tag for node in tree.iter()} <= {"svg", "style", "rect", "text", "polyline"}
+    shown = next(tree.iter("text")).text or ""
+    assert shown.isprintable()
+    assert shown == "".join(char if char.isprintable() else "\u25a1" for char in cut(title, WIDTH - 60, 27)).replace(
+        "\ud800", "?"
+    )
 
 
 def test_titles_are_kept_where_they_can_be():
     """Ordinary text, umlauts and dollars stay as they are; what is too wide is cut by its width, not its length."""
-    assert printable("2 $ f\u00fcr \u00d7 \u00bd", 17) == "2 $ f\u00fcr \u00d7 \u00bd"
-    assert printable("a\nb\0c", 17) == "a b\N{WHITE SQUARE}c"
-    wide, narrow = printable("W" * 500, 17), printable("i" * 500, 17)
+    assert cut("2 $ f\u00fcr \u00d7 \u00bd", WIDTH, 23) == "2 $ f\u00fcr \u00d7 \u00bd"
+    assert cut("a\nb  c", WIDTH) == "a b c"
+    wide, narrow = cut("W" * 500, WIDTH, 23), cut("i" * 500, WIDTH, 23)
     assert wide[-1] == narrow[-1] == "\N{HORIZONTAL ELLIPSIS}"
     assert 30 < len(wide) < len(narrow) / 2
+    assert width_of("W" * 10) > width_of("i" * 20)
 
 
-@pytest.mark.parametrize("sizes", [(3,), pytest.param((1, 5, 8), marks=pytest.mark.slow)], ids=["three", "others"])
-def test_all_text_is_inside_and_none_overlaps(tmp_path, monkeypatch, sizes):
+@pytest.mark.parametrize("n", [1, 3, 5, 8])
+def test_all_text_is_inside_and_none_overlaps(n):
     """In every picture of up to 8 ranks no text leaves the picture or covers another text."""
-    figures = []
-    monkeypatch.setattr(schedule_picture, "save", lambda figure, path: figures.append(figure))
     for name in SCHEDULES:
-        for n in sizes:
-            draw_schedule(plan(name, n), "W" * 90, tmp_path / "unused.png")
-            figure = figures.pop()
-            renderer = figure.canvas.get_renderer()
-            boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
-            whole = figure.bbox
-            assert len(boxes) > 4
-            for index, box in enumerate(boxes):
-                assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1, (
-                    name,
-                    n,
-                )
-                covered = [other for other in boxes[index + 1 :] if box.overlaps(other)]
-                assert not covered, (name, n, figure.axes[0].texts[index].get_text())
+        check_texts(tree_of(picture_of(plan(name, n), "W" * 90).svg()))
+
+
+def test_the_check_of_texts_can_fail():
+    """The control: a text that is moved onto another one, and one that is moved outside."""
+    for x in ("30.0", "1190.0"):
+        tree = tree_of(picture_of(plan("ring", 3), "ring").svg())
+        texts = [node for node in tree.iter("text") if node.text.startswith("3 ranks")]
+        texts[0].set("x", x)
+        texts[0].set("y", "44.0")
+        with pytest.raises(AssertionError):
+            check_texts(tree)
+    assert boxes(tree)
+
+
+def test_arrows_point_from_source_to_target():
+    """The ring's arrows have their source's colour, go to the right neighbour, and from the last one around."""
+    tree = tree_of(picture_of(plan("ring", 3), "ring").svg())
+    ends = [(node.get("class"), re.findall(r"[-\d.]+", node.get("points"))) for node in kinds(tree, "polyline", "line")]
+    assert len(ends) == 4 * 4  # 3 moves a round, one of them in two parts
+    assert {name.split()[1] for name, _ in ends} == {"c0", "c1", "c2"}
+    assert all(float(place[2]) > float(place[0]) and float(place[3]) > float(place[1]) for _, place in ends)
+    assert all(float(place[0]) >= 0 and float(place[2]) <= WIDTH for _, place in ends)
 
 
 def test_the_naive_ring_is_marked_and_others_are_not():
@@ -119,30 +118,28 @@ def test_orders_of_addition():
 
 def test_the_same_picture_twice(tmp_path):
     """A schedule gives the same bytes each time, so that a kept picture changes only with its content."""
-    for name in ("a.png", "b.png"):
+    for name in ("a.svg", "b.svg"):
         draw_schedule(plan("ring", 3), "ring", tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     """Too many ranks, and a file that cannot be written, are errors of ours."""
     with pytest.raises(ConfigError, match="at most 8 ranks in a picture, got 9"):
-        draw_schedule(plan("tree", 9), "", tmp_path / "picture.png")
-    for path in (tmp_path, tmp_path / "no" / "picture.png", tmp_path / "nul\0.png"):
+        draw_schedule(plan("tree", 9), "", tmp_path / "picture.svg")
+    for path in (tmp_path, tmp_path / "no" / "picture.svg", tmp_path / "nul\0.svg"):
         with pytest.raises(ConfigError, match="can be written"):
             draw_schedule(plan("tree", 2), "", path)
 
 
-def test_drawing_leaves_no_global_state_and_loads_no_torch(tmp_path):
-    """Neither pyplot nor torch is loaded to draw, nor matplotlib before something is drawn."""
+def test_drawing_loads_next_to_nothing(tmp_path):
+    """Neither torch nor NumPy is needed to draw."""
     program = f"""
 import sys
 from unisono.collectives.schedules import plan
 from unisono.report.schedule_picture import draw_schedule
-from unisono.report import timing_picture
-assert "matplotlib" not in sys.modules and "PIL" not in sys.modules
-draw_schedule(plan("broadcast", 2), "title", {str(tmp_path / "picture.png")!r})
-print([name for name in ("torch", "matplotlib.pyplot") if name in sys.modules])
+draw_schedule(plan("broadcast", 2), "title", {str(tmp_path / "picture.svg")!r})
+print([name for name in ("torch", "numpy", "PIL", "jinja2") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

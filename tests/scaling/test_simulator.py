@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
+from scaling.hierarchies import hierarchical
+from scaling.hierarchies import parameter_server as server_schedule
+from scaling.simulator import run_schedule
 from unisono.collectives.schedules import plan, simulate, start
 from unisono.errors import ConfigError
 from unisono.scaling.costs import ALGORITHMS, parameter_server
-from unisono.scaling.hierarchies import hierarchical
-from unisono.scaling.hierarchies import parameter_server as server_schedule
 from unisono.scaling.machine import Link, Machine
-from unisono.scaling.simulator import run_schedule
 
 SLOW = Link(latency_s=5e-6, s_per_byte=1 / 50e9, overhead_s=1e-6)
 FAST = Link(latency_s=2e-6, s_per_byte=1 / 450e9, overhead_s=5e-7)

@@ -15,7 +15,6 @@ from unisono.experiments.trials import check_picture
 from unisono.options.quantities import (
     BATCH,
     ELEMENT_BYTES,
-    FACTOR,
     FRACTION,
     JITTER,
     PARAMETERS,
@@ -82,16 +81,12 @@ KIND, VERSION = "unisono forecast", 1
 @click.option("--mtbf", metavar="TIME", help="Mean time between failures of one rank: 50000h.")
 @click.option("--checkpoint-time", metavar="TIME", help="Training time that a checkpoint costs.  [default: 10s]")
 @click.option("--restart-time", metavar="TIME", help="From a failure to the next step.  [default: 60s]")
-@click.option("--simulate", is_flag=True, help="Run the schedules of up to 64 ranks beside the formulas.")
-@click.option("--straggler", type=number(FACTOR), default=2.0, show_default=True, metavar="X",
-              help="With --simulate: times slower that the last rank communicates.")  # fmt: skip
 @click.option("--data", type=PATH, metavar="PATH", help="RECIPE's data.")
-@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
+@click.option("--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG.")
 @click.option("-o", "--out", type=PATH, metavar="FILE", help="Keep the forecast, for unisono report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def forecast(
-    recipe: str | None, ranks: str | None, simulate: bool, straggler: float, png: str | None, out: str | None,
-    as_json: bool,
+    recipe: str | None, ranks: str | None, picture: str | None, out: str | None, as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
     """Forecast step time, efficiency and the best algorithm, from a cost model of machine and job.
@@ -109,7 +104,7 @@ def forecast(
     """
 
     def act() -> None:
-        check_picture(png)
+        check_picture(picture)
         is_here = recipe is not None and given["node_size"] is None
         counts = parse_counts(("1..8" if is_here else "1..1024") if ranks is None else ranks)
         if out is not None:
@@ -117,8 +112,8 @@ def forecast(
 
             check_place(Path(out), (KIND,))
         job, machine, notes = settle(recipe, given)
-        told = tell(job, machine, reliability_of(given), counts, straggler if simulate else None, notes)
-        show(told, png=png, out=out, as_json=as_json)
+        told = tell(job, machine, reliability_of(given), counts, notes)
+        show(told, picture=picture, out=out, as_json=as_json)
 
     sys.exit(perform("forecast", act, nothing_kept("the measurement")))
 
@@ -225,17 +220,14 @@ def reliability_of(given: dict[str, Any]) -> "Reliability | None":
 
 
 def tell(
-    job: "Workload", machine: "Machine", reliability: "Reliability | None", counts: list[int], straggler: float | None,
-    notes: list[str],
+    job: "Workload", machine: "Machine", reliability: "Reliability | None", counts: list[int], notes: list[str]
 ) -> dict[str, Any]:  # fmt: skip
     """Return the forecast as plain values, as it is kept."""
     from dataclasses import asdict
 
-    from unisono.scaling.agreement import compare
     from unisono.scaling.forecast import forecast as predict_all
 
     found = predict_all(job, machine, counts, reliability)
-    simulated = [] if straggler is None else list(compare(job.gradient_bytes, machine, counts, straggler))
     rows = [asdict(one) for one in found]
     for row in rows:
         if row["run_s"] == math.inf:  # which JSON does not have
@@ -243,17 +235,18 @@ def tell(
     return {
         "kind": KIND, "version": VERSION, "notes": notes, "job": asdict(job), "machine": asdict(machine),
         "reliability": None if reliability is None else asdict(reliability),
-        "forecasts": rows, "simulated": [asdict(one) for one in simulated],
+        "forecasts": rows, "simulated": [],  # which readers of this version look for
     }  # fmt: skip
 
 
-def show(told: dict[str, Any], *, png: str | None, out: str | None, as_json: bool) -> None:
+def show(told: dict[str, Any], *, picture: str | None, out: str | None, as_json: bool) -> None:
     """Draw, keep and print a forecast."""
     text = to_json(told)
-    if png is not None:
-        from unisono.report.forecast_picture import draw_forecast
+    if picture is not None:
+        from unisono.report.forecast_section import forecast_section
+        from unisono.report.picture import draw_section
 
-        draw_forecast(told, png)
+        draw_section(forecast_section(told), picture)
     if out is not None:
         from unisono.system.files import write_whole
 
@@ -302,13 +295,4 @@ def table(told: dict[str, Any]) -> list[str]:
         f"{spell_bytes(one['sent_bytes']):>12}"
         for one in sorted(last["predictions"], key=lambda one: one["step_s"])
     ]
-    if told["simulated"]:
-        lines += ["", f"{'ranks':>6}  {'one all-reduce':<17} {'formula':>8} {'simulated':>9} {'ratio':>6}  "
-                  f"{'contention':>10}  {'straggler':>9}"]  # fmt: skip
-        lines += [
-            f"{row['ranks']:>6}  {row['algorithm']:<17} {spell_seconds(row['formula_s']):>8} "
-            f"{spell_seconds(row['simulated_s']):>9} {row['simulated_s'] / row['formula_s']:>6.3f}  "
-            f"{spell_seconds(row['contention_s']):>10}  {spell_seconds(row['straggler_s']):>9}"
-            for row in told["simulated"] if row["formula_s"]
-        ]  # fmt: skip
     return lines

@@ -1,6 +1,5 @@
 """What verbs share that run one job several times, each time in a directory of its own: verify, chaos, the benches."""
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -164,20 +163,23 @@ def read_fresh_result(out: Path, workers: int) -> dict[str, Any]:
     return result
 
 
-def check_picture(png: str | None) -> None:
+def check_picture(picture: str | None) -> None:
     """Refuse a picture that cannot be written before anything is measured for it.
 
     Raises:
-        ConfigError: It is no PNG, or its directory or matplotlib is missing.
+        ConfigError: It is no SVG file, or its directory is missing.
     """
     from unisono.errors import ConfigError
 
-    if png is None:
+    if picture is None:
         return
-    path = Path(png)
-    if path.suffix.lower() != ".png":
-        raise ConfigError(f"expected --png FILE.png, got {png!r}.")
+    path = Path(picture)
+    if path.suffix.lower() != ".svg":
+        raise ConfigError(
+            f"expected --picture FILE.svg, got {picture!r}. Pictures are SVG, which browsers and documents show. "
+            "Hint: --picture timings.svg; for a PNG: rsvg-convert -o FILE.png FILE.svg."
+        )
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"expected --png to name a file that can be written, got {png!r}. Hint: make its directory.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--png needs matplotlib. Hint: pip install matplotlib.")
+        raise ConfigError(
+            f"expected --picture to name a file that can be written, got {picture!r}. Hint: make its directory."
+        )

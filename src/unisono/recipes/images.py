@@ -46,10 +46,7 @@ def train(options: Options) -> dict[str, Any]:
             Pictures(
                 *thinned(options.limit, images, labels), mean=data.mean, std=data.std, augment=augment, key=data.key
             )
-            for images, labels in (
-                (data.train_images, data.train_labels),
-                (data.test_images, data.test_labels),
-            )
+            for images, labels in ((data.train_images, data.train_labels), (data.test_images, data.test_labels))
         )
         network = channels_last(ImageCNN(train_set.images.shape[3], len(data.classes)))
         model = tune(network, options)

@@ -60,10 +60,7 @@ def train(options: Options) -> dict[str, Any]:
         augment = Augment.parse(AUGMENT[options.preset_name] if options.augment is None else options.augment)
         train_set, test_set = (
             Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment)
-            for images, labels in (
-                (splits.train_images, splits.train_labels),
-                (splits.test_images, splits.test_labels),
-            )
+            for images, labels in ((splits.train_images, splits.train_labels), (splits.test_images, splits.test_labels))
         )
         model = tune(channels_last(SimpleCNN(DROPOUT[options.preset_name])), options)
         lr = LR[options.preset_name] if options.lr is None else options.lr

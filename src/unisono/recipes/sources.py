@@ -44,9 +44,7 @@ def own_texts(options: Options) -> TextData:
     if options.data_path is None:
         raise ConfigError("recipe 'text' trains on your own texts. Hint: --data FILE.csv, or a folder per class.")
     columns = Columns(
-        text=options.text_column or "text",
-        label=options.label_column or "label",
-        encoding=options.encoding or "utf-8",
+        text=options.text_column or "text", label=options.label_column or "label", encoding=options.encoding or "utf-8"
     )
     with WorkLine() as tell:
         return load_texts(

@@ -72,12 +72,7 @@ def groups_of(model: nn.Module, settings: Settings, lr: float, name: str) -> lis
 
 
 def fit_texts(
-    run: unisono.Run,
-    options: Options,
-    settings: Settings,
-    data: ImdbData | TextData,
-    *,
-    num_classes: int,
+    run: unisono.Run, options: Options, settings: Settings, data: ImdbData | TextData, *, num_classes: int
 ) -> dict[str, Any]:
     """Train and evaluate; returns what ``result.json`` holds, with what a maximal length has cut."""
     train_set, test_set = (

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.report.page import Chart, Remark, Section, Table, values_of
-from unisono.report.svg import Series, line_chart, stacked_bars
+from unisono.report.charts import Series
+from unisono.report.content import Remark, Section, Table, bar_view, line_view
 from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
 KIND, VERSION = "unisono forecast", 1
@@ -52,21 +52,17 @@ def _section(told: Mapping[str, Any]) -> Section:
         Series(name=name, points=[(float(row["ranks"]), _of(row, name)["efficiency"]) for row in rows])
         for name in names
     ]
+    ranks = [float(row["ranks"]) for row in rows]
+    series.append(Series(name="ideal", points=[(count, 1.0) for count in ranks], is_limit=True))
     percent = "{:.1%}".format
-    drawn = line_chart("Efficiency over ranks", series, x_label="ranks", spell_x=spell_count, spell_y=percent,
-                       log_x=len(rows) > 1)  # fmt: skip
-    bars = {f"{spell_count(row['ranks'])} ranks": {name: one[key] / one["step_s"] for key, name in PARTS.items()}
-            for row, one in zip(rows[:32], best[:32], strict=True)}  # fmt: skip
-    shares = Table(
-        title="Shares of a step", head=["ranks", *PARTS.values()], numeric=frozenset(range(1, 1 + len(PARTS))),
-        rows=[[bar, *(percent(value) for value in parts.values())] for bar, parts in bars.items()],
-    )  # fmt: skip
+    shares = {
+        f"{spell_count(row['ranks'])} ranks": {name: one[key] / one["step_s"] for key, name in PARTS.items()}
+        for row, one in zip(rows[:32], best[:32], strict=True)
+    }
     charts = [
-        Chart(title="Efficiency by strategy", svg=drawn,
-              values=values_of("Efficiency", "ranks", series, spell_count, percent)),
-        Chart(title="Where a step of the best strategy goes",
-              svg=stacked_bars("Shares of a step by part", bars, spell=percent), values=shares),
-    ]  # fmt: skip
+        line_view("Efficiency by strategy", series, "ranks", spell_count, percent, log_x=len(rows) > 1),
+        bar_view("Where a step of the best strategy goes", shares, "ranks", percent),
+    ]
     assumed = [
         [f"{group}.{key}", str(value)] for group in ("job", "machine", "reliability") if told[group]
         for key, value in told[group].items()
@@ -81,8 +77,6 @@ def _section(told: Mapping[str, Any]) -> Section:
         Table(title=f"All on {spell_count(last['ranks'])} ranks", rows=strategies,
               head=["strategy", "step", "efficiency", "a rank sends"], numeric=frozenset({1, 2, 3})),
     ]  # fmt: skip
-    if told["simulated"]:
-        tables.append(_simulated(told["simulated"]))
     kind = "weak" if told["job"]["weak"] else "strong"
     findings = [Remark(text=str(note)) for note in told["notes"]]
     return Section(
@@ -93,16 +87,6 @@ def _section(told: Mapping[str, Any]) -> Section:
 
 def _run_text(run_s: float | str | None) -> str:
     return "" if run_s is None else run_s if isinstance(run_s, str) else spell_seconds(run_s)
-
-
-def _simulated(rows: list[Mapping[str, Any]]) -> Table:
-    cells = [
-        [str(row["ranks"]), row["algorithm"], spell_seconds(row["formula_s"]), spell_seconds(row["simulated_s"]),
-         spell_seconds(row["contention_s"]), spell_seconds(row["straggler_s"])]
-        for row in rows[:200]
-    ]  # fmt: skip
-    head = ["ranks", "one all-reduce", "formula", "simulated", "with contention", "with a straggler"]
-    return Table(title="Formulas and simulation", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 5}))
 
 
 def _of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from unisono.report.page import Chart, Remark, Section, Table, thinned, values_of
+from unisono.report.charts import Series, Span, span_chart
+from unisono.report.content import Chart, Remark, Section, Table, bar_view, line_view, thinned
 from unisono.report.run_diff import compare_runs
 from unisono.report.run_view import RunView, by_rank, own_seconds
-from unisono.report.svg import Series, Span, line_chart, span_chart, stacked_bars
 from unisono.scaling.study import BETWEEN
 from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
@@ -61,12 +61,9 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     table = Table(title="The runs side by side", head=head, rows=rows,
                   numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
     charts: list[Chart] = []
-    for title, points, spell in (
-        ("Loss", [run.losses for run in runs], spell_count),
-        ("Throughput", [run.throughput() for run in runs], spell_count),
-    ):
+    for title, points in (("Loss", [run.losses for run in runs]), ("Throughput", [run.throughput() for run in runs])):
         lines = [Series(name=name, points=thinned(found, len(runs))) for name, found in zip(names, points, strict=True)]
-        charts += _lines(f"{title} of all runs", [line for line in lines if line.points], spell)
+        charts += _lines(f"{title} of all runs", lines)
     return Section(title="Comparison", findings=findings, tables=[table], charts=charts)
 
 
@@ -148,22 +145,16 @@ def _findings(run: RunView) -> Iterator[Remark]:
 
 
 def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
-    losses = thinned(run.losses, num_runs)
-    if losses:
-        yield from _lines("Loss", [Series(name="loss", points=losses)], spell_count)
+    yield from _lines("Loss", [Series(name="loss", points=thinned(run.losses, num_runs))])
     for name, points in list(run.metrics().items())[:_MOST_METRICS]:
-        if found := thinned(points, num_runs):
-            yield from _lines(name, [Series(name=name, points=found)], spell_count, from_zero=False)
-    if speed := thinned(run.throughput(), num_runs):
-        yield from _lines("Throughput", [Series(name="samples a second", points=speed)], spell_count)
+        yield from _lines(name, [Series(name=name, points=thinned(points, num_runs))], from_zero=False)
+    speed = thinned(run.throughput(), num_runs)
+    yield from _lines("Throughput", [Series(name="samples a second", points=speed)])
 
 
-def _lines(title: str, series: list[Series], spell: Any, from_zero: bool = True) -> Iterator[Chart]:
-    if not series:
-        return
-    drawn = line_chart(f"{title} over steps", series, x_label="step", spell_x=spell_count, spell_y=spell,
-                       from_zero=from_zero)  # fmt: skip
-    yield Chart(title=title, svg=drawn, values=values_of(title, "step", series, spell_count, spell))
+def _lines(title: str, series: Sequence[Series], from_zero: bool = True) -> Iterator[Chart]:
+    if found := [line for line in series if line.points]:
+        yield line_view(title, found, "step", spell_count, spell_count, from_zero=from_zero)
 
 
 def _phases(run: RunView) -> Iterator[Chart]:
@@ -176,13 +167,7 @@ def _phases(run: RunView) -> Iterator[Chart]:
     if not bars:
         return
     note = f"the {_MOST_RANKS} slowest of {len(parts)} ranks" if len(parts) > len(bars) else ""
-    names = list(next(iter(bars.values())))
-    rows = [[bar, *(spell_seconds(found[name]) for name in names)] for bar, found in bars.items()]
-    table = Table(
-        title="A step by phase", head=["rank", *names], rows=rows, numeric=frozenset(range(1, 1 + len(names)))
-    )
-    drawn = stacked_bars("Median seconds of a step by phase, a bar for each rank", bars, spell=spell_seconds)
-    yield Chart(title="Where a step goes, rank by rank", svg=drawn, values=table, note=note)
+    yield bar_view("Where a step goes, rank by rank", bars, "rank", spell_seconds, note)
 
 
 def _stragglers(run: RunView) -> Iterator[Table]:
@@ -240,7 +225,9 @@ def _timeline(run: RunView) -> Iterator[Chart]:
         title="The run in time", head=["what", "began", "lasted", "more"], rows=rows, numeric=frozenset({1, 2})
     )
     drawn = span_chart("Launches, interruptions, checkpoints and evaluations over time", spans, spell=spell_seconds)
-    yield Chart(title="The run in time", svg=drawn, values=table, note="Since the first step, by the hosts' clocks.")
+    yield Chart(
+        title="The run in time", drawing=drawn, values=table, note="Since the first step, by the hosts' clocks."
+    )
 
 
 def _checkpoints(run: RunView) -> Iterator[Table]:

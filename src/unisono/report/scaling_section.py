@@ -1,10 +1,11 @@
 """A scaling study in words, tables and charts (pure)."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from unisono.report.page import Chart, Remark, Section, Table, values_of
-from unisono.report.svg import Series, line_chart, stacked_bars
+from unisono.report.charts import Series, Spell
+from unisono.report.content import Chart, Remark, Section, Table, bar_view, line_view
 from unisono.scaling.study import STEP_PHASES, Study, beyond_ideal, summarise
 from unisono.system.words import spell_count, spell_seconds
 
@@ -129,19 +130,27 @@ def _section(study: Study) -> Section:
     points = [(float(row.workers), row.step_s) for row in rows]
     spread = [(row.low_s, row.high_s) for row in rows]
     ideal = [(x, rows[0].step_s * (1.0 if study.weak else rows[0].workers / x)) for x, _ in points]
+    speed = [
+        Series(name="measured", points=[(x, row.speedup) for (x, _), row in zip(points, rows, strict=True)],
+               spread=[(row.speedup * row.step_s / row.high_s, row.speedup * row.step_s / row.low_s) for row in rows],
+               labels=[f"{row.efficiency:.0%}" for row in rows]),
+        Series(name="ideal", points=[(x, x) for x, _ in points], is_limit=True),
+    ]  # fmt: skip
+    crowded = frozenset(float(row.workers) for row in rows if row.is_oversubscribed)
+    red = "Red: more workers than cores, which take turns." if crowded else ""
     charts = [
         _chart("Time of a step", [Series(name="measured", points=points, spread=spread),
-                                  Series(name="ideal", points=ideal, is_limit=True)], spell_seconds),
-        _chart("Speed-up", [Series(name="measured", points=[(float(row.workers), row.speedup) for row in rows]),
-                            Series(name="ideal", points=[(x, x) for x, _ in points], is_limit=True)], _times),
-        _bars("Where a step goes", {f"{row.workers} workers": row.phases_s for row in rows}, "workers"),
+                                  Series(name="ideal", points=ideal, is_limit=True)], spell_seconds, alarms=crowded),
+        _chart("Speed-up; efficiency beside it", speed, _times, alarms=crowded, note=red),
+        bar_view("Where a step goes", {f"{row.workers} workers": row.phases_s for row in rows}, "workers",
+                 spell_seconds),
     ]  # fmt: skip
     for count in study.workers:
         found = [trial for trial in study.trials if trial.workers == count]
         ranks = {f"rank {rank}": {phase: statistics.median(t.phases_s[rank][phase] for t in found)
                                   for phase in STEP_PHASES} for rank in range(min(count, 32))}  # fmt: skip
         if count > 1:
-            charts.append(_bars(f"{count} workers, rank by rank", ranks, "rank"))
+            charts.append(bar_view(f"{count} workers, rank by rank", ranks, "rank", spell_seconds))
     environment = [[name, str(value)[:200]] for name, value in study.environment.items()]
     trials = [[str(t.workers), str(t.repeat + 1), spell_seconds(t.step_s), spell_seconds(t.startup_s),
                spell_seconds(t.total_s), f"{t.load:.1f}", t.fingerprint[:16]] for t in study.trials]  # fmt: skip
@@ -156,17 +165,8 @@ def _section(study: Study) -> Section:
     )  # fmt: skip
 
 
-def _chart(title: str, series: Sequence[Series], spell: Callable[[float], str]) -> Chart:
-    drawn = line_chart(f"{title} over workers", series, x_label="workers", spell_x=spell_count, spell_y=spell,
-                       ticks_at_points=True)  # fmt: skip
-    return Chart(title=title, svg=drawn, values=values_of(title, "workers", series, spell_count, spell))
-
-
-def _bars(title: str, bars: Mapping[str, Mapping[str, float]], name: str) -> Chart:
-    rows = [[bar, *(spell_seconds(parts[phase]) for phase in STEP_PHASES)] for bar, parts in bars.items()]
-    table = Table(title=title, head=[name, *STEP_PHASES], rows=rows, numeric=frozenset(range(1, 1 + len(STEP_PHASES))))
-    drawn = stacked_bars(f"{title}: median seconds of a step by phase", bars, spell=spell_seconds)
-    return Chart(title=title, svg=drawn, values=table)
+def _chart(title: str, series: Sequence[Series], spell: Spell, **more: Any) -> Chart:
+    return line_view(title, series, "workers", spell_count, spell, ticks_at_points=True, **more)
 
 
 def _times(value: float) -> str:

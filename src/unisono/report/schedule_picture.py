@@ -1,6 +1,6 @@
 """Pictures of collectives: the moves of a schedule, round by round.
 
-In: a `Schedule`. Out: a PNG file. Imports no torch.
+In: a `Schedule`. Out: an SVG file. Imports no torch.
 """
 
 import itertools
@@ -8,22 +8,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import final
 
 from unisono.collectives.schedules import Move, Round, Schedule, bytes_sent, start, states
 from unisono.errors import ConfigError
-from unisono.report.canvas import ALARM, COLOURS, DPI, FAINT, FONT, INK, RULE, WIDTH, blank, printable, save
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from unisono.report.picture import save
+from unisono.report.svg import Drawing, cut, width_of
 
 MOST_RANKS = 8
 """More ranks than that nobody can read in one picture."""
-
-_Outline = list[tuple[float, float]]
+WIDTH = 1200
 
 _LEFT, _RIGHT, _TOP, _NOTE = 150, 40, 196, 22
-_STYLES: dict[str, Any] = {"add": "-", "copy": (0, (4, 2)), "forward": (0, (1.2, 1.2))}
+_TEXT, _SMALL = 15, 13
+_STYLES = {"add": "", "copy": " dash", "forward": " dots"}
 _MEANING = {
     "add": "added to what is there",
     "copy": "put in place of what is there",
@@ -83,7 +81,7 @@ class _Layout:
 
 
 def draw_schedule(schedule: Schedule, title: str, path: str | Path) -> None:
-    """Draw the moves of a schedule, round by round, to a PNG file.
+    """Draw the moves of a schedule, round by round, to an SVG file.
 
     Ranks stand side by side and time runs down. A chunk shows whose values are in it, arrows are moves.
 
@@ -95,6 +93,15 @@ def draw_schedule(schedule: Schedule, title: str, path: str | Path) -> None:
     Raises:
         ConfigError: More ranks than can be read, or the file cannot be written.
     """
+    save(picture_of(schedule, title), path)
+
+
+def picture_of(schedule: Schedule, title: str) -> Drawing:
+    """Return the picture; see `draw_schedule`.
+
+    Raises:
+        ConfigError: More ranks than can be read.
+    """
     if schedule.world_size > MOST_RANKS:
         raise ConfigError(
             f"expected at most {MOST_RANKS} ranks in a picture, got {schedule.world_size}. "
@@ -105,19 +112,16 @@ def draw_schedule(schedule: Schedule, title: str, path: str | Path) -> None:
     rows = list(states(schedule, own, lambda left, right: left + right))
     notes, are_equal = order_notes(schedule, rows[-1])
     foot = layout.top(len(rows) - 1) + layout.height + 38
-    height = foot + _NOTE * len(notes)
-    figure = blank(height)
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
-    axes.axis("off")
-    _draw_head(axes, layout, title)
+    out = Drawing(title, foot + _NOTE * len(notes), WIDTH)
+    _draw_head(out, layout, title)
+    for row, moves in enumerate(schedule.rounds):  # first, so that boxes cover the ends of lines
+        _draw_round(out, layout, row, moves)
     for row, (held, before) in enumerate(zip(rows, [own, *rows], strict=False)):
-        _draw_row(axes, layout, row, held, before)
-    for row, moves in enumerate(schedule.rounds):
-        _draw_round(axes, layout, row, moves)
+        _draw_row(out, layout, row, held, before)
     for number, note in enumerate(notes):
-        colour = INK if are_equal or number else ALARM
-        _write(axes, 30, foot + number * _NOTE, note, size=10.5, colour=colour, bold=number == 0)
-    save(figure, path)
+        kind = "alarm" if number == 0 and not are_equal else "name"
+        out.text(30, foot + number * _NOTE + 5, note, kind, size=14, bold=number == 0)
+    return out
 
 
 def order_notes(schedule: Schedule, final: Sequence[Mapping[int, Content]]) -> tuple[list[str], bool]:
@@ -139,8 +143,7 @@ def order_notes(schedule: Schedule, final: Sequence[Mapping[int, Content]]) -> t
     head = f"Order of addition, the same {where} (so the bits are too), but not for every chunk:"
     lines = [f"{letter(chunk)}: {order}" for chunk, order in sorted(orders.items())]
     width = 2 if len(lines) > 3 else 1
-    padded = [line.ljust(52) for line in lines]
-    return [head, *("".join(padded[at : at + width]).rstrip() for at in range(0, len(lines), width))], True
+    return [head, *(",  ".join(lines[at : at + width]) for at in range(0, len(lines), width))], True
 
 
 def letter(chunk: int) -> str:
@@ -162,98 +165,94 @@ def _plan(schedule: Schedule) -> _Layout:
     )
 
 
-def _draw_head(axes: "Axes", layout: _Layout, title: str) -> None:
+def _draw_head(out: Drawing, layout: _Layout, title: str) -> None:
     schedule = layout.schedule
     sent = sorted({count / schedule.num_chunks for count in bytes_sent(schedule, schedule.num_chunks)})
     cost = f"{sent[0]:.3g} S" if len(sent) == 1 else f"between {sent[0]:.3g} and {sent[-1]:.3g} S"
     chunks = "" if schedule.num_chunks == 1 else f", cut into {schedule.num_chunks} chunks"
-    _write(axes, 30, 36, printable(title, 17, WIDTH - 60), size=17, bold=True)
-    _write(
-        axes, 30, 68,
+    out.text(30, 44, cut(title, WIDTH - 60, 27), "name", size=23, bold=True)
+    told = (
         f"{_count(schedule.world_size, 'rank')}, {_count(len(schedule.rounds), 'round')}. "
-        f"In all, each rank sends {cost}, where S is the size of the buffer{chunks}.",
-    )  # fmt: skip
+        f"In all, each rank sends {cost}, where S is the size of the buffer{chunks}."
+    )
+    out.text(30, 73, told, "name", size=_TEXT)
     sums = "The numbers and colours in it are the ranks whose values have been added up in it."
     owners = "Its number and colour say whose values it holds."
     what = "a chunk" if schedule.num_chunks > 1 else "the buffer"
-    _write(axes, 30, 92, f"Each box is {what} of one rank. {sums if layout.num_bands > 1 else owners}")
+    out.text(30, 97, f"Each box is {what} of one rank. {sums if layout.num_bands > 1 else owners}", "name", size=_TEXT)
     x = 30.0
     for action in sorted({move.action for moves in schedule.rounds for move in moves}):
-        axes.plot([x, x + 46], [116, 116], color=INK, linewidth=1.8, linestyle=_STYLES[action])
-        _write(axes, x + 54, 116, _MEANING[action])
-        x += 88 + 8.0 * len(_MEANING[action])
+        out.line([(x, 116), (x + 46, 116)], f"new{_STYLES[action]}")
+        out.text(x + 54, 121, _MEANING[action], "name", size=_TEXT)
+        x += 84 + width_of(_MEANING[action], _TEXT)
     if schedule.rounds:
-        axes.plot(*zip(*_outline(x, 108, 16, 16), strict=True), color=INK, linewidth=2.4)
-        _write(axes, x + 24, 116, "new in this round")
+        out.box(x, 108, 16, 16, "new")
+        out.text(x + 24, 121, "new in this round", "name", size=_TEXT)
     if any(_is_ring(schedule, moves) for moves in schedule.rounds):
-        _write(axes, x + 190, 116, "The right edge goes on at the left one.")
+        out.text(x + 190, 121, "The right edge goes on at the left one.", "name", size=_TEXT)
     for rank in range(schedule.world_size):
-        heading = _LEFT + (rank + 0.5) * layout.column
-        _write(axes, heading, 156, f"rank {rank}", size=12.5, colour=COLOURS[rank], bold=True, align="center")
+        middle = _LEFT + (rank + 0.5) * layout.column
+        out.text(middle, 162, f"rank {rank}", f"rank fill c{rank}", at="middle", size=17, bold=True)
         for chunk in range(schedule.num_chunks if schedule.num_chunks > 1 else 0):
-            _write(axes, layout.middle(rank, chunk), 182, letter(chunk), size=10, colour=FAINT, align="center")
+            out.text(layout.middle(rank, chunk), 186, letter(chunk), at="middle", size=_SMALL)
 
 
 def _draw_row(
-    axes: "Axes",
-    layout: _Layout,
-    row: int,
-    held: Sequence[Mapping[int, Content]],
+    out: Drawing, layout: _Layout, row: int, held: Sequence[Mapping[int, Content]],
     before: Sequence[Mapping[int, Content]],
-) -> None:
-    from matplotlib.collections import PolyCollection
-
-    schedule, top = layout.schedule, layout.top(row)
-    colours: list[str] = []
-    boxes: list[_Outline] = []
-    quiet: list[_Outline] = []
-    changed: list[_Outline] = []
-    digits: dict[int, list[tuple[float, float]]] = {}
-    for rank, chunk in itertools.product(range(schedule.world_size), range(schedule.num_chunks)):
-        value = held[rank].get(chunk)
-        inside = sorted(value.ranks) if value else []
-        slots = dict(enumerate(inside)) if layout.num_bands == 1 else {source: source for source in inside}
-        left = layout.left(rank, chunk)
+) -> None:  # fmt: skip
+    top, chunks = layout.top(row), range(layout.schedule.num_chunks)
+    size = min(layout.band - 4, layout.cell - 2, 15)
+    frames = []
+    for rank, values in enumerate(held):
+        left = layout.left(rank, 0)
+        out.box(left, top, layout.cell * len(chunks), layout.height, "none")
+        slots = [_slots(values.get(chunk), layout.num_bands) for chunk in chunks]
         for slot in range(layout.num_bands):
-            boxes.append(_outline(left, top + slot * layout.band, layout.cell, layout.band))
-            colours.append(COLOURS[slots[slot]] if slot in slots else "#f7f7f7")
-            if slot in slots:
-                place = (layout.middle(rank, chunk), top + (slot + 0.5) * layout.band)
-                digits.setdefault(slots[slot], []).append(place)
-        frames = quiet if value == before[rank].get(chunk) else changed
-        frames.append(_outline(left, top, layout.cell, layout.height))
-    axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="white", linewidths=0.6, zorder=3))
-    axes.add_collection(PolyCollection(quiet, facecolors="none", edgecolors=RULE, linewidths=1.0, zorder=5))
-    axes.add_collection(PolyCollection(changed, facecolors="none", edgecolors=INK, linewidths=2.4, zorder=6))
-    # Digits as markers: thousands of them take no time, thousands of texts would.
-    size = min(layout.band - 6, layout.cell - 4, 14) * 72 / DPI
-    for source, places in digits.items():
-        xs, ys = zip(*places, strict=True)
-        axes.scatter(xs, ys, marker=f"$\\mathbf{{{source}}}$", s=size**2, color="white", linewidths=0, zorder=4)
+            y = top + slot * layout.band
+            for source, found in itertools.groupby(chunks, key=lambda chunk: slots[chunk].get(slot)):
+                if source is not None:
+                    run = [*found]
+                    x = layout.left(rank, run[0])
+                    out.box(x, y, layout.cell * len(run), layout.band, f"fill c{source}")
+                    for chunk in run:
+                        middle = layout.middle(rank, chunk)
+                        out.text(middle, y + layout.band / 2 + size * 0.36, source, "on", size=size)
+        for chunk in chunks:
+            is_old = values.get(chunk) == before[rank].get(chunk)
+            frames.append((layout.left(rank, chunk), "old" if is_old else "new"))
+    for left, kind in sorted(frames, key=lambda frame: frame[1], reverse=True):  # the new ones on top
+        out.box(left, top, layout.cell, layout.height, kind)
     if row == 0:
-        _write(axes, 30, top + layout.height / 2, "start", bold=True)
+        out.text(30, top + layout.height / 2 + 5, "start", "name", size=_TEXT, bold=True)
 
 
-def _draw_round(axes: "Axes", layout: _Layout, row: int, moves: Round) -> None:
+def _slots(value: Content | None, num_bands: int) -> dict[int, int]:
+    """Return whose values stand in which band of a chunk."""
+    inside = sorted(value.ranks) if value else []
+    return dict(enumerate(inside)) if num_bands == 1 else {source: source for source in inside}
+
+
+def _draw_round(out: Drawing, layout: _Layout, row: int, moves: Round) -> None:
     top, bottom = layout.top(row) + layout.height + 4, layout.top(row + 1) - 4
     last = layout.schedule.world_size - 1
     is_ring = _is_ring(layout.schedule, moves)
     for move in moves:
-        tail = (layout.middle(move.source, move.chunk), top)
-        head = (layout.middle(move.target, move.chunk), bottom)
+        tail, head = layout.middle(move.source, move.chunk), layout.middle(move.target, move.chunk)
         if is_ring and move.source == last:
             # Out at the right edge, in at the left one, in step with the other arrows.
-            _arrow(axes, move, tail, (head[0] + (last + 1) * layout.column, bottom), (_LEFT, WIDTH - 18))
-            _arrow(axes, move, (tail[0] - (last + 1) * layout.column, top), head, (_LEFT - 22, WIDTH))
+            around = (last + 1) * layout.column
+            _arrow(out, move, (tail, top), (head + around, bottom), (_LEFT, WIDTH - 18))
+            _arrow(out, move, (tail - around, top), (head, bottom), (_LEFT - 22, WIDTH))
         else:
-            _arrow(axes, move, tail, head, (0, WIDTH))
+            _arrow(out, move, (tail, top), (head, bottom), (0, WIDTH))
     sent = sorted({sum(move.source == rank for move in moves) for rank in {move.source for move in moves}})
     chunks = layout.schedule.num_chunks
     shares = [f"{count / math.gcd(count, chunks):.0f}/{chunks / math.gcd(count, chunks):.0f}" for count in sent]
     sizes = " or ".join("S" if share == "1/1" else share.removesuffix("/1") + " S" for share in shares)
     middle = (top + bottom) / 2
-    _write(axes, 30, middle - 10, f"round {row + 1}", bold=True)
-    _write(axes, 30, middle + 11, f"send {sizes}", size=9.5, colour=FAINT)
+    out.text(30, middle - 5, f"round {row + 1}", "name", size=_TEXT, bold=True)
+    out.text(30, middle + 16, f"send {sizes}", size=_SMALL)
 
 
 def _is_ring(schedule: Schedule, moves: Round) -> bool:
@@ -262,46 +261,23 @@ def _is_ring(schedule: Schedule, moves: Round) -> bool:
 
 
 def _arrow(
-    axes: "Axes", move: Move, tail: tuple[float, float], head: tuple[float, float], window: tuple[float, float]
+    out: Drawing, move: Move, tail: tuple[float, float], head: tuple[float, float], window: tuple[float, float]
 ) -> None:
     """Draw one arrow, cut off at the window's left and right edges."""
-    from matplotlib.patches import FancyArrowPatch, Rectangle
+    (x1, y1), (x2, y2) = tail, head
 
-    colour = COLOURS[move.source]
-    line = axes.plot(
-        *zip(tail, head, strict=True), color=colour, linewidth=1.6, linestyle=_STYLES[move.action], zorder=2
-    )
-    tip = (head[0] - (head[0] - tail[0]) * 0.02, head[1] - (head[1] - tail[1]) * 0.02)
-    point = FancyArrowPatch(
-        tip, head, color=colour, arrowstyle="-|>", mutation_scale=11, shrinkA=0, shrinkB=0, zorder=7
-    )
-    axes.add_patch(point)
-    # The patch is in data units, the y axis points down: any tall rectangle does.
-    for artist in (*line, point):
-        artist.set_clip_path(Rectangle((window[0], 0), window[1] - window[0], 1e6, transform=axes.transData))
+    def inside(x: float) -> tuple[float, float]:
+        kept = min(max(x, window[0]), window[1])
+        return (kept, y1 + (kept - x1) / (x2 - x1) * (y2 - y1)) if kept != x else (x, y1 if x == x1 else y2)
 
-
-def _outline(left: float, top: float, width: float, height: float) -> _Outline:
-    right, bottom = left + width, top + height
-    return [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+    out.line([inside(x1), inside(x2)], f"line c{move.source}{_STYLES[move.action]}")
+    if x2 <= WIDTH - _RIGHT:  # else its head is drawn where it comes in again
+        length = math.hypot(x2 - x1, y2 - y1)
+        along = (x2 - x1) / length, (y2 - y1) / length
+        base = x2 - 11 * along[0], y2 - 11 * along[1]
+        sides = [(base[0] + side * along[1] * 4.5, base[1] - side * along[0] * 4.5) for side in (1, -1)]
+        out.line([head, *sides], f"fill c{move.source}")
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _write(
-    axes: "Axes",
-    x: float,
-    y: float,
-    text: str,
-    *,
-    size: float = 11.0,
-    colour: str = INK,
-    bold: bool = False,
-    align: str = "left",
-) -> None:
-    axes.text(
-        x, y, text, size=size, color=colour, weight="bold" if bold else "normal", ha=align, va="center",
-        family=FONT, parse_math=False, zorder=8,
-    )  # fmt: skip

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.report.content import Section
 from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
-from unisono.report.page import MOST_SOURCES, Section
 from unisono.report.run_section import compare_section, run_section
 from unisono.report.run_view import RunView, describe_place, read_run
 from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.study import KIND as STUDY
 from unisono.scaling.study import Study, study_from
 from unisono.system.files import read_json
+
+MOST_SOURCES = 8
 
 
 def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:

@@ -15,9 +15,10 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.observe.phases import StepPhases
 from unisono.report.run_view import check_run, read_run
+from unisono.scaling.study import BETWEEN, STEP_PHASES
 from unisono.system.files import check_place, write_whole
 
-ORDER = ("data", "forward", "backward", "reduce", "update", "other", "checkpoint", "evaluate")
+ORDER = (*STEP_PHASES, *BETWEEN)
 _MARK = '"unisono timeline"'
 _COLOURS = {"data": "yellow", "forward": "good", "backward": "rail_response", "reduce": "terrible",
             "update": "rail_animation", "checkpoint": "grey", "evaluate": "olive", "other": "white"}  # fmt: skip

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import final
 
 from unisono.errors import ConfigError
+from unisono.observe.phases import StepPhases
 from unisono.scaling.forecast import Workload
 from unisono.scaling.machine import Link, Machine
-from unisono.scaling.study import Record
 
 EVERYWHERE = 1 << 16
 """Ranks of a node for a machine that is one host."""
@@ -52,7 +52,7 @@ class Solo:
     crowded: StepTimes | None
 
 
-def step_times(records: Sequence[Record], warmup: int) -> StepTimes:
+def step_times(records: Sequence[StepPhases], warmup: int) -> StepTimes:
     """Return the medians of one rank's step phases.
 
     Raises:

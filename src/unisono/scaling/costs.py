@@ -2,7 +2,7 @@
 
 In: a number of ranks n, S bytes, a `Machine`. Out: a `Cost`. Per round, alpha is the latency, o the overhead of a
 message, beta the time of a byte on its way, gamma of a byte added. Where ranks span nodes a round lasts as long as its
-slowest message: an upper bound, since ranks need not wait for each other after every round; `simulator` runs that.
+slowest message: an upper bound, since ranks need not wait for each other after every round.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
 Performance Computing Applications 19 (2005), for the ring, the tree and halving-doubling; Patarasu, Yuan, "Bandwidth
@@ -13,7 +13,7 @@ Alexandrov et al. (LogGP), as in `machine`.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import final
 
 from unisono.errors import ConfigError
@@ -43,21 +43,11 @@ class Cost:
         return self.latency_s + self.transfer_s + self.add_s
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            latency_s=self.latency_s + other.latency_s,
-            transfer_s=self.transfer_s + other.transfer_s,
-            add_s=self.add_s + other.add_s,
-            sent_bytes=self.sent_bytes + other.sent_bytes,
-        )
+        return Cost(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)})
 
     def times(self, count: float) -> "Cost":
         """Return the cost of `count` such rounds."""
-        return Cost(
-            latency_s=count * self.latency_s,
-            transfer_s=count * self.transfer_s,
-            add_s=count * self.add_s,
-            sent_bytes=count * self.sent_bytes,
-        )
+        return Cost(**{field.name: count * getattr(self, field.name) for field in fields(Cost)})
 
 
 Formula = Callable[[int, float, Machine], Cost]

@@ -8,9 +8,8 @@ Parallel Computing 20 (1994).
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from unisono.errors import ConfigError
 from unisono.options.quantities import COUNT, FACTOR, Amount, settle, shown
@@ -19,7 +18,6 @@ COST = Amount(0, 1e15)
 """Seconds, or seconds a byte, of a model: products of some of them stay finite."""
 TIME = Amount(0, 1e12, "seconds")
 BANDWIDTH = Amount(1, 1e18, "bytes a second")
-SIZE = Amount(1, 1e18, "bytes")
 
 
 @final
@@ -42,10 +40,6 @@ class Link:
 
     def __post_init__(self) -> None:
         settle(self, latency_s=COST, s_per_byte=COST, overhead_s=COST)
-
-    def message_s(self, num_bytes: float, share: float = 1.0) -> float:
-        """Return the port's time for a message of `num_bytes`; the port is shared by `share` ranks."""
-        return self.overhead_s + num_bytes * self.s_per_byte * share
 
 
 @final
@@ -88,10 +82,6 @@ class Machine:
         """Return how many nodes so many ranks need."""
         return -(-ranks // self.node_size)
 
-    def is_local(self, source: int, target: int) -> bool:
-        """Whether two ranks are on one node."""
-        return source // self.node_size == target // self.node_size
-
     def share(self, senders: int) -> float:
         """Return how many ranks share a network card where so many of a node send at once."""
         return max(1.0, senders / self.nics)
@@ -120,33 +110,12 @@ class Machine:
         return replace(self, inside=slower(self.inside), between=slower(self.between), add_s_per_byte=added)
 
 
-def machine_from(plain: Mapping[str, Any]) -> Machine:
-    """Return a machine from what `dataclasses.asdict` gives, as it stands in a JSON file.
-
-    Raises:
-        ConfigError: Something is missing, unknown or out of range.
-    """
-    try:
-        return Machine(**{**plain, "inside": Link(**plain["inside"]), "between": Link(**plain["between"])})
-    except (TypeError, KeyError) as error:
-        raise ConfigError(f"expected a machine with inside, between, node_size, ...; {error} does not fit.") from error
-
-
 _RATE = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)(b|bit|bits)(?:/s|ps)\s*", re.IGNORECASE)
-_SIZE = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _TIME = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*(ns|us|µs|μs|ms|s|min|h|d)?\s*")
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {
-    "ns": 1e-9,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "μs": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-}
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
+}  # fmt: skip
 
 
 def parse_rate(text: str) -> float:
@@ -160,20 +129,6 @@ def parse_rate(text: str) -> float:
     value = _number(match.group(1)) * _DECIMAL[match.group(2).lower()] if match else 0.0
     value /= 1 if unit == "B" else 8
     return _checked(value, BANDWIDTH, "a bandwidth such as 400Gb/s (bits) or 50GB/s (bytes)", text)
-
-
-def parse_bytes(text: str) -> float:
-    """Return a number of bytes from ``14GB`` (powers of 1000) or ``14GiB`` (of 1024).
-
-    Raises:
-        ConfigError: Not a size above 0.
-    """
-    match = _SIZE.fullmatch(text)
-    value = 0.0
-    if match:
-        power = " kmgt".index(match.group(2).lower() or " ")
-        value = _number(match.group(1)) * (1024.0 if match.group(3) else 1000.0) ** power
-    return _checked(value, SIZE, "a size such as 14GB or 512MiB", text)
 
 
 def parse_seconds(text: str) -> float:

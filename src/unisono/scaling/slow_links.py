@@ -39,8 +39,7 @@ WAYS = {
         f"{_DDP}; gradients of rank 2 on their way: compare the accuracy",
     ),
     "local_sgd": Way(
-        {"strategy": "allreduce", "sync_every": 8},
-        f"{_DDP}; ranks train alone for 8 steps: compare the accuracy",
+        {"strategy": "allreduce", "sync_every": 8}, f"{_DDP}; ranks train alone for 8 steps: compare the accuracy"
     ),
 }
 

@@ -11,35 +11,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.observe.phases import StepPhases
 from unisono.system.files import read_json, write_whole
 
 KIND, VERSION = "unisono scaling", 1
 STEP_PHASES = ("data", "forward", "backward", "reduce", "update", "other")
 """What a step is made of; the rest happens between steps."""
 BETWEEN = ("checkpoint", "evaluate")
-
-
-class Record(Protocol):
-    """A step of one rank, as `unisono.observe.phases.read_phases` gives it."""
-
-    @property
-    def step(self) -> int:
-        """1-based."""
-
-    @property
-    def rank(self) -> int:
-        """Of the rank."""
-
-    @property
-    def began_ns(self) -> int:
-        """Nanoseconds since 1970."""
-
-    @property
-    def ns(self) -> dict[str, int]:
-        """Nanoseconds by phase."""
 
 
 @final
@@ -171,7 +152,7 @@ class Row:
 
 
 def trial_of(
-    records: Sequence[Record], *, workers: int, repeat: int, warmup: int, launched_ns: int, total_s: float,
+    records: Sequence[StepPhases], *, workers: int, repeat: int, warmup: int, launched_ns: int, total_s: float,
     batch_size: int, fingerprint: str, load: float,
 ) -> Trial:  # fmt: skip
     """Return what the step phases of one run say.

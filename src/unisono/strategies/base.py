@@ -16,7 +16,6 @@ from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
 from unisono.determinism import optimizer_step
 from unisono.errors import ConfigError, StepError
-from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 
 LossFunction = Callable[[Any], Tensor]
@@ -265,7 +264,6 @@ __all__ = [
     "State",
     "Strategy",
     "StrategyContext",
-    "StrategyOptions",
     "check_reached",
     "check_trainable",
     "mean_loss",

@@ -4,21 +4,13 @@ Each strategy is a frozen dataclass of its options. It says whether it can run i
 assigned to ranks, what of it belongs to the score, and which class does the work. `catalog` lists them all.
 """
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from unisono.collectives.placement import place_by_shares, place_evenly
 from unisono.errors import ConfigError
 from unisono.options.quantities import DEVICES, SHARE, STEPS, Amount, Count, Quantity, settle, shown
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from unisono.strategies.base import Strategy, StrategyContext
-
 
 MICRO_BATCHES = Count(1, 65_536, "micro-batches")
 MEBIBYTES = Amount(0.001, 1 << 20, "MiB")
@@ -130,14 +122,6 @@ class StrategyOptions:
     def score(self) -> dict[str, Any]:
         """Return what belongs to the score."""
         return {"name": self.name, **asdict(self)}
-
-    def build(self, model: "nn.Module", optimizer: "Optimizer", setting: "StrategyContext") -> "Strategy":
-        """Return the strategy at work on a model and its optimizer; collective."""
-        module, _, name = self.engine.partition(":")
-        built: Strategy = getattr(importlib.import_module(f"unisono.strategies.{module}"), name).build(
-            model, optimizer, setting, self
-        )
-        return built
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,7 +279,7 @@ class FSDPOptions(StrategyOptions):
 
     name: ClassVar[str] = "fsdp"
     summary: ClassVar[str] = "sharded weights and optimizer state (torch FSDP2), with the bits of exact"
-    engine: ClassVar[str] = "fsdp:FSDP"
+    engine: ClassVar[str] = "sharded.fsdp:FSDP"
     is_exact: ClassVar[bool] = True
     is_sharded: ClassVar[bool] = True
     needs_processes: ClassVar[bool] = True

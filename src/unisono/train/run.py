@@ -23,6 +23,7 @@ from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
 from unisono.strategies.base import LossFunction, StrategyContext
+from unisono.strategies.build import build
 from unisono.strategies.catalog import resolve
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
@@ -182,7 +183,7 @@ class Run:
         self._record.check_environment(environment, allow_drift=self._allow_drift)
         own = ("transport", "placement", "seed", "device", "clipping")
         setting = StrategyContext(**{name: getattr(self, name) for name in own})
-        parts.strategy = self.strategy.build(model, optimizer, setting)
+        parts.strategy = build(self.strategy, model, optimizer, setting)
         parts.strategy.is_stop_asked, parts.before_pack = self._link.is_stop_asked, self.first_look.at_parts_saved
         self._stepper = Stepper(
             parts, setting, progress=self._progress, record=self._record, link=self._link, between=self.between,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from cli.test_train import environment
 from ranks import run_threads
+from report.drawn import tree_of
 from unisono.cli.bench import COLLECTIVES, describe_plan, parse_names, parse_ranks, parse_sizes, table
 from unisono.cli.main import unisono
 from unisono.collectives.schedules import SCHEDULES, Move, Schedule, plan
@@ -35,9 +35,9 @@ def asked(*arguments: str):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """One small measurement with everything: what was printed, and the picture."""
-    picture = tmp_path_factory.mktemp("bench") / "timings.png"
+    picture = tmp_path_factory.mktemp("bench") / "timings.svg"
     sizes = ["--ranks", "2,3", "--sizes", "4KB,100000,1B", "--repeat", "3"]
-    return bench(*sizes, "--json", "--png", str(picture)), picture
+    return bench(*sizes, "--json", "--picture", str(picture)), picture
 
 
 @pytest.mark.slow
@@ -71,11 +71,10 @@ def test_json_is_one_object_with_a_row_for_each_case(measured):
 
 @pytest.mark.slow
 def test_the_picture_is_drawn(measured):
-    """--png gives a picture of two worlds with a panel for each collective; standard error tells what is going on."""
+    """--picture draws two worlds with a chart for each collective; standard error tells what is going on."""
     done, picture = measured
-    with Image.open(picture) as image:
-        assert image.format == "PNG"
-        assert image.size[0] == 1200
+    charts = list(tree_of(picture).iter("svg"))[1:]
+    assert len(charts) == 2 * len(COLLECTIVES)
     assert "measuring 2 ranks" in done.stderr
     assert "measuring 3 ranks" in done.stderr
 
@@ -242,14 +241,15 @@ def test_explained_for_machines():
     assert told["sent"] == [6] * 4
 
 
-def test_explained_as_a_picture(tmp_path):
-    """--png draws the schedule, and the words are printed as well; nothing but the picture is written."""
-    result = asked("--explain", "naive-ring", "-n", "3", "--png", str(tmp_path / "ring.png"))
+@pytest.mark.parametrize("number", [0, 1])
+def test_explained_as_a_picture(tmp_path, number):
+    """--picture (or its old name, --png) draws the schedule beside the words; nothing but the picture is written."""
+    option = "--png" if number else "--picture"
+    result = asked("--explain", "naive-ring", "-n", "3", option, str(tmp_path / "ring.svg"))
     assert result.exit_code == 0
     assert "round 2" in result.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["ring.png"]
-    with Image.open(tmp_path / "ring.png") as image:
-        assert image.format == "PNG"
+    assert [path.name for path in tmp_path.iterdir()] == ["ring.svg"]
+    assert tree_of(tmp_path / "ring.svg").get("aria-label") == "naive-ring: 3 ranks"
 
 
 @pytest.mark.parametrize(
@@ -258,14 +258,14 @@ def test_explained_as_a_picture(tmp_path):
         (["--explain", "rnig"], "did you mean 'ring'?"),
         (["--explain", "ring", "--ranks", "2"], "--explain measures nothing"),
         (["--explain", "ring", "--sizes", "4KB"], "--explain measures nothing"),
-        (["--explain", "ring", "-n", "9", "--png", "x.png"], "at most 8 ranks in a picture"),
+        (["--explain", "ring", "-n", "9", "--picture", "x.svg"], "at most 8 ranks in a picture"),
         (["--explain", "ring", "-n", "0"], "--explain-ranks as a whole number of ranks from 1 to 256"),
         (["-n", "2"], "-n is for --explain"),
         (["--sizes", "many"], "expected --sizes such as 4KB"),
         (["--ranks", "1"], "expected --ranks such as 2,4"),
         (["--repeat", "0"], "--repeat as a whole number from 1"),
-        (["--png", "no/such/directory/x.png"], "Hint: make its directory"),
-        (["--png", "timings.jpg"], "expected --png FILE.png"),
+        (["--picture", "no/such/directory/x.svg"], "Hint: make its directory"),
+        (["--png", "timings.png"], "expected --picture FILE.svg, got 'timings.png'"),
         (["--size", "4KB"], "--sizes"),
         (["--collectives", "all_redcue"], "did you mean 'all_reduce'?"),
     ],
@@ -281,14 +281,14 @@ def test_wrong_usage_is_code_2_and_starts_nothing(arguments, message, tmp_path, 
 
 
 def test_explaining_loads_no_torch():
-    """A schedule is explained without torch, NumPy or matplotlib."""
+    """A schedule is explained without torch or NumPy."""
     program = """
 import sys
 from unisono.cli.main import unisono
 try:
     unisono(["bench", "collectives", "--explain", "ring"], standalone_mode=False)
 except SystemExit as end:
-    print(end.code, [name for name in ("torch", "numpy", "matplotlib") if name in sys.modules])
+    print(end.code, [name for name in ("torch", "numpy") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("0 []\n"), done.stderr

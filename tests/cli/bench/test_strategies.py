@@ -8,8 +8,6 @@ import sys
 import pytest
 
 from unisono.cli.bench.strategies import table
-from unisono.errors import ConfigError
-from unisono.report.strategy_picture import draw_strategies
 
 
 def row(name, **changes):
@@ -26,17 +24,6 @@ def test_the_table_fits_a_terminal():
     assert max(map(len, lines)) <= 80
     assert "1,23" in lines[1]
     assert "0.9000  abababab" in lines[1]
-
-
-def test_the_picture_is_a_png_and_repeatable(tmp_path):
-    """The same rows, the same bytes; no rows are refused."""
-    rows = [row("exact"), row("ps", bytes_per_step=0, samples_per_s=None, metrics={})]
-    for name in ("a.png", "b.png"):
-        draw_strategies(rows, tmp_path / name, title="digits")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ConfigError, match="got none"):
-        draw_strategies([], tmp_path / "c.png", title="")
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_an_unknown_engine_is_wrong_usage():
             ["mpirun -n 2 -x UNISONO_SECRET --oversubscribe", "-m unisono join --threads 1 train.py --lr '0.1 0.2'"],
         ),
         ("ray", ["placement group: 2 x {CPU: 1}, PACK", "each rank: script train.py --lr 0.1 0.2"]),
-        ("kubernetes", ["kind: Job", '"torch.distributed.run"', '- "0.1 0.2"']),
+        ("kubernetes", ['"kind": "Job"', '"torch.distributed.run"', '"0.1 0.2"']),
     ],
 )
 def test_a_dry_run_shows_what_would_be_sent(engine, shown, script, monkeypatch):
@@ -172,7 +172,7 @@ def test_kubectl_is_given_the_manifests_and_the_job_is_followed(script, tmp_path
         "unisono: job train: failed (BackoffLimitExceeded), exit code 4",
         f"unisono: its objects and logs stay in the cluster. To remove them: {TO_END}",
     ]
-    assert "kind: Job" in (tmp_path / "sent").read_text()
+    assert '"kind": "Job"' in (tmp_path / "sent").read_text()
     detached = subprocess.run([*command, "--detach", script], capture_output=True, text=True, env=env, check=False)
     assert (detached.returncode, detached.stdout) == (0, "job.batch/train created\n")
     assert detached.stderr == f"unisono: to end it: {TO_END}\n"
@@ -193,9 +193,9 @@ def test_a_module_in_the_image():
     """-m is torchrun's; the module's name makes the job's."""
     result = invoke("kubernetes", "--dry-run", *NEEDED["kubernetes"], "-m", "our.train_it", "--lr", "1")
     assert result.exit_code == 0, result.output
-    assert "name: our-train-it\n" in result.output
-    assert [line.strip() for line in result.output.partition("args:")[2].splitlines()[1:5]] == [
-        '- "-m"', '- "our.train_it"', '- "--lr"', '- "1"',
+    assert '"name": "our-train-it"' in result.output
+    assert [line.strip() for line in result.output.partition('"args": [')[2].splitlines()[1:5]] == [
+        '"-m",', '"our.train_it",', '"--lr",', '"1"',
     ]  # fmt: skip
 
 

@@ -228,6 +228,6 @@ def test_cache_that_cannot_be_written_is_explained(tmp_path):
 
 def test_data_sources_import_no_torch():
     """The launcher can prepare data without loading torch."""
-    names = "archive cache digits fetch idx imdb mnist text"
+    names = "digits files.archive files.cache files.fetch files.idx sets.imdb sets.mnist sets.text"
     code = "".join(f"import unisono.data.{name};" for name in names.split())
     subprocess.run([sys.executable, "-c", code + "import sys; sys.exit('torch' in sys.modules)"], check=True)

@@ -163,7 +163,7 @@ def test_the_next_launch_clears_up(place, note):
     (left,) = place.folder.glob("unisono-*")
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     (reaper,) = (int(pid) for pid in children if str(left) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                 and "launchers.child" not in Path(f"/proc/{pid}/cmdline").read_text())  # fmt: skip
+                 and "launchers.worker.child" not in Path(f"/proc/{pid}/cmdline").read_text())  # fmt: skip
     beside = place.run("pass\n", "-n1")  # the first still lives
     assert beside.returncode == 0, beside.stderr
     assert left.exists()

@@ -55,7 +55,7 @@ bench.add_command(links)
 @click.option("--repeat", type=number(RUNS), metavar="K", help="Repetitions of each.  [default: 15]")
 @click.option("--explain", metavar="NAME", help="Measure nothing; show the moves of a schedule: ring, tree, ...")
 @click.option("-n", "--explain-ranks", type=number(EXPLAINED), metavar="N", help="Ranks to explain.  [default: 4]")
-@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
+@click.option("--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def collectives(
     ranks: str | None,
@@ -64,7 +64,7 @@ def collectives(
     repeat: int | None,
     explain: str | None,
     explain_ranks: int | None,
-    png: str | None,
+    picture: str | None,
     as_json: bool,
 ) -> None:
     """Time collectives over shared memory and gloo, beside a plain copy of memory.
@@ -82,18 +82,20 @@ def collectives(
     def act() -> None:
         from unisono.errors import ConfigError
 
-        check_picture(png)
+        check_picture(picture)
         if explain is not None:
             if ranks or sizes or only or repeat:
                 raise ConfigError(
                     "--explain measures nothing: expected no --ranks, --sizes, --collectives or --repeat. "
                     "Hint: use -n N."
                 )
-            _explain(explain, explain_ranks or 4, png, as_json)
+            _explain(explain, explain_ranks or 4, picture, as_json)
             return
         if explain_ranks is not None:
             raise ConfigError("-n is for --explain. Hint: to measure, give the numbers of processes with --ranks 2,4.")
-        _measure(parse_ranks(ranks or "2"), parse_sizes(sizes or SIZES), parse_names(only), repeat or 15, png, as_json)
+        _measure(
+            parse_ranks(ranks or "2"), parse_sizes(sizes or SIZES), parse_names(only), repeat or 15, picture, as_json
+        )
 
     sys.exit(perform("bench", act, nothing_kept("the measurement")))
 
@@ -154,7 +156,9 @@ def parse_names(text: str | None) -> list[str]:
     return list(found)
 
 
-def _measure(ranks: list[int], sizes: list[int], only: list[str], repeat: int, png: str | None, as_json: bool) -> None:
+def _measure(
+    ranks: list[int], sizes: list[int], only: list[str], repeat: int, picture: str | None, as_json: bool
+) -> None:
     from importlib import metadata
 
     from unisono.launchers.spec import usable_cores
@@ -168,10 +172,11 @@ def _measure(ranks: list[int], sizes: list[int], only: list[str], repeat: int, p
         told = _launch(count, sizes, only, repeat)
         rows += told["rows"]
         plans[count] = told["plan"]
-    if png is not None:
-        from unisono.report.timing_picture import draw_timings
+    if picture is not None:
+        from unisono.report.bench_section import timing_section
+        from unisono.report.picture import draw_section
 
-        draw_timings(rows, png)
+        draw_section(timing_section(rows), picture)
     if as_json:
         version = metadata.version("torch")
         click.echo(to_json({"cores": cores, "torch": version, "repeat": repeat, "plans": plans, "rows": rows}))
@@ -245,14 +250,14 @@ def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
-def _explain(name: str, ranks: int, png: str | None, as_json: bool) -> None:
+def _explain(name: str, ranks: int, picture: str | None, as_json: bool) -> None:
     from unisono.collectives.schedules import plan
 
     schedule = plan(name, ranks)
-    if png is not None:
+    if picture is not None:
         from unisono.report.schedule_picture import draw_schedule
 
-        draw_schedule(schedule, f"{name}: {ranks} ranks" if ranks > 1 else f"{name}: 1 rank", png)
+        draw_schedule(schedule, f"{name}: {ranks} ranks" if ranks > 1 else f"{name}: 1 rank", picture)
     if as_json:
         click.echo(to_json(as_plain(schedule)))
         return

@@ -32,7 +32,7 @@ from unisono.strategies.catalog import CATALOG
 if TYPE_CHECKING:
     from unisono.scaling.study import Study, Trial
 
-FILES = ("scaling.json", "scaling.png", "report.html")
+FILES = ("scaling.json", "scaling.svg", "report.html")
 
 
 @click.command(short_help="Time a recipe or script on several numbers of workers.")
@@ -95,7 +95,8 @@ class StudyPlan:
 
 def _scaling(setting: StudyPlan, out: str | None, as_json: bool) -> int:
     from unisono.errors import ConfigError
-    from unisono.scaling.study import KIND, save, summarise
+    from unisono.report.picture import MARK, draw_section
+    from unisono.scaling.study import KIND, save
     from unisono.system.files import check_place
 
     counts = sorted(set(parse_workers(setting.workers)))
@@ -109,20 +110,18 @@ def _scaling(setting: StudyPlan, out: str | None, as_json: bool) -> int:
     except OSError as error:
         raise ConfigError(f"expected --out to name a directory, got {str(place)!r}: {error.strerror}.") from error
     try:
-        for name, ours in zip(FILES, (KIND, "\x89PNG", "unisono"), strict=True):
-            check_place(place / name, (ours, "PNG"))
+        for name, ours in zip(FILES, (KIND, MARK, "unisono"), strict=True):
+            check_place(place / name, (ours,))
         study = measure(setting, counts, start)
     except BaseException:
         if is_new and not any(place.iterdir()):
             place.rmdir()
         raise
     from unisono.report.page import write_page
-    from unisono.report.scaling_picture import draw_scaling
-    from unisono.report.scaling_section import describe_machine, title_of
+    from unisono.report.scaling_section import scaling_sections
 
-    rows = summarise(study)
     save(study, place / FILES[0])
-    draw_scaling(rows, place / FILES[1], title=title_of(study), weak=study.weak, note=describe_machine(study))
+    draw_section(scaling_sections([study])[0], place / FILES[1], most=4)
     write_page([place / FILES[0]], place / FILES[2])
     if as_json:
         click.echo((place / FILES[0]).read_text(), nl=False)

@@ -27,10 +27,10 @@ DEFAULT = ",".join(CATALOG)
 )  # fmt: skip
 @click.option("--strategies", default=DEFAULT, metavar="NAME,...", help="Which ones.  [default: all]")
 @recipe_options("epochs", "batch_size", "limit", "model", "data")
-@click.option("--png", type=PATH, metavar="FILE", help="Draw a picture too.")
+@click.option("--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 def strategies(
-    recipe: str, workers: int, strategies: str, png: str | None, as_json: bool, **given: Any
+    recipe: str, workers: int, strategies: str, picture: str | None, as_json: bool, **given: Any
 ) -> None:  # fmt: skip
     """Train RECIPE once with each strategy: samples a second, memory, bytes sent, accuracy after equal samples.
 
@@ -45,16 +45,17 @@ def strategies(
     def act() -> None:
         from unisono.recipes.catalog import find
 
-        check_picture(png)
+        check_picture(picture)
         find(recipe)
         names = [name.strip() for name in strategies.split(",")]
         for name in names:
             take_strategy({"strategy": name})
         rows = [_row(recipe, workers, name, given) for name in names]
-        if png is not None:
-            from unisono.report.strategy_picture import draw_strategies
+        if picture is not None:
+            from unisono.report.bench_section import strategies_section
+            from unisono.report.picture import draw_section
 
-            draw_strategies(rows, png, title=f"{recipe}: {workers} workers")
+            draw_section(strategies_section(rows, f"{recipe}: {workers} workers"), picture)
         if as_json:
             click.echo(to_json(rows))
             return

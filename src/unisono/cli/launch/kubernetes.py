@@ -92,12 +92,12 @@ def kubernetes(
 
 def _kubernetes(target: tuple[str, ...], dry_run: bool, detach: bool, interval_s: float, given: dict[str, Any]) -> int:
     from unisono.launchers.engines.following import write_to_stdout
-    from unisono.launchers.engines.kubernetes import manifests, to_yaml
+    from unisono.launchers.engines.kubernetes import render
     from unisono.launchers.engines.kubernetes_client import follow, how_to_end, submit
 
     job = plan(target, given)
     if dry_run:
-        click.echo(to_yaml(manifests(job)), nl=False)
+        click.echo(render(job), nl=False)
         return 0
     from dataclasses import replace
 

@@ -8,11 +8,12 @@ and https://www.kubeflow.org (Trainer).
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.launchers.engines.checks import check_gpus, check_variables
 from unisono.options.quantities import DEVICES, GRACE, NODES, PORT, RESTARTS, THREADS, WORKERS, settle
 from unisono.store.secret import VARIABLE
 
@@ -24,7 +25,6 @@ INSTANCE = "app.kubernetes.io/instance"
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTP]i?)?")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _LONGEST_NAME = 40  # room for the indices that are appended; a host name has 63 characters
 _USER = 1000  # of the image that our Dockerfile makes
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -78,7 +78,7 @@ class KubernetesJob:
     port: int = 29500
     secret: str = field(default="", repr=False)
 
-    def __post_init__(self) -> None:  # noqa: C901 - a list of checks
+    def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"expected kind to be one of {', '.join(KINDS)}, got {self.kind!r}.")
         settle(
@@ -91,17 +91,12 @@ class KubernetesJob:
                     f"expected a name of at most {_LONGEST_NAME} lower case letters, digits and '-' that begins with a "
                     f"letter, got {name!r}."
                 )
-        if self.gpus_per_node and self.gpus_per_node < self.workers_per_node:
-            raise ConfigError(
-                f"expected a GPU for each of the {self.workers_per_node} workers of a pod, got {self.gpus_per_node}."
-            )
+        check_gpus(self.gpus_per_node, self.workers_per_node, "pod")
         for name in ("cpu", "memory"):
             quantity = getattr(self, name)
             if quantity and not _QUANTITY.fullmatch(quantity):
                 raise ConfigError(f"expected {name} as a quantity such as 500m, 4 or 8Gi, got {quantity!r}.")
-        for name in self.env:
-            if not _VARIABLE.fullmatch(name):
-                raise ConfigError(f"expected --env NAME=VALUE with a variable's name, got {name!r}.")
+        check_variables(self.env)
         for path in self.volumes:
             if not path.startswith("/") or ":" in path:
                 raise ConfigError(f"expected --volume CLAIM=PATH with an absolute path, got the path {path!r}.")
@@ -111,6 +106,11 @@ def manifests(job: KubernetesJob) -> list[Manifest]:
     """Return the objects, in the order in which they are to be made."""
     made = {"job": _indexed_job, "jobset": _job_set, "trainjob": _train_job}[job.kind](job)
     return [_network_policy(job), *([_secret(job)] if job.secret else []), *made]
+
+
+def render(job: KubernetesJob) -> str:
+    """Return the objects as a stream of YAML documents, each written as JSON: no text in it can be mistaken."""
+    return "".join(f"---\n{json.dumps(document, indent=2)}\n" for document in manifests(job))
 
 
 def _object(job: KubernetesJob, version: str, kind: str, spec: Manifest) -> Manifest:
@@ -287,41 +287,3 @@ def _resources(job: KubernetesJob) -> Manifest:
 
 def _variables(values: Mapping[str, str]) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in values.items()]
-
-
-def to_yaml(documents: Iterable[Manifest]) -> str:
-    """Return objects as YAML documents; every scalar is written as JSON, which YAML contains."""
-    return "".join("---\n" + "\n".join(_lines(document, "")) + "\n" for document in documents)
-
-
-def _lines(value: Any, indent: str) -> list[str]:
-    lines = []
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            lines += _entry(f"{indent}{_key(key)}:", entry, indent + "  ")
-    else:
-        for entry in value:
-            inner = _lines(entry, indent + "  ") if _is_nested(entry) else [indent + "  " + _scalar(entry)]
-            lines += [f"{indent}- {inner[0].lstrip()}", *inner[1:]]
-    return lines
-
-
-def _entry(head: str, value: Any, indent: str) -> list[str]:
-    return [head, *_lines(value, indent)] if _is_nested(value) else [f"{head} {_scalar(value)}"]
-
-
-def _is_nested(value: Any) -> bool:
-    return bool(value) and isinstance(value, Mapping | Sequence) and not isinstance(value, str)
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z][\w./-]*", key) and key not in _YAML_WORDS else json.dumps(key)
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w-]*", value) and value.lower() not in _YAML_WORDS:
-        return value
-    return json.dumps(value)
-
-
-_YAML_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})

@@ -13,7 +13,7 @@ from typing import final
 
 from unisono.errors import LaunchError
 from unisono.launchers.engines.following import INTERVAL_S, PATIENCE, Tell, Write, ask, find_tool
-from unisono.launchers.engines.kubernetes import CONTAINER, INSTANCE, KubernetesJob, manifests, to_yaml
+from unisono.launchers.engines.kubernetes import CONTAINER, INSTANCE, KubernetesJob, manifests, render
 from unisono.launchers.engines.kubernetes_state import JobState, PodState, exit_code, moment, names, news, parse_state
 
 _LINGER_S = 10.0  # for the output of pods that still run when their job has ended
@@ -27,7 +27,7 @@ def submit(job: KubernetesJob) -> str:
         LaunchError: There is no ``kubectl`` here, or it refuses; names its reason, and what was made before.
     """
     command = [_kubectl(), "create", "-f", "-"]
-    done = subprocess.run(command, input=to_yaml(manifests(job)), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=render(job), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         made = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" created")]
         left = f"\nHint: made before that; to remove it: {_delete(job.namespace, made)}" if made else ""

@@ -26,7 +26,7 @@ class RankActor:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def sit(self) -> ActorPlacement:
+    def place(self) -> ActorPlacement:
         """Say where this actor is."""
         import ray
 

@@ -12,7 +12,7 @@ from unisono.world import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorPlacement:
-    """Where an actor has come to sit.
+    """Where an actor has been placed.
 
     Attributes:
         node: Ray's name of the node.
@@ -32,7 +32,7 @@ class Place:
     """What an actor becomes.
 
     Attributes:
-        actor: Its index among the seats.
+        actor: Its index among the placements.
         world: Who it is.
         devices: Value for ``CUDA_VISIBLE_DEVICES``; None where Ray has given no GPU to the node.
     """
@@ -50,8 +50,8 @@ def assign(placements: Sequence[ActorPlacement], secret: str = "") -> list[Place
         secret: That the ranks share.
 
     Example:
-        >>> seats = [Seat(node=node, address="10.0.0.1", port=1) for node in "abab"]
-        >>> [(place.actor, place.world.local_rank) for place in assign(seats)]
+        >>> placed = [ActorPlacement(node=node, address="10.0.0.1", port=1) for node in "abab"]
+        >>> [(place.actor, place.world.local_rank) for place in assign(placed)]
         [(0, 0), (2, 1), (1, 0), (3, 1)]
     """
     nodes: dict[str, list[int]] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.errors import ConfigError, LaunchError, RunStopped
+from unisono.launchers.engines.following import write_to_stdout
 from unisono.launchers.engines.ray_places import Place, assign
 from unisono.launchers.output import tell
 from unisono.options.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS, THREADS, settle
@@ -115,7 +116,7 @@ def run_on_ray(job: RayJob) -> int:
 def _attempt(ray: Any, job: RayJob) -> int:
     with _group(ray, job) as group:
         actors = _actors(ray, job, group)
-        placements = ray.get([actor.sit.remote() for actor in actors])
+        placements = ray.get([actor.place.remote() for actor in actors])
         places = assign(placements, given_secret(os.environ) or new_secret())
         events: queue.SimpleQueue[_Ended | _Asked] = queue.SimpleQueue()
         with _signals(events):
@@ -169,7 +170,7 @@ def _pass_on(ray: Any, place: Place, stream: Any, events: "queue.SimpleQueue[_En
             if isinstance(piece, int):
                 code, why = piece, ""
             else:
-                os.write(1, prefix + piece)
+                write_to_stdout(prefix + piece)
     except ray.exceptions.RayError as error:
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
     events.put(_Ended(rank, code, why))

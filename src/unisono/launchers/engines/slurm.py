@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.errors import ConfigError
+from unisono.launchers.engines.checks import check_gpus, check_variables
 from unisono.options.quantities import DEVICES, NODES, RESTARTS, THREADS, WARNING, WORKERS, settle
 from unisono.store.secret import FILE_VARIABLE
 
@@ -26,7 +27,6 @@ MARK_VARIABLE = "UNISONO_STOPPED"
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _VALUE = re.compile(r"[\w.:@%+,=/\[\]*()|&!-]+")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 # Those whose slips would be found only when the job is sent, if at all: a wrong array is one task.
 _FORMS = {
     "time": (
@@ -87,18 +87,12 @@ class SlurmJob:
             self, nodes=NODES, workers_per_node=WORKERS, threads=THREADS, gpus_per_node=DEVICES, warn_s=WARNING,
             max_requeues=RESTARTS,
         )  # fmt: skip
-        if self.gpus_per_node and self.gpus_per_node < self.workers_per_node:
-            raise ConfigError(
-                f"expected a GPU for each of the {self.workers_per_node} workers of a node, got {self.gpus_per_node}. "
-                "Hint: fewer workers per node, or no GPUs."
-            )
+        check_gpus(self.gpus_per_node, self.workers_per_node, "node")
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"expected a job name of letters, digits, '.', '_' and '-', got {self.name!r}.")
         _check_values({**self.options, **({} if self.array is None else {"array": self.array})})
         _check_values({"logs": self.logs, "chdir": self.chdir})
-        for name in self.env:
-            if not _VARIABLE.fullmatch(name):
-                raise ConfigError(f"expected --env NAME=VALUE with a variable's name, got {name!r}.")
+        check_variables(self.env)
         if self.array is None and any(TASK_FIELD in word for word in self.command):
             raise ConfigError(f"expected --array with {TASK_FIELD} in the arguments, got none. Hint: --array 0-3.")
 

@@ -15,7 +15,7 @@ class PSOptions(StrategyOptions):
 
     name: ClassVar[str] = "ps"
     summary: ClassVar[str] = "parameter server: workers push gradients, servers update, all pull"
-    engine: ClassVar[str] = "parameter_server:ParameterServer"
+    engine: ClassVar[str] = "servers.parameter_server:ParameterServer"
 
     servers: int = option(1, "The first K processes serve and compute no gradients; each has some parameters.",
                           of=WORKERS)  # fmt: skip
@@ -55,7 +55,7 @@ class AsyncPSOptions(PSOptions):
 
     name: ClassVar[str] = "ps_async"
     summary: ClassVar[str] = "asynchronous parameter server with a bound on staleness"
-    engine: ClassVar[str] = "async_server:AsyncParameterServer"
+    engine: ClassVar[str] = "servers.async_server:AsyncParameterServer"
     needs_processes: ClassVar[bool] = True
 
     max_staleness: int = option(

@@ -155,7 +155,7 @@ class _Simulation:
         """Let the next message after `last` of a port ask for its way, if there is one."""
         outgoing = self._stages[number][rank].outgoing
         for place in range(last + 1, len(outgoing)):
-            if (port == "inside") == self._machine.is_local(rank, outgoing[place][0]):
+            if (port == "inside") == _is_local(self._machine, rank, outgoing[place][0]):
                 heapq.heappush(self._events, (now, next(self._numbers), port, rank, number, place))
                 return
 
@@ -165,7 +165,7 @@ class _Simulation:
         share = 1.0
         if port == "between" and not self._contention:
             share = self._machine.share(self._shares[number][rank // self._machine.node_size])
-        took_s = link.message_s(num_bytes, share) * self._factors[rank]
+        took_s = (link.overhead_s + num_bytes * link.s_per_byte * share) * self._factors[rank]
         ports = [(f"out {port}", rank)]
         if self._contention:
             ports.append((f"in {port}", target))
@@ -220,7 +220,12 @@ def _senders(stages: Sequence[_Stage], machine: Machine) -> dict[int, int]:
     """Return for each node how many of its ranks send to other nodes in a round."""
     found: dict[int, int] = {}
     for rank, stage in enumerate(stages):
-        if any(not machine.is_local(rank, target) for target, _ in stage.outgoing):
+        if any(not _is_local(machine, rank, target) for target, _ in stage.outgoing):
             node = rank // machine.node_size
             found[node] = found.get(node, 0) + 1
     return found
+
+
+def _is_local(machine: Machine, source: int, target: int) -> bool:
+    """Whether two ranks are on one node."""
+    return source // machine.node_size == target // machine.node_size

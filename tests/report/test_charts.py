@@ -7,14 +7,15 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from report.made_runs import HOSTILE
-from unisono.report.svg import HEIGHT, WIDTH, Series, Span, line_chart, span_chart, stacked_bars, text_of, thin, ticks
+from unisono.report.charts import HEIGHT, Series, Span, line_chart, span_chart, stacked_bars, thin, ticks
+from unisono.report.svg import WIDTH, text_of
 
 SPELL = "{:g}".format
 
 
-def parsed(chart: str):
-    """The chart and its legend as one tree; malformed text fails here."""
-    return ET.fromstring(f"<x>{chart}</x>")
+def parsed(chart):
+    """The chart as a tree; malformed text fails here."""
+    return ET.fromstring(f"<x>{chart.svg()}</x>")
 
 
 def drawn(*series, **more):
@@ -58,16 +59,18 @@ def test_larger_is_higher_and_later_is_further_right():
 def test_error_bars_reach_from_low_to_high():
     """Below and above their point."""
     tree = parsed(drawn(Series(name="x", points=[(1, 2.0), (2, 3.0)], spread=[(1.0, 3.0), (2.0, 5.0)])))
-    bars = [node for node in tree.iter("line") if "error" in node.get("class")]
+    bars = [node.get("points").split() for node in tree.iter("polyline") if "error" in node.get("class")]
     dots = [node for node in tree.iter("circle") if "dot" in node.get("class")]
     for bar, dot in zip(bars, dots, strict=True):
-        assert float(bar.get("y2")) < float(dot.get("cy")) < float(bar.get("y1"))
+        low, high = (float(place.split(",")[1]) for place in bar)
+        assert high < float(dot.get("cy")) < low
 
 
 def test_bars_are_as_long_as_their_values():
     """Parts follow each other without gaps, in proportion."""
     tree = parsed(stacked_bars("Phases", {"rank 0": {"a": 1.0, "b": 3.0}, "rank 1": {"a": 2.0, "b": 0.0}}, spell=SPELL))
     bars = [(float(node.get("x")), float(node.get("width"))) for node in tree.iter("rect")]
+    bars = bars[2:]  # the first two are the legend's
     assert len(bars) == 3
     assert bars[1][1] == pytest.approx(3 * bars[0][1], abs=0.2)
     assert bars[1][0] == pytest.approx(bars[0][0] + bars[0][1], abs=0.2)
@@ -79,10 +82,42 @@ def test_spans_of_time():
     spans = [Span(row="training", began=0.0, ended=9.0, kind="training", text="launch 1"),
              Span(row="checkpoint", began=4.0, ended=4.0, kind="checkpoint", text="after step 20")]  # fmt: skip
     tree = parsed(span_chart("Time", spans, spell=SPELL))
-    widths = [float(node.get("width")) for node in tree.iter("rect")]
+    widths = [float(node.get("width")) for node in tree.iter("rect")][2:]  # the first two are the legend's
     assert widths[0] > 300
     assert widths[1] == 2.0
     assert {"launch 1", "after step 20"} <= {node.text for node in tree.iter("text")}
+
+
+def test_logarithms_have_round_marks_and_one_scale():
+    """Powers of ten where there are enough of them, else twice and five times as much too; ends as given."""
+
+    def heights(ends, points):
+        tree = parsed(drawn(Series(name="x", points=points), log_y=ends))
+        marks = [
+            node.text for node in tree.iter("text") if node.get("text-anchor") == "end" and node.get("class") == "tick"
+        ]
+        return marks, [float(node.get("cy")) for node in tree.iter("circle") if "dot" in node.get("class")]
+
+    assert heights((1e-6, 1.0), [(1, 1e-6), (2, 1e-3), (3, 1.0)])[0] == [f"{10.0**k:g}" for k in range(-6, 1)]
+    assert heights((1.5, 30), [(1, 2.0)])[0] == ["2", "5", "10", "20"]
+    _, (low, middle, high) = heights((1e-6, 1.0), [(1, 1e-6), (2, 1e-3), (3, 1.0)])
+    assert middle == pytest.approx((low + high) / 2, abs=0.2)
+    assert heights((1.0, 100.0), [(1, 10.0)])[1] == heights((1.0, 100.0), [(5, 10.0), (6, 99.0)])[1][:1]
+
+
+def test_legends_flow_and_points_have_labels():
+    """A single line needs no legend; many stand in lines below each other; alarming places are red."""
+    one = drawn(Series(name="a", points=[(1, 1.0), (2, 2.0)], labels=["100%", "50%"]), alarms=frozenset({2.0}),
+                ticks_at_points=True)  # fmt: skip
+    many = drawn(*(Series(name=f"strategy number {n}", points=[(1, 1.0)]) for n in range(12)))
+    assert one.height == HEIGHT < many.height
+    assert not [node for node in parsed(one).iter("text") if node.get("class") == "name"]
+    names = [node for node in parsed(many).iter("text") if node.get("class") == "name"]
+    assert len(names) == 12
+    assert len({node.get("y") for node in names}) > 2
+    assert all(float(node.get("y")) <= many.height for node in names)
+    assert [node.text for node in parsed(one).iter("text") if node.get("class") == "alarm"] == ["2"]
+    assert {"100%", "50%"} <= {node.text for node in parsed(one).iter("text")}
 
 
 def test_hostile_text_is_text():
@@ -94,7 +129,7 @@ def test_hostile_text_is_text():
     spans = span_chart(HOSTILE, [Span(row=HOSTILE, began=0, ended=1, kind=HOSTILE, text=HOSTILE)], spell=SPELL)
     for chart in (line, bars, spans):
         found = {node.tag for node in parsed(chart).iter()}
-        assert found <= {"x", "svg", "g", "line", "polyline", "circle", "rect", "text", "ul", "li", "span"}
+        assert found <= {"x", "svg", "g", "polyline", "circle", "rect", "text"}
         assert not any(name.startswith("on") for node in parsed(chart).iter() for name in node.attrib)
     assert text_of("a\x00\u202eb\udcff<") == "a\u25a1\u25a1b\u25a1&lt;"
 

@@ -1,0 +1,90 @@
+"""Measured collectives and strategies as sections: rows of plain values in, charts out (pure)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unisono.errors import ConfigError
+from unisono.report.charts import Series
+from unisono.report.content import Chart, Section, bar_view, line_view
+from unisono.system.words import spell_bytes, spell_count, spell_seconds
+
+LIMIT = "memcpy"
+"""The collective that is drawn as a limit in every chart: each rank must at least write its result once."""
+
+Row = Mapping[str, Any]
+
+
+def timing_section(rows: Sequence[Row]) -> Section:
+    """Return the median time of each transport over the message size, log-log, a chart for each collective.
+
+    Bars reach over the middle half of the repetitions. Of collectives without a message, such as a barrier, each
+    transport has one point.
+
+    Args:
+        rows: As ``unisono bench collectives --json`` prints them.
+
+    Raises:
+        ConfigError: No rows but the limit.
+    """
+    measured = [row for row in rows if row["collective"] != LIMIT]
+    if not measured:
+        raise ConfigError("expected measured collectives to draw, got none.")
+    # One scale for all charts, so that they can be compared by eye.
+    ends = min(row["q1_s"] for row in rows) / 1.5, max(row["q3_s"] for row in rows) * 1.5
+    transports = list(dict.fromkeys(row["transport"] for row in measured))
+    charts = []
+    for ranks, collective in dict.fromkeys((row["ranks"], row["collective"]) for row in measured):
+        found = [row for row in measured if (row["ranks"], row["collective"]) == (ranks, collective)]
+        limit = [row for row in rows if (row["ranks"], row["collective"]) == (ranks, LIMIT)]
+        charts.append(_timings(f"{collective}, {ranks} ranks", found, limit, transports, ends))
+    told = "Lines: median. Bars: middle half of the repetitions. tree_all_reduce: the sum of the exact step."
+    return Section(title="Collectives: time over message size", lines=[told], charts=charts)
+
+
+def _timings(
+    title: str, rows: Sequence[Row], limit: Sequence[Row], transports: Sequence[str], ends: tuple[float, float]
+) -> Chart:
+    has_sizes = any(row["bytes"] for row in rows)
+    series = []
+    for transport in transports:
+        own = sorted((row for row in rows if row["transport"] == transport), key=lambda row: row["bytes"])
+        series.append(
+            Series(
+                name=transport, spread=[(row["q1_s"], row["q3_s"]) for row in own],
+                points=[(row["bytes"] if has_sizes else transports.index(transport), row["median_s"]) for row in own],
+                labels=[] if has_sizes else [spell_seconds(row["median_s"]) for row in own],
+            )
+        )  # fmt: skip
+    if not has_sizes:
+        return line_view(title, series, "no message", lambda at: transports[round(at)], spell_seconds, log_y=ends,
+                         ticks_at_points=True)  # fmt: skip
+    points = [(row["bytes"], row["median_s"]) for row in sorted(limit, key=lambda row: row["bytes"])]
+    if points:
+        series.append(Series(name=f"{LIMIT} (limit)", points=points, is_limit=True))
+    return line_view(title, series, "buffer", spell_bytes, spell_seconds, log_x=True, log_y=ends)
+
+
+def strategies_section(rows: Sequence[Row], title: str) -> Section:
+    """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples.
+
+    Args:
+        rows: As ``unisono bench strategies --json`` prints them.
+        title: Of the section.
+
+    Raises:
+        ConfigError: No rows.
+    """
+    if not rows:
+        raise ConfigError("expected measured strategies to draw, got none.")
+    columns = {
+        "samples a second": [row["samples_per_s"] or 0.0 for row in rows],
+        "peak memory of a process, MB": [row["peak_memory_bytes"] / 2**20 for row in rows],
+        "sent in a step, KB": [row["bytes_per_step"] / 1024 for row in rows],
+        "test accuracy, %": [100 * row["metrics"].get("test_accuracy", 0.0) for row in rows],
+    }
+    names = [row["strategy"] for row in rows]
+    charts = [
+        bar_view(name, {bar: {name: value} for bar, value in zip(names, values, strict=True)}, "strategy", spell_count)
+        for name, values in columns.items()
+    ]
+    return Section(title=title, charts=charts)

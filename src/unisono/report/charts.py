@@ -1,0 +1,259 @@
+"""Charts: lines with error bars, stacked bars, spans of time (pure; plain values in, drawings out).
+
+A point shows its value when the pointer is on it or it is tapped; every chart on a page has its values as a table too.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from unisono.report.svg import WIDTH, Drawing, cut, width_of
+
+HEIGHT = 280
+"""Of a chart of lines in pixels; its legend comes on top."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
+_BAR, _NAMES, _LEGEND = 26, 110, 18
+
+Spell = Callable[[float], str]
+Scale = Callable[[float], float]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One line.
+
+    Attributes:
+        name: Of the line.
+        points: (x, y), ascending in x.
+        spread: For each point (low, high), for error bars; empty where there is none.
+        labels: For each point a text beside it; empty where there is none.
+        is_limit: A dashed line without points, such as the ideal.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    spread: Sequence[tuple[float, float]] = ()
+    labels: Sequence[str] = ()
+    is_limit: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Something that lasted.
+
+    Attributes:
+        row: Name of the row it stands in.
+        began: On the chart's axis.
+        ended: Not before `began`.
+        kind: Names its colour in the legend.
+        text: Shown on hover.
+    """
+
+    row: str
+    began: float
+    ended: float
+    kind: str
+    text: str
+
+
+def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return at most `most` points: of each stretch the one farthest from its neighbours' mean, and both ends."""
+    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if len(finite) <= most or most < 3:
+        return finite[:most] if most < 3 else finite
+    kept = [finite[0]]
+    inner, buckets = finite[1:-1], most - 2
+    for number in range(buckets):
+        part = inner[number * len(inner) // buckets : (number + 1) * len(inner) // buckets]
+        mean = math.fsum(y for _, y in part) / len(part)
+        kept.append(max(part, key=lambda point: abs(point[1] - mean)))
+    return [*kept, finite[-1]]
+
+
+def line_chart(
+    label: str, series: Sequence[Series], *, x_label: str, spell_x: Spell, spell_y: Spell, log_x: bool = False,
+    log_y: tuple[float, float] | None = None, from_zero: bool = True, ticks_at_points: bool = False,
+    alarms: frozenset[float] = frozenset(),
+) -> Drawing:  # fmt: skip
+    """Return lines over one pair of axes.
+
+    Args:
+        label: What the chart shows, for screen readers.
+        series: At least one point in all.
+        x_label: Below the axis.
+        spell_x: How values of x are written.
+        spell_y: How values of y are written.
+        log_x: A logarithmic axis of x; all x above 0.
+        log_y: Both ends of a logarithmic axis of y, above 0; None: as the values are, not logarithmic.
+        from_zero: The axis of y begins at 0.
+        ticks_at_points: One tick for each x there is, instead of round numbers.
+        alarms: Those x that are written in red.
+    """
+    xs = sorted({x for line in series for x, _ in line.points})
+    marks = _log_ticks(*log_y) if log_y else _ticks_of(series, from_zero)
+    low, high = log_y or (marks[0], marks[-1])
+    shown = [(number, line) for number, line in enumerate(series) if line.points]
+    out = Drawing(label, HEIGHT)
+    scale_x = _scale(xs[0], xs[-1], _LEFT + 8, WIDTH - _RIGHT - 8, log_x)
+    scale_y = _scale(low, high, HEIGHT - _BOTTOM, _TOP, log_y is not None)
+    for mark in marks:
+        y = scale_y(mark)
+        out.line([(_LEFT, y), (WIDTH - _RIGHT, y)], "grid")
+        out.text(_LEFT - 6, y + 4, spell_y(mark), at="end")
+    wanted = xs if ticks_at_points or log_x else ticks(xs[0], xs[-1], 6)
+    for x in _spread(wanted, xs, scale_x, max(width_of(spell_x(x)) for x in wanted) + 10):
+        kind = "alarm" if x in alarms else "tick"
+        out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
+    out.text((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 6, x_label, "axis", at="middle")
+    for number, line in shown:
+        _line(out, number, line, scale_x, scale_y, spell_x, spell_y)
+    _legend(out, [(line.name, "line limit" if line.is_limit else f"line {_colour(number)}") for number, line in shown])
+    return out
+
+
+def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
+    """Return marks from at or below the least value to above it and to at or above the largest."""
+    ys = [y for line in series for _, y in line.points] + [y for line in series for pair in line.spread for y in pair]
+    low, high = min([0.0, *ys] if from_zero else ys), max(ys)
+    return ticks(low, high if high > low else low + (abs(low) or 1.0), 5)
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten between two numbers; where these are few, twice and five times as much too."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    fine = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+    return fine if len(fine) < 7 else [10.0**power for power in powers if low <= 10.0**power <= high]
+
+
+def _scale(low: float, high: float, begin: float, end: float, log: bool = False) -> Scale:
+    """Return what puts a value from `low` to `high` between two places; in the middle where these are one."""
+
+    def place(value: float) -> float:
+        first, last, here = (math.log(low), math.log(high), math.log(value)) if log else (low, high, value)
+        return begin + ((here - first) / (last - first) if last > first else 0.5) * (end - begin)
+
+    return place
+
+
+def _line(
+    out: Drawing, number: int, line: Series, scale_x: Scale, scale_y: Scale, spell_x: Spell, spell_y: Spell
+) -> None:
+    places = [(scale_x(x), scale_y(y)) for x, y in line.points]
+    if line.is_limit:
+        out.line(places, "line limit")
+        return
+    colour = _colour(number)
+    out.line(places, f"line {colour}")
+    for (x, _), (low, high) in zip(places, line.spread, strict=False):
+        out.line([(x, scale_y(low)), (x, scale_y(high))], f"error {colour}")
+    radius = 4 if len(places) <= 24 else 1.5
+    for (at_x, at_y), (x, y) in zip(places, line.points, strict=True):
+        out.dot(at_x, at_y, radius, colour, f"{line.name}: {spell_y(y)} at {spell_x(x)}")
+    for (x, y), text in zip(places, line.labels, strict=False):
+        is_last = x + 8 + width_of(text) > WIDTH
+        out.text(x - 8 if is_last else x + 8, y + 16, text, at="end" if is_last else "start")
+
+
+def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: Spell) -> Drawing:
+    """Return one horizontal bar for each entry, cut into named parts.
+
+    Args:
+        label: What the chart shows, for screen readers.
+        bars: For each bar's name, its parts by name; all with the same names.
+        spell: How values are written.
+    """
+    names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
+    totals = {bar: math.fsum(parts.values()) for bar, parts in bars.items()}
+    longest = max([*totals.values(), 1e-12])
+    out = _rows(label, list(bars), names)
+    width = WIDTH - _NAMES - 74
+    for row, (bar, parts) in enumerate(bars.items()):
+        y, x = 6 + row * _BAR, float(_NAMES)
+        for number, name in enumerate(names):
+            length = max(0.0, parts.get(name, 0.0)) / longest * width
+            if length > 0.05:
+                out.box(x, y, length, _BAR - 6, f"fill c{number % 8}", f"{bar}, {name}: {spell(parts[name])}")
+                x += length
+        out.text(x + 6, y + 15, spell(totals[bar]))
+    return out
+
+
+def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
+    """Return rows of spans over one axis of time.
+
+    Args:
+        label: What the chart shows, for screen readers.
+        spans: At least one.
+        spell: How places on the axis are written.
+    """
+    rows = list(dict.fromkeys(span.row for span in spans))
+    kinds = list(dict.fromkeys(span.kind for span in spans))
+    low, high = min(span.began for span in spans), max(span.ended for span in spans)
+    high = high if high > low else low + 1.0
+    out = _rows(label, rows, kinds, axis=34)
+    foot = 6 + _BAR * len(rows)
+    scale = _scale(low, high, _NAMES, WIDTH - 20)
+    for mark in [mark for mark in ticks(low, high, 5) if low <= mark <= high]:
+        out.line([(scale(mark), 4), (scale(mark), foot)], "grid")
+        out.text(scale(mark), foot + 18, spell(mark), at="middle")
+    for span in spans:
+        y, start = 6 + rows.index(span.row) * _BAR, scale(span.began)
+        kind = f"fill c{kinds.index(span.kind) % 8}"
+        out.box(start, y, max(2.0, scale(span.ended) - start), _BAR - 6, kind, span.text)
+    return out
+
+
+def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4) -> Drawing:
+    """Return rows with their names, and the legend of what will stand in them below an axis of that height."""
+    out = Drawing(label, 6 + _BAR * len(names) + axis)
+    for row, name in enumerate(names):
+        out.text(_NAMES - 8, row * _BAR + 21, cut(name, _NAMES - 10), at="end")
+    _legend(out, [(kind, f"fill c{number % 8}") for number, kind in enumerate(kinds)])
+    return out
+
+
+def _legend(out: Drawing, entries: Sequence[tuple[str, str]]) -> None:
+    """Add names and what they look like, one after another in lines below the drawing; nothing for a single one."""
+    if len(entries) < 2:
+        return
+    x, y = 10.0, out.height + 15
+    for name, kind in entries:
+        shown = cut(name, WIDTH - 50)
+        if x > 10 and x + 36 + width_of(shown) > WIDTH:
+            x, y = 10.0, y + _LEGEND
+        if kind.startswith("fill"):
+            out.box(x + 4, y - 10, 11, 11, kind)
+        else:
+            out.line([(x, y - 4), (x + 18, y - 4)], kind)
+        out.text(x + 24, y, shown, "name")
+        x += 36 + width_of(shown)
+    out.height = y + 5
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Return round numbers from at or below `low` to at or above `high`, about `most` of them."""
+    span = high - low
+    if not span > 0:
+        return [low]
+    rough = span / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _colour(number: int) -> str:
+    """Return the class of a line; the ninth has the first's colour, dashed."""
+    return f"c{number % 8}" + (" dash" if number >= 8 else "")
+
+
+def _spread(marks: Sequence[float], xs: Sequence[float], scale: Scale, apart: float) -> list[float]:
+    """Return marks within the axis whose labels do not touch."""
+    kept: list[float] = []
+    for mark in marks:
+        if xs[0] <= mark <= xs[-1] and (not kept or scale(mark) - scale(kept[-1]) > apart):
+            kept.append(mark)
+    return kept

@@ -1,0 +1,68 @@
+"""A picture of a section's charts: one SVG file, which browsers, documents and editors show."""
+
+import re
+from pathlib import Path
+
+from unisono.errors import ConfigError
+from unisono.report.content import Chart, Section
+from unisono.report.svg import LIGHT, STYLE, WIDTH, Drawing, cut
+from unisono.system.files import write_whole
+
+MARK = "<!-- unisono -->"
+"""By which a picture of ours is known."""
+
+# Titles are bold: they are cut as if they were a fifth larger.
+_EDGE, _GAP, _TITLE = 24, 32, 26
+_STYLE = re.sub(r"var\(--(\w+)\)", lambda match: LIGHT[match[1]], STYLE)  # not every viewer knows variables
+
+
+def draw_section(section: Section, path: str | Path, most: int | None = None) -> None:
+    """Draw a section's title, lines and first charts, two in a row.
+
+    Args:
+        section: With at least one chart.
+        path: File to write; its directory must exist.
+        most: Charts to draw; None: all.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    charts = section.charts[:most]
+    columns = min(2, len(charts))
+    width = columns * WIDTH + (columns - 1) * _GAP
+    rows = [charts[at : at + columns] for at in range(0, len(charts), columns)]
+    heights = [max(_height(chart) for chart in row) + _GAP for row in rows]
+    top = 64.0 + 20 * len(section.lines)
+    sheet = Drawing(section.title, top + sum(heights), width + 2 * _EDGE)
+    sheet.text(_EDGE, 34, cut(section.title, width, 23), "name", size=19, bold=True)
+    for number, line in enumerate(section.lines):
+        sheet.text(_EDGE, 56 + 20 * number, cut(line, width, 13), size=13)
+    for row, height in zip(rows, heights, strict=True):
+        for number, chart in enumerate(row):
+            left = _EDGE + number * (WIDTH + _GAP)
+            sheet.text(left, top + 14, cut(chart.title, WIDTH, 17), "name", size=14, bold=True)
+            sheet.put(chart.drawing, left, top + _TITLE)
+            if chart.note:
+                sheet.text(left + 10, top + _height(chart) - 4, cut(chart.note, WIDTH - 10))
+        top += height
+    save(sheet, path)
+
+
+def _height(chart: Chart) -> float:
+    return _TITLE + chart.drawing.height + (20 if chart.note else 0)
+
+
+def save(drawing: Drawing, path: str | Path) -> None:
+    """Write a drawing; the same drawing gives the same bytes.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    size = f'width="{drawing.width:g}" height="{drawing.height:g}"'
+    head = f'xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, \'DejaVu Sans\', sans-serif" '
+    ground = f'{MARK}<style>{_STYLE}</style><rect {size} fill="{LIGHT["bg"]}"/>'
+    start, _, rest = drawing.svg(head).partition(">")
+    try:
+        write_whole(Path(path), f"{start}>{ground}{rest}\n".encode())
+    except ValueError as error:
+        raise ConfigError(f"expected a file that can be written, got {str(path)!r}: {error}.") from error
