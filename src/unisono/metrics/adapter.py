@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from unisono.errors import ConfigError
 from unisono.metrics.base import ExactSum, Metric, Value
 
-_SHIFT = 1074
-
 
 @final
 class TorchMetric(Metric):

@@ -80,7 +80,6 @@ class Trainer:
         self._loop = Loop(
             run=run, model=self.model, optimizer=self.optimizer, epochs=0, steps_per_epoch=0, total_steps=0
         )
-        self._epoch_begun = -1
         self._evaluated: Callable[[], None] = lambda: None  # called after every batch of an evaluation
         self._chain = Chain(callbacks, self._loop, deadline_s=callback_deadline_s)
 
@@ -143,7 +142,8 @@ class Trainer:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
                     if loop.step == 0:
                         if sanity_check and test_set is not None and batch.step == 1:
-                            self._check(test, batch)
+                            self._evaluate_on(test, limit=min(_SANITY_SAMPLES, test.limit or _SANITY_SAMPLES))
+                            self.run.between.at("before", batch.step)
                         if self._begins(batch, reporter):
                             continue
                     self._step(batch)
@@ -165,9 +165,9 @@ class Trainer:
         """Find out before the first step what the first evaluation would stumble over."""
         if test_set is not None:
             check_dataset(test_set)
-        scores = [f"test_{name}" for name in ("loss", *self.metrics)] if test_set is not None else []
-        check_monitors(self._chain.callbacks, scores)
-        check_best(self.run.first_look.best, self._chain.callbacks, scores)
+        names = [f"test_{name}" for name in ("loss", *self.metrics)] if test_set is not None else []
+        check_monitors(self._chain.callbacks, names)
+        check_best(self.run.first_look.best, self._chain.callbacks, names)
 
     def _begins(self, batch: Batch, reporter: Reporter) -> bool:
         """Start this launch; say whether the run was to stop here already."""
@@ -177,14 +177,7 @@ class Trainer:
         self._chain("on_run_start")
         self._agree(reporter)
         self._epoch_begun = -1
-        if loop.stopped_by is None:
-            loop.step = batch.step
         return loop.stopped_by is not None
-
-    def _check(self, test: "_Test", batch: Batch) -> None:
-        limit = min(_SANITY_SAMPLES, test.limit or _SANITY_SAMPLES)
-        self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers, limit=limit)
-        self.run.between.at("before", batch.step)
 
     def _step(self, batch: Batch) -> None:
         loop, chain = self._loop, self._chain
@@ -226,11 +219,12 @@ class Trainer:
     def _evaluate(self, test: "_Test", reporter: Reporter) -> None:
         self._chain("on_evaluation_start")
         self._evaluated = reporter.evaluating(min(len(test.dataset), test.limit or len(test.dataset)))
-        self._loop.scores = self.evaluate(
-            test.dataset, collate=test.collate, num_workers=test.num_workers, limit=test.limit
-        )
+        self._loop.scores = self._evaluate_on(test, limit=test.limit)
         self._evaluated = lambda: None
         self._chain("on_evaluation_end")
+
+    def _evaluate_on(self, test: "_Test", *, limit: int | None) -> dict[str, float]:
+        return self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers, limit=limit)
 
     @answers_keywords
     def evaluate(
@@ -252,10 +246,9 @@ class Trainer:
             limit: Only the first so many samples.
         """
         metrics: dict[str, Metric] = {"loss": _MeanLoss(self.loss), **self.metrics}
-        scores = self.run.evaluate(
-            dataset, self._predict, metrics, collate=collate, num_workers=num_workers, limit=limit
-        )
-        return {prefix + name: value for name, value in scores.items()}
+        how: dict[str, Any] = {"collate": collate, "num_workers": num_workers, "limit": limit}
+        values = self.run.evaluate(dataset, self._predict, metrics, **how)
+        return {prefix + name: value for name, value in values.items()}
 
     @answers_keywords
     def predict(
@@ -332,5 +325,4 @@ class _MeanLoss(Mean):
         self._loss = loss
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         super().update(self._loss(output, target), target)

@@ -22,7 +22,9 @@ from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, 
 _LIBRARY = str(Path(os.__file__).resolve().parent)
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 # Frames of the start-up itself: they come before the user's first line and tell nothing.
-_STARTUP_FILES = re.compile(r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]worker[/\\]child)\.py")
+_STARTUP_FILES = re.compile(
+    r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]worker[/\\]child)\.py"
+)
 
 # The same program on the same data raises them again: a restart would only repeat them.
 _FINAL = (ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldError, SyntaxError)
