@@ -140,12 +140,8 @@ class Trainer:
         with Reporter(self.run, loop, is_shown=show_progress) as reporter:
             try:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
-                    if loop.step == 0:
-                        if sanity_check and test_set is not None and batch.step == 1:
-                            self._evaluate_on(test, limit=min(_SANITY_SAMPLES, test.limit or _SANITY_SAMPLES))
-                            self.run.between.at("before", batch.step)
-                        if self._begins(batch, reporter):
-                            continue
+                    if loop.step == 0 and self._begins(batch, reporter, test if sanity_check else None):
+                        continue
                     self._step(batch)
                     reporter.step()
                     self._after_step(test, log_steps, reporter)
@@ -169,8 +165,11 @@ class Trainer:
         check_monitors(self._chain.callbacks, names)
         check_best(self.run.first_look.best, self._chain.callbacks, names)
 
-    def _begins(self, batch: Batch, reporter: Reporter) -> bool:
-        """Start this launch; say whether the run was to stop here already."""
+    def _begins(self, batch: Batch, reporter: Reporter, sanity: "_Test | None") -> bool:
+        """Start this launch, a new run with a `sanity` check; say whether the run was to stop here already."""
+        if sanity is not None and sanity.dataset is not None and batch.step == 1:
+            self._evaluate_on(sanity, limit=min(_SANITY_SAMPLES, sanity.limit or _SANITY_SAMPLES))
+            self.run.between.at("before", batch.step)
         loop = self._loop
         loop.step, loop.epoch = batch.step - 1, batch.epoch
         reporter.begin()
