@@ -96,7 +96,7 @@ def measure(scratch: Path, state: State, rounds: int) -> dict[str, list[tuple[fl
     steps = itertools.count(1)
 
     def save_with(checkpoints: Checkpoints) -> tuple[float, float]:
-        return timed(lambda: checkpoints.save(next(steps), lambda: state, before=lambda: None))
+        return timed(lambda: checkpoints.save(next(steps), lambda: state))
 
     def beside_training() -> tuple[tuple[float, float], tuple[float, float]]:
         waited, settled = save_with(beside), timed(beside.settle)

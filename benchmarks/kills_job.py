@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import unisono
 from unisono.checkpoint.format import State
-from unisono.metrics.exact import Accuracy
-from unisono.train.parts import Parts
+from unisono.metrics.base import Accuracy
+from unisono.train.trained_parts import Parts
 
 EPOCHS, SAMPLES, BATCH, EVERY = 14, 1280, 32, 8
 STEPS = EPOCHS * SAMPLES // BATCH

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from unisono.collectives.places import NotHere as NotHere
     from unisono.collectives.places import leader_only as leader_only
     from unisono.collectives.places import on_rank as on_rank
+    from unisono.data.datasets import ArrayDataset as ArrayDataset
     from unisono.data.distributed_sampler import DistributedSampler as DistributedSampler
-    from unisono.data.loader import ArrayDataset as ArrayDataset
     from unisono.data.partition import DataPartitioner as DataPartitioner
     from unisono.data.partition import Partition as Partition
     from unisono.data.sampler import ExactSampler as ExactSampler
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from unisono.launchers.api import launch as launch
     from unisono.metrics.adapter import TorchMetric as TorchMetric
     from unisono.metrics.auroc import AUROC as AUROC
-    from unisono.metrics.exact import Accuracy as Accuracy
-    from unisono.metrics.exact import Mean as Mean
-    from unisono.metrics.exact import Metric as Metric
+    from unisono.metrics.base import Accuracy as Accuracy
+    from unisono.metrics.base import Mean as Mean
+    from unisono.metrics.base import Metric as Metric
     from unisono.metrics.labels import F1 as F1
     from unisono.metrics.labels import ConfusionMatrix as ConfusionMatrix
     from unisono.metrics.labels import Precision as Precision
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AUROC": "metrics.auroc",
-    "Accuracy": "metrics.exact",
-    "ArrayDataset": "data.loader",
+    "Accuracy": "metrics.base",
+    "ArrayDataset": "data.datasets",
     "Callback": "train.callbacks.base",
     "CallbackTimeout": "errors",
     "CheckpointError": "errors",
@@ -74,8 +74,8 @@ _HOMES = {
     "ExactSampler": "data.sampler",
     "F1": "metrics.labels",
     "LaunchError": "errors",
-    "Mean": "metrics.exact",
-    "Metric": "metrics.exact",
+    "Mean": "metrics.base",
+    "Metric": "metrics.base",
     "NonFiniteError": "errors",
     "NotHere": "collectives.places",
     "Partition": "data.partition",

@@ -20,7 +20,7 @@ from unisono.collectives.places import (
 )
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PlaceError
-from unisono.metrics.exact import Accuracy, Metric
+from unisono.metrics.base import Accuracy, Metric
 from unisono.world import World
 
 

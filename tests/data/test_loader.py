@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from unisono.collectives.placement import place_evenly
-from unisono.data.loader import XY, ArrayDataset, Fetcher, Loader, Task, fetch_all, move
+from unisono.data.datasets import ArrayDataset
+from unisono.data.loader import XY, Fetcher, Loader, Task, fetch_all, move
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ConfigError, DataError
 
@@ -382,9 +383,9 @@ def test_the_fingerprint_of_arrays(monkeypatch):
         ArrayDataset(values, values).fingerprint, plain
     }  # fmt: skip
     assert len(prints) == 7
-    monkeypatch.setattr("unisono.data.loader._HASHED_BLOCK_BYTES", 100)
+    monkeypatch.setattr("unisono.data.datasets._HASHED_BLOCK_BYTES", 100)
     assert ArrayDataset(values).fingerprint == plain
-    monkeypatch.setattr("unisono.data.loader._HASHED_WHOLE_BYTES", 8000)
+    monkeypatch.setattr("unisono.data.datasets._HASHED_WHOLE_BYTES", 8000)
     sampled = ArrayDataset(values).fingerprint
     assert sampled not in prints
     changed[:] = values

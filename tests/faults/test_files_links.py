@@ -59,8 +59,8 @@ def train(path):
         for step in (first + 1, first + 2):
             record.append(lambda step=step: Entry(step, 0, 1, "s", "0x0p+0", "g", "w", "0x1p+0"))
             record.append_detail(lambda step=step: Detail(step, [0], [], {}, {}))
-        record.save(first + 2, lambda: state_of(first + 2))
-        record.settle()
+        record.checkpoints.save(first + 2, lambda: state_of(first + 2), ledger_head=record.flush())
+        record.checkpoints.settle()
         record.write_result({"steps": first + 2})
     finally:
         record.close()

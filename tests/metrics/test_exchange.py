@@ -5,7 +5,7 @@ import torch
 
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
 from unisono.errors import RankDivergence
-from unisono.metrics.exact import Accuracy, Mean
+from unisono.metrics.base import Accuracy, Mean
 from unisono.metrics.exchange import check_keys, merge_over_ranks, spread
 from unisono.metrics.labels import Recall
 

@@ -15,7 +15,7 @@ from ranks import join
 from strategies.conformance import loss_of, mlp
 from strategies.strategy_runs import toy_data, train
 from unisono.collectives.transport import Transport
-from unisono.metrics.exact import Accuracy
+from unisono.metrics.base import Accuracy
 
 
 def hold_back(seconds: float) -> None:

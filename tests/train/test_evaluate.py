@@ -6,9 +6,10 @@ from torch import nn
 
 from ranks import run_threads
 from unisono.collectives.loopback import LoopbackTransport
-from unisono.data.loader import ArrayDataset, Fetcher
+from unisono.data.datasets import ArrayDataset
+from unisono.data.loader import Fetcher
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Accuracy, Mean
+from unisono.metrics.base import Accuracy, Mean
 from unisono.train.evaluate import evaluate
 
 CPU = torch.device("cpu")

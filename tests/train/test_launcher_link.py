@@ -62,7 +62,7 @@ def test_a_signal_stops_after_the_step(toy, tmp_path, signum, handler, capfd):
     try:
         usual = signal.getsignal(signum)
         with toy.run(out=tmp_path / "run") as (run, model, _), pytest.raises(RunStopped) as stopped:
-            play(toy, run, model, 3, lambda: [os.kill(os.getpid(), signum) for _ in "x" if not run._watch._signalled])
+            play(toy, run, model, 3, lambda: [os.kill(os.getpid(), signum) for _ in "x" if not run._link._signalled])
         assert signal.getsignal(signum) == usual
     finally:
         signal.signal(signum, before)
@@ -102,7 +102,7 @@ def test_all_ranks_stop_at_one_step(toy, tmp_path):
     def program(transport):
         with toy.run(out=tmp_path, transport=transport) as (run, model, _):
             try:
-                act = (lambda: setattr(run._watch, "_signalled", True)) if transport.rank == 2 else lambda: None
+                act = (lambda: setattr(run._link, "_signalled", True)) if transport.rank == 2 else lambda: None
                 return play(toy, run, model, 4, act)
             except RunStopped as stopped:
                 return stopped.step, unisono.World.current().world_size
@@ -115,7 +115,7 @@ def test_all_ranks_stop_at_one_step(toy, tmp_path):
 def test_the_last_step_is_no_stop(toy, tmp_path):
     """A run that is asked to stop in its last step simply ends."""
     with toy.run(out=tmp_path) as (run, model, _):
-        assert play(toy, run, model, 10, lambda: setattr(run._watch, "_signalled", True)) == 10
+        assert play(toy, run, model, 10, lambda: setattr(run._link, "_signalled", True)) == 10
         assert run.result()["finished"]
 
 

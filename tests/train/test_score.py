@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.data.loader import ArrayDataset
+from unisono.data.datasets import ArrayDataset
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ScoreMismatch
 from unisono.observe.compare import diff

@@ -85,7 +85,7 @@ def check_sum(home: Directory, name: str, expected: FileSum, *, from_disk: bool 
         if size != expected.bytes:
             raise damaged(home.path / name, expected, size, None)
         if from_disk:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            _forget_cached(descriptor)
         digest = hashlib.sha256()
         for piece in pieces(descriptor):
             digest.update(piece)
@@ -94,8 +94,8 @@ def check_sum(home: Directory, name: str, expected: FileSum, *, from_disk: bool 
         raise damaged(home.path / name, expected, size, found)
 
 
-def read_checked(home: Directory, name: str, expected: FileSum) -> bytes:
-    """Return the bytes of a file that is what its manifest says.
+def read_checked(home: Directory, name: str, expected: FileSum, *, from_disk: bool = False) -> bytes:
+    """Return the bytes of a file that is what its manifest says; arguments as `check_sum`.
 
     Raises:
         CheckpointError: It differs.
@@ -104,11 +104,17 @@ def read_checked(home: Directory, name: str, expected: FileSum) -> bytes:
     with home.reading(name) as (descriptor, size):
         if size != expected.bytes:  # before any memory is taken for it
             raise damaged(home.path / name, expected, size, None)
+        if from_disk:
+            _forget_cached(descriptor)
         data = b"".join(pieces(descriptor))
     found = hashlib.sha256(data).hexdigest()
     if found != expected.sha256:
         raise damaged(home.path / name, expected, len(data), found)
     return data
+
+
+def _forget_cached(descriptor: int) -> None:
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def damaged(path: Path, expected: FileSum, size: int, sha256: str | None) -> CheckpointError:

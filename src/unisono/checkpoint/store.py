@@ -115,7 +115,6 @@ def choose_removed(home: Directory, name: str, manifest: Manifest, policy: Check
         other = path.name
         if other == name:
             continue
-        theirs: Manifest | None = None
         with contextlib.suppress(CheckpointError), _checkpoint(home, other) as place:
             theirs = read_manifest(place)
             if theirs.facts.run != manifest.facts.run:
@@ -123,10 +122,12 @@ def choose_removed(home: Directory, name: str, manifest: Manifest, policy: Check
             if kept_valid < policy.keep - 1 or policy.best is not None:
                 verify(place)  # a damaged one must not take the place of a good one
             kept_valid += 1
-            found.append((other, KeptCheckpoint(step=step, is_valid=True, metric=_metric(theirs, policy))))
+            found.append(
+                (other, KeptCheckpoint(step=step, is_valid=True, metric=theirs.facts.metrics.get(policy.best or "")))
+            )
             continue
         found.append((other, KeptCheckpoint(step=step, is_valid=False)))
-    new = KeptCheckpoint(step=manifest.step, is_valid=True, metric=_metric(manifest, policy))
+    new = KeptCheckpoint(step=manifest.step, is_valid=True, metric=manifest.facts.metrics.get(policy.best or ""))
     stays = choose_kept([candidate for _, candidate in found], new, policy)
     return [other for (other, _), is_kept in zip(found, stays, strict=True) if not is_kept]
 
@@ -154,25 +155,19 @@ def write(
         CheckpointError: Writing failed or what was written does not verify; the older checkpoints are untouched.
     """
     path = directory if isinstance(directory, Path) else directory.path
-    with explained(step, path), entered(directory, make=True) as home:
-        return _write(home, step, state, facts or Facts(), policy or CheckpointPolicy(), guard)
-
-
-def _write(
-    home: Directory, step: int, state: State, facts: Facts, policy: CheckpointPolicy, guard: Guard | None
-) -> Path:
     needed = sum(tensor.nbytes for tensors in state.tensors.values() for tensor in tensors.values())
-    draft = begin(home, step, needed)
-    try:
-        files = {f"{stem}.safetensors": draft.put(f"{stem}.safetensors", safetensors_chunks(tensors))
-                 for stem, tensors in state.tensors.items()}  # fmt: skip
-        files[STATE_FILE] = draft.put(STATE_FILE, [encode_values(state.values)])
-        path = commit(draft, files, facts, guard)
-    except BaseException:
-        discard(draft)
-        raise
-    settle(home, draft.name, policy)
-    return path
+    with explained(step, path), entered(directory, make=True) as home:
+        draft = begin(home, step, needed)
+        try:
+            files = {f"{stem}.safetensors": draft.put(f"{stem}.safetensors", safetensors_chunks(tensors))
+                     for stem, tensors in state.tensors.items()}  # fmt: skip
+            files[STATE_FILE] = draft.put(STATE_FILE, [encode_values(state.values)])
+            committed = commit(draft, files, facts or Facts(), guard)
+        except BaseException:
+            discard(draft)
+            raise
+        settle(home, draft.name, policy or CheckpointPolicy())
+        return committed
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:
@@ -227,21 +222,7 @@ def verify(place: Path | Directory, run: str | None = None, *, from_disk: bool =
         CheckpointError: A file is missing, has another size or hash, or is not what its name says; or the manifest is
             not one of ours.
     """
-    with _opened(place) as home:
-        manifest = _manifest_of(home, run)
-        tensors: dict[str, set[str]] = {}
-        for name, expected in manifest.files.items():
-            file = home.path / name
-            with _named(file):
-                check_sum(home, name, expected, from_disk=from_disk)
-                if name == STATE_FILE:
-                    _state_values(read_checked(home, name, expected))
-                elif name.endswith(".safetensors"):
-                    # "np": torch's way raises a RuntimeError where it cannot open.
-                    with home.reading(name) as (it, _), safe_open(f"/proc/self/fd/{it}", "np") as shard:
-                        _add_new(tensors.setdefault(stem_of(name), set()), shard.keys(), file)
-        _demand_state(manifest, home.path)
-    return manifest
+    return _examine(place, run, from_disk=from_disk)[0]
 
 
 def read(place: Path | Directory, run: str | None = None) -> tuple[Manifest, State]:
@@ -250,22 +231,35 @@ def read(place: Path | Directory, run: str | None = None) -> tuple[Manifest, Sta
     Raises:
         CheckpointError: As `verify`; or a file is not what its name says.
     """
+    return _examine(place, run, is_kept=True)
+
+
+def _examine(
+    place: Path | Directory, run: str | None, *, from_disk: bool = False, is_kept: bool = False
+) -> tuple[Manifest, State]:
+    """Compare every byte with the manifest, and look into every file; return the tensors where `is_kept`."""
     tensors: dict[str, dict[str, Any]] = {}
     names: dict[str, set[str]] = {}
     values: dict[str, Any] = {}
     with _opened(place) as home:
         manifest = _manifest_of(home, run)
         for name, expected in manifest.files.items():
-            file = home.path / name
+            file, stem = home.path / name, stem_of(name)
             with _named(file):
-                data = read_checked(home, name, expected)
+                if name != STATE_FILE and not is_kept:
+                    check_sum(home, name, expected, from_disk=from_disk)
+                    if name.endswith(".safetensors"):
+                        # "np": torch's way raises a RuntimeError where it cannot open.
+                        with home.reading(name) as (it, _), safe_open(f"/proc/self/fd/{it}", "np") as shard:
+                            _add_new(names.setdefault(stem, set()), shard.keys(), file)
+                    continue
+                data = read_checked(home, name, expected, from_disk=from_disk)
                 if name == STATE_FILE:
                     values = _state_values(data)
                 elif name.endswith(".safetensors"):
-                    loaded, stem = load(data), stem_of(name)
+                    loaded = load(data)
                     _add_new(names.setdefault(stem, set()), loaded, file)
                     tensors.setdefault(stem, {}).update(loaded)
-        _demand_state(manifest, home.path)
     return manifest, State(tensors=tensors, values=values)
 
 
@@ -307,11 +301,6 @@ def _state_values(data: bytes) -> dict[str, Any]:
     return values
 
 
-def _demand_state(manifest: Manifest, path: Path) -> None:
-    if STATE_FILE not in manifest.files:
-        raise CheckpointError(f"{path} cannot be trusted: it has no {STATE_FILE}.")
-
-
 def _add_new(names: set[str], more: Iterable[str], file: Path) -> None:
     """Add the names of a shard's tensors to those of the shards before it."""
     new = set(more)
@@ -338,7 +327,3 @@ def _named(file: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         reason = printable(str(error))[:200]
         raise CheckpointError(f"{printable(str(file))} cannot be trusted: {type(error).__name__}: {reason}") from error
-
-
-def _metric(manifest: Manifest, policy: CheckpointPolicy) -> float | None:
-    return None if policy.best is None else manifest.facts.metrics.get(policy.best)

@@ -17,9 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from unisono.errors import ConfigError
-from unisono.metrics.exact import ExactSum, Metric, Value
-
-_SHIFT = 1074
+from unisono.metrics.base import ExactSum, Metric, Value
 
 
 @final

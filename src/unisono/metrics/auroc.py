@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric, Value, check_classes
+from unisono.metrics.base import Metric, Value, check_classes
 
 _Rows = npt.NDArray[np.int64]
 

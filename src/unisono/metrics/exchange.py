@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from unisono.collectives.transport import Transport
 from unisono.errors import RankDivergence
-from unisono.metrics.exact import Metric, Value
+from unisono.metrics.base import Metric, Value
 
 
 def merge_over_ranks(metrics: Mapping[str, Metric], transport: Transport) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric, Value, check_classes
+from unisono.metrics.base import Metric, Value, check_classes
 
 Average = Literal["macro", "micro", "weighted", "none"]
 Table = npt.NDArray[np.int64]
@@ -162,13 +162,8 @@ class LabelMetric(CountTable):
         if self._average == "micro":
             return float(self._ratio(sum(hits), sum(alarms), sum(misses)))
         ratios = [self._ratio(*counts) for counts in zip(hits, alarms, misses, strict=True)]
-        if self._average == "none":
-            return {self._names[label]: float(ratio) for label, ratio in zip(self._labels, ratios, strict=True)}
-        weights = [hit + miss for hit, miss in zip(hits, misses, strict=True)]
-        if self._average == "macro":
-            weights = [1] * len(ratios)
-        total = sum(ratio * weight for ratio, weight in zip(ratios, weights, strict=True))
-        return float(total / sum(weights)) if sum(weights) else 0.0
+        names = [self._names[label] for label in self._labels]
+        return averaged(names, ratios, [hit + miss for hit, miss in zip(hits, misses, strict=True)], self._average)
 
     def _ratio(self, hits: int, alarms: int, misses: int) -> Fraction:
         raise NotImplementedError
@@ -206,6 +201,15 @@ def check_average(average: str) -> None:
     """
     if average not in get_args(Average):
         raise ConfigError(f"expected average {', '.join(map(repr, get_args(Average)))}; got {average!r}.")
+
+
+def averaged(names: Sequence[str], ratios: Sequence[Fraction], weights: Sequence[int], average: str) -> Value:
+    """Return ratios by name as they are, their mean, or their mean with `weights`; rounded once."""
+    if average == "none":
+        return {name: float(ratio) for name, ratio in zip(names, ratios, strict=True)}
+    weights = weights if average == "weighted" else [1] * len(ratios)
+    total = sum(ratio * weight for ratio, weight in zip(ratios, weights, strict=True))
+    return float(total / sum(weights)) if sum(weights) else 0.0
 
 
 def ratio(part: int, whole: int) -> Fraction:

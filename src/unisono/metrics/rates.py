@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unisono.metrics.exact import Metric, check_dim, class_dim, mean_of, mean_state
+from unisono.metrics.base import Metric, check_dim, class_dim, mean_of, mean_state
 
 
 @final

@@ -7,8 +7,8 @@ from typing import final
 from torch import Tensor
 
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Value, check_dim, class_dim
-from unisono.metrics.labels import Average, CountTable, check_average, ratio
+from unisono.metrics.base import Value, check_dim, class_dim
+from unisono.metrics.labels import Average, CountTable, averaged, check_average, ratio
 
 Span = tuple[str, int, int]
 """Type, first token, one past the last token."""
@@ -107,12 +107,8 @@ class SpanF1(CountTable):
             hits, said, true = self.counts.sum(axis=0).tolist()
             return float(ratio(2 * hits, said + true))
         rows = self.counts.tolist()
-        scores = [ratio(2 * hits, said + true) for hits, said, true in rows]
-        if self._average == "none":
-            return {kind: float(score) for kind, score in zip(self._kinds, scores, strict=True)}
-        weights = [true if self._average == "weighted" else 1 for _, _, true in rows]
-        total = sum(score * weight for score, weight in zip(scores, weights, strict=True))
-        return float(total / sum(weights)) if sum(weights) else 0.0
+        ratios = [ratio(2 * hits, said + true) for hits, said, true in rows]
+        return averaged(self._kinds, ratios, [true for _, _, true in rows], self._average)
 
     def _tags_of(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the tag of the largest score of each token, int64 (n, length); `_NO_TAG` where one is NaN."""

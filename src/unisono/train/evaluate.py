@@ -1,6 +1,7 @@
 """Evaluation: every sample exactly once, shared out over the ranks, the same bits for any number of them."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from unisono.data.loader import Fetcher, Task, fetch_all, move
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric
+from unisono.metrics.base import Metric
 from unisono.metrics.exchange import merge_over_ranks
 
 BATCH_SIZE = 256
@@ -68,20 +69,26 @@ def evaluate(
     tasks = [Task(-1, np.arange(i * batch_size, min((i + 1) * batch_size, num_samples))) for i in numbers]
     for metric in metrics.values():
         metric.reset()
+    with evaluation_mode(model), torch.inference_mode() if inference_mode else torch.no_grad():
+        fetched = fetch_all(fetcher, tasks, num_workers=num_workers)
+        for turn, (number, batch) in enumerate(zip(numbers, fetched, strict=True)):
+            set_generators(mix(fetcher.seed, "evaluate", number))
+            output, target = _pair(predict(move(batch, device)))
+            for metric in metrics.values() if turn < len(mine) else ():
+                metric.update(output, target)
+    return merge_over_ranks(metrics, transport)
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode inside, and each of its modules back to its own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode() if inference_mode else torch.no_grad():
-            fetched = fetch_all(fetcher, tasks, num_workers=num_workers)
-            for turn, (number, batch) in enumerate(zip(numbers, fetched, strict=True)):
-                set_generators(mix(fetcher.seed, "evaluate", number))
-                output, target = _pair(predict(move(batch, device)))
-                for metric in metrics.values() if turn < len(mine) else ():
-                    metric.update(output, target)
+        yield
     finally:
         for module, was_training in modes:
             module.training = was_training
-    return merge_over_ranks(metrics, transport)
 
 
 def _pair(told: Any) -> tuple[Any, Any]:

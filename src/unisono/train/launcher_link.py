@@ -141,14 +141,14 @@ class LauncherLink:
     def around(self, predict: Callable[[Any], T]) -> Callable[[Any], T]:
         """Return `predict`, telling that it is called."""
 
-        def watched(micro: Any) -> T:
+        def told(micro: Any) -> T:
             self._heartbeat.note(b"evaluate")
             return predict(micro)
 
-        return watched
+        return told
 
     def close(self) -> None:
-        """Leave the launcher's eye; safe to call twice."""
+        """End the link; safe to call twice."""
         if self._pulse is not None:
             self._pulse.stop()
         self._heartbeat.leave()

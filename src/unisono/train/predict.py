@@ -24,6 +24,24 @@ def inputs_of(micro: Any) -> Any:
     return getattr(micro, "x", micro)
 
 
+def pair_of(micro: Any) -> tuple[Any, Any]:
+    """Return inputs and targets of a micro-batch.
+
+    Raises:
+        ConfigError: The micro-batch is not a pair.
+    """
+    try:
+        return micro.x, micro.y
+    except AttributeError:
+        what = type(micro).__name__
+        if isinstance(micro, dict | tuple | list):
+            what += f" of {', '.join(map(str, micro)) if isinstance(micro, dict) else len(micro)}"
+        raise ConfigError(
+            f"a trainer expects micro-batches of inputs and targets, got a {what}. "
+            "Hint: fit(collate=) may return (inputs, targets); anything else can be trained with run.step()."
+        ) from None
+
+
 @final
 class Outputs:
     """Keeps, in host memory, what the batches of this rank give, and puts those of all ranks together.

@@ -62,8 +62,8 @@ class Reporter:
         if self._progress is not None:
             self._progress.note(text)
 
-    def tell_scores(self) -> None:
-        """Print the scores of an evaluation."""
+    def tell_metrics(self) -> None:
+        """Print the metrics of an evaluation."""
         loop = self._loop
         listed = "  ".join(f"{name} {value:.4f}" for name, value in loop.scores.items())
         self.note(f"epoch {loop.epoch + 1}/{loop.epochs}  {listed}")

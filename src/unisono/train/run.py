@@ -19,7 +19,7 @@ from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
 from unisono.determinism.switches import describe_environment, set_determinism
 from unisono.determinism.torch_changes import change_torch
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric
+from unisono.metrics.base import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
 from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.build import build
@@ -27,23 +27,23 @@ from unisono.strategies.catalog import resolve
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.system.memory import keep_freed_memory
-from unisono.train import score as scores
-from unisono.train.between import Between
 from unisono.train.evaluate import BATCH_SIZE, Predict
-from unisono.train.every import Every, check_every
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import OBSERVER, InsideLoss, refuse_inside
 from unisono.train.guards.keywords import answers_keywords
+from unisono.train.intervals import Every, check_every
+from unisono.train.keyed_generators import Between
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.loop import Batch, check_alike
 from unisono.train.non_finite import NonFinite
-from unisono.train.parts import Parts
+from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.open_runs import claim
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
+from unisono.train.score import checked_settings, describe_run
 from unisono.train.stepper import Stepper
-from unisono.train.weights import load_on_all, load_prepared
+from unisono.train.trained_parts import Parts
 from unisono.world import World
 
 
@@ -117,16 +117,16 @@ class Run:
         self.world = world
         self.first_look = FirstLook(is_leader=world.is_leader, best=getattr(checkpoints, "best", None))
         self.device = device_of(world, device)
-        self.settings, self.between = scores.checked_settings(settings), Between(seed)
+        self.settings, self.between = checked_settings(settings), Between(seed)
         self._allow_drift = allow_drift
         self.strategy = chosen = resolve(strategy)
         checks.check_detail(detail, chosen)
         chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
         default = world.replicas or chosen.default_replicas(world.world_size)
         chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
-        self._watch = LauncherLink(world, is_process=isinstance(transport, str))
-        self._watch.note(b"join")
-        self.phases = self._watch.phases
+        self._link = LauncherLink(world, is_process=isinstance(transport, str))
+        self._link.note(b"join")
+        self.phases = self._link.phases
         joined = transport
         if isinstance(joined, str):
             joined = connect(world, device=str(self.device), share_memory=transport == "auto", mpi=joined == "mpi")
@@ -147,7 +147,7 @@ class Run:
         self._stepper: Stepper | None = None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         facts = {"world_size": world.world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
-        self._progress = RunProgress(self._record, self._watch, facts, checkpoint_every=checkpoint_every)
+        self._progress = RunProgress(self._record, self._link, facts, checkpoint_every=checkpoint_every)
         torch.manual_seed(seed)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]:
@@ -181,9 +181,9 @@ class Run:
         own = ("transport", "placement", "seed", "device", "clipping")
         setting = StrategyContext(**{name: getattr(self, name) for name in own})
         parts.strategy = build(self.strategy, model, optimizer, setting)
-        parts.strategy.is_stop_asked, parts.before_pack = self._watch.is_stop_asked, self.first_look.at_parts_saved
+        parts.strategy.is_stop_asked, parts.before_pack = self._link.is_stop_asked, self.first_look.at_parts_saved
         self._stepper = Stepper(
-            parts, setting, progress=self._progress, record=self._record, watch=self._watch, between=self.between,
+            parts, setting, progress=self._progress, record=self._record, link=self._link, between=self.between,
             non_finite=self.non_finite, first_look=self.first_look,
             inside=InsideLoss(model, optimizer, self.strategy, setting),
         )  # fmt: skip
@@ -279,8 +279,8 @@ class Run:
         epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
         checks.check_loader(loader)
         self._claim.use()
-        steps = self._watch.over(
-            self._steps(self._stepper_of_run(), loader, epochs, max_steps), can_save=self._record.path is not None
+        steps = self._link.over(
+            self._steps(self._need_stepper(), loader, epochs, max_steps), can_save=self._record.path is not None
         )
         self._claim.steps = weakref.ref(steps)
         return steps
@@ -289,7 +289,7 @@ class Run:
         limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
         per_epoch, last = len(loader), min(epochs * len(loader), *limits)
         progress, parts = self._progress, stepper.parts
-        progress.open(scores.describe_run(self, parts.description, self.strategy.score(), loader), parts, per_epoch)
+        progress.open(describe_run(self, parts.description, self.strategy.score(), loader), parts, per_epoch)
         first = progress.done + 1
         if first > last:
             progress.tell_complete(last)
@@ -311,7 +311,7 @@ class Run:
             PeerLost: Another rank went away.
         """
         checks.check_batch(batch)
-        return self._stepper_of_run().step(batch, loss_function)
+        return self._need_stepper().step(batch, loss_function)
 
     @answers_keywords
     def evaluate(
@@ -348,7 +348,7 @@ class Run:
         check_places(metrics, self.world, everywhere=True)
         checks.check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        return self._stepper_of_run().evaluate(
+        return self._need_stepper().evaluate(
             fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
             limit=limit,
         )  # fmt: skip
@@ -374,7 +374,7 @@ class Run:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
         if (steps := self._claim.steps()) is not None:
             steps.close()
-        self._watch.close()
+        self._link.close()
         self._restore_torch()
         if self._stepper is not None:
             self._stepper.parts.strategy.close()
@@ -389,9 +389,9 @@ class Run:
         self.close()
 
     def _prepared(self) -> Parts:
-        return self._stepper_of_run().parts
+        return self._need_stepper().parts
 
-    def _stepper_of_run(self) -> Stepper:
+    def _need_stepper(self) -> Stepper:
         if self._stepper is None:
             raise ConfigError("expected run.prepare(model, optimizer) first.")
         return self._stepper

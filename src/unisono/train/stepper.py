@@ -11,21 +11,21 @@ from typing import final
 from unisono.data.loader import Fetcher, Loader
 from unisono.determinism.loss_hooks import hook_late
 from unisono.errors import StepError
-from unisono.metrics.exact import Metric
+from unisono.metrics.base import Metric
 from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, StrategyContext
 from unisono.strategies.parts.drift import compare_now
-from unisono.train.between import Between
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
+from unisono.train.keyed_generators import Between
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.loop import Batch, entry_of, hosted_micros
 from unisono.train.non_finite import NonFinite
-from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
+from unisono.train.trained_parts import Parts
 
 
 @final
@@ -35,9 +35,9 @@ class Stepper:
     Args:
         parts: What is trained, with its strategy.
         setting: Where this rank works.
-        course: How far the run has come; already open when `batches` begins.
+        progress: How far the run has come; already open when `batches` begins.
         record: Gets a line for every step.
-        watch: Tells the launcher, and knows where the time goes.
+        link: Tells the launcher, and knows where the time goes.
         between: Sets the generators for code that runs between steps.
         non_finite: Judges losses and gradients.
         first_look: Warns of what is hardly meant.
@@ -51,7 +51,7 @@ class Stepper:
         *,
         progress: RunProgress,
         record: RunRecord,
-        watch: LauncherLink,
+        link: LauncherLink,
         between: Between,
         non_finite: NonFinite,
         first_look: FirstLook,
@@ -59,7 +59,7 @@ class Stepper:
     ) -> None:
         self.parts = parts
         self._setting, self._rank, self._replicas = setting, setting.transport.rank, setting.replicas
-        self._progress, self._record, self._watch = progress, record, watch
+        self._progress, self._record, self._link = progress, record, link
         self._between, self._non_finite = between, non_finite
         self._first_look, self._inside = first_look, inside
 
@@ -76,10 +76,10 @@ class Stepper:
             indices.setflags(write=False)
             epoch = loader.sampler.epoch_of(step)
             mine = hosted_micros(len(indices), micros, setting.placement, self._rank, setting.device)
-            self._watch.begin(step)
+            self._link.begin(step)
             self._between.at("before", step)
             try:
-                yield Batch(step, epoch, indices, self._watch.follow(mine, indices, self._replicas))
+                yield Batch(step, epoch, indices, self._link.follow(mine, indices, self._replicas))
             except GeneratorExit:  # the loop was left: keep what it has done
                 progress.leave(parts)
                 raise
@@ -88,8 +88,8 @@ class Stepper:
                 break
             if progress.done != step:
                 raise StepError(f"the batch of step {step} was not passed to run.step(). Hint: call it once per batch.")
-            progress.keep(parts, is_last=step == last)
-        progress.keep_last(parts)
+            progress.save_if_due(parts, is_last=step == last)
+        progress.save_stopped(parts)
         if parts.strategy.keeps_equal:
             compare_now(parts.model, setting.transport, progress.done)  # the last update too
         progress.finish(parts)
@@ -97,7 +97,7 @@ class Stepper:
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step; see `Run.step`."""
         refuse_inside("run.step()")
-        progress, parts, watch = self._progress, self.parts, self._watch
+        progress, parts, link = self._progress, self.parts, self._link
         strategy, step = parts.strategy, batch.step
         if step != progress.done + 1:
             raise StepError(f"expected the batch of step {progress.done + 1}, got that of step {step}.")
@@ -108,15 +108,15 @@ class Stepper:
         progress.usage.begin()
         self._inside.begin(step, len(batch.indices))
         hook_late()
-        timed = watch.timed(loss_function, self._inside)
+        timed = link.timed(loss_function, self._inside)
         gradients = strategy.compute_gradients(step, batch.micros, len(batch.indices), timed)
         is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(step, batch.indices, gradients.losses, parts.model))
-        watch.updating()
+        link.updating()
         lr = strategy.update(parts.scheduler) if is_finite else math.nan
         progress.done = step
         progress.is_stopping = gradients.is_stop_asked and self._record.path is not None
-        watch.done(step)
+        link.done(step)
         parts.is_changing = False
         progress.usage.end(len(batch.indices))
         self._between.at("after", step)
@@ -136,9 +136,9 @@ class Stepper:
     ) -> dict[str, float]:
         """Return metrics over a data set; see `Run.evaluate`."""
         parts, setting = self.parts, self._setting
-        with self._watch.phases.within(EVALUATE), parts.strategy.reading():
+        with self._link.phases.within(EVALUATE), parts.strategy.reading():
             values = evaluate(
-                parts.model, fetcher, self._watch.around(predict), metrics,
+                parts.model, fetcher, self._link.around(predict), metrics,
                 transport=setting.transport, device=setting.device, batch_size=batch_size, num_workers=num_workers,
                 inference_mode=inference_mode, alike=parts.strategy.evaluates_alike, limit=limit,
             )  # fmt: skip

@@ -10,16 +10,16 @@ from torch.optim import Optimizer
 from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform, check_dataset
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Accuracy, Mean, Metric
+from unisono.metrics.base import Accuracy, Mean, Metric
 from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.callbacks.monitored import check_best, check_monitors
-from unisono.train.every import Every, check_every, steps_between
 from unisono.train.guards.checks import check_metrics
 from unisono.train.guards.keywords import answers_keywords
+from unisono.train.intervals import Every, check_every, steps_between
 from unisono.train.loop import Batch
-from unisono.train.predict import Output, Outputs, inputs_of
+from unisono.train.predict import Output, Outputs, inputs_of, pair_of
 from unisono.train.reporter import Reporter
 from unisono.train.run import Run
 
@@ -80,8 +80,7 @@ class Trainer:
         self._loop = Loop(
             run=run, model=self.model, optimizer=self.optimizer, epochs=0, steps_per_epoch=0, total_steps=0
         )
-        self._epoch_begun = -1
-        self._evaluated: Callable[[], None] = _nothing  # called after every batch of an evaluation
+        self._evaluated: Callable[[], None] = lambda: None  # called after every batch of an evaluation
         self._chain = Chain(callbacks, self._loop, deadline_s=callback_deadline_s)
 
     @answers_keywords
@@ -127,7 +126,7 @@ class Trainer:
         """
         epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
         check_every(eval_every=eval_every, log_every=log_every)
-        self._check_scores(test_set)
+        self._check_monitors(test_set)
         loader = self.run.loader(
             train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
         )
@@ -141,11 +140,8 @@ class Trainer:
         with Reporter(self.run, loop, is_shown=show_progress) as reporter:
             try:
                 for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
-                    if loop.step == 0:
-                        if sanity_check and test_set is not None and batch.step == 1:
-                            self._check(test, batch)
-                        if self._begins(batch, reporter):
-                            continue
+                    if loop.step == 0 and self._begins(batch, reporter, test if sanity_check else None):
+                        continue
                     self._step(batch)
                     reporter.step()
                     self._after_step(test, log_steps, reporter)
@@ -161,30 +157,26 @@ class Trainer:
         self.run.record(loop.scores)
         return self.run.result()
 
-    def _check_scores(self, test_set: Any) -> None:
+    def _check_monitors(self, test_set: Any) -> None:
         """Find out before the first step what the first evaluation would stumble over."""
         if test_set is not None:
             check_dataset(test_set)
-        scores = [f"test_{name}" for name in ("loss", *self.metrics)] if test_set is not None else []
-        check_monitors(self._chain.callbacks, scores)
-        check_best(self.run.first_look.best, self._chain.callbacks, scores)
+        names = [f"test_{name}" for name in ("loss", *self.metrics)] if test_set is not None else []
+        check_monitors(self._chain.callbacks, names)
+        check_best(self.run.first_look.best, self._chain.callbacks, names)
 
-    def _begins(self, batch: Batch, reporter: Reporter) -> bool:
-        """Start this launch; say whether the run was to stop here already."""
+    def _begins(self, batch: Batch, reporter: Reporter, sanity: "_Test | None") -> bool:
+        """Start this launch, a new run with a `sanity` check; say whether the run was to stop here already."""
+        if sanity is not None and sanity.dataset is not None and batch.step == 1:
+            self._evaluate_on(sanity, limit=min(_SANITY_SAMPLES, sanity.limit or _SANITY_SAMPLES))
+            self.run.between.at("before", batch.step)
         loop = self._loop
         loop.step, loop.epoch = batch.step - 1, batch.epoch
         reporter.begin()
         self._chain("on_run_start")
         self._agree(reporter)
         self._epoch_begun = -1
-        if loop.stopped_by is None:
-            loop.step = batch.step
         return loop.stopped_by is not None
-
-    def _check(self, test: "_Test", batch: Batch) -> None:
-        limit = min(_SANITY_SAMPLES, test.limit or _SANITY_SAMPLES)
-        self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers, limit=limit)
-        self.run.between.at("before", batch.step)
 
     def _step(self, batch: Batch) -> None:
         loop, chain = self._loop, self._chain
@@ -207,7 +199,7 @@ class Trainer:
         if is_evaluated:
             self._evaluate(test, reporter)
             self.run.record(loop.scores)  # the checkpoint of this step tells them
-            reporter.tell_scores()
+            reporter.tell_metrics()
             loop.log(**loop.scores)
         if ends_epoch:
             self._chain("on_epoch_end")
@@ -226,11 +218,12 @@ class Trainer:
     def _evaluate(self, test: "_Test", reporter: Reporter) -> None:
         self._chain("on_evaluation_start")
         self._evaluated = reporter.evaluating(min(len(test.dataset), test.limit or len(test.dataset)))
-        self._loop.scores = self.evaluate(
-            test.dataset, collate=test.collate, num_workers=test.num_workers, limit=test.limit
-        )
-        self._evaluated = _nothing
+        self._loop.scores = self._evaluate_on(test, limit=test.limit)
+        self._evaluated = lambda: None
         self._chain("on_evaluation_end")
+
+    def _evaluate_on(self, test: "_Test", *, limit: int | None) -> dict[str, float]:
+        return self.evaluate(test.dataset, collate=test.collate, num_workers=test.num_workers, limit=limit)
 
     @answers_keywords
     def evaluate(
@@ -252,10 +245,9 @@ class Trainer:
             limit: Only the first so many samples.
         """
         metrics: dict[str, Metric] = {"loss": _MeanLoss(self.loss), **self.metrics}
-        scores = self.run.evaluate(
-            dataset, self._predict, metrics, collate=collate, num_workers=num_workers, limit=limit
-        )
-        return {prefix + name: value for name, value in scores.items()}
+        how: dict[str, Any] = {"collate": collate, "num_workers": num_workers, "limit": limit}
+        values = self.run.evaluate(dataset, self._predict, metrics, **how)
+        return {prefix + name: value for name, value in values.items()}
 
     @answers_keywords
     def predict(
@@ -302,36 +294,14 @@ class Trainer:
         return kept.gather()
 
     def _predict(self, micro: Any) -> tuple[Tensor, Tensor]:
-        x, y = _pair(micro)
+        x, y = pair_of(micro)
         output = self.model(x)
         self._evaluated()
         return output, y
 
     def _loss(self, micro: Any) -> Tensor:
-        x, y = _pair(micro)
+        x, y = pair_of(micro)
         return self.loss(self.model(x), y)
-
-
-def _pair(micro: Any) -> tuple[Any, Any]:
-    """Return inputs and targets.
-
-    Raises:
-        ConfigError: The micro-batch is not a pair.
-    """
-    try:
-        return micro.x, micro.y
-    except AttributeError:
-        what = type(micro).__name__
-        if isinstance(micro, dict | tuple | list):
-            what += f" of {', '.join(map(str, micro)) if isinstance(micro, dict) else len(micro)}"
-        raise ConfigError(
-            f"a trainer expects micro-batches of inputs and targets, got a {what}. "
-            "Hint: fit(collate=) may return (inputs, targets); anything else can be trained with run.step()."
-        ) from None
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,21 +316,12 @@ class _Test:
 
 
 @final
-class _MeanLoss(Metric):
+class _MeanLoss(Mean):
     """The mean of a loss over samples."""
 
     def __init__(self, loss: LossModule) -> None:
+        super().__init__()
         self._loss = loss
-        self._mean = Mean()
-        self.state = self._mean.state
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
-        self._mean.state = self.state
-        self._mean.update(self._loss(output, target), target)
-        self.state = self._mean.state
-
-    def compute(self) -> float:
-        """See `Metric.compute`."""
-        self._mean.state = self.state
-        return self._mean.compute()
+        super().update(self._loss(output, target), target)

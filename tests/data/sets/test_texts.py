@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from unisono.data.datasets import BatchedDataset, HasLengths
 from unisono.data.files.cache import cached_directory
-from unisono.data.loader import BatchedDataset, Fetcher, HasLengths, Task, fetch_all, sampler_of
+from unisono.data.loader import Fetcher, Task, fetch_all, sampler_of
 from unisono.data.sets.text import PAD, TokenStore
 from unisono.data.sets.texts import Texts, pack, pad
 from unisono.errors import ConfigError

@@ -89,7 +89,7 @@ def test_a_trainer_that_never_trains_leaves_nothing_behind(refuses):
             unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss(),
                             callbacks=[Picky()])  # fmt: skip
         assert signal.getsignal(signal.SIGVTALRM) is signal.SIG_DFL
-        assert all(thread.name != "callback-watch" for thread in threading.enumerate())
+        assert all(thread.name != "callback-deadline" for thread in threading.enumerate())
 
 
 def test_the_trainer_watches():

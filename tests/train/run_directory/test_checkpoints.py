@@ -64,7 +64,8 @@ class Held:
 def test_the_copy_is_of_the_steps_end(tmp_path):
     """`save` returns before anything is written; what changes afterwards is not in the checkpoint."""
     checkpoints, held, state = alone(tmp_path), Held(), state_of(1)
-    checkpoints.save(1, lambda: state, before=held)
+    checkpoints.before_write = held
+    checkpoints.save(1, lambda: state)
     assert held.has_come.wait(60)
     assert steps_in(tmp_path) == []  # not there, and not called saved
     for part in state.tensors.values():
@@ -82,11 +83,11 @@ def test_the_copy_is_of_the_steps_end(tmp_path):
 def test_without_a_background_it_is_there_at_once(tmp_path, monkeypatch):
     """With ``in_background=False``, or where memory is short, `save` returns when the checkpoint is committed."""
     checkpoints = alone(tmp_path, in_background=False)
-    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    checkpoints.save(1, lambda: state_of(1))
     assert steps_in(tmp_path) == [1]
     monkeypatch.setattr("unisono.train.run_directory.checkpoints.is_roomy", lambda needed: False)
     checkpoints = alone(tmp_path)
-    checkpoints.save(2, lambda: state_of(2), before=nothing)
+    checkpoints.save(2, lambda: state_of(2))
     assert steps_in(tmp_path) == [2, 1]
 
 
@@ -95,16 +96,17 @@ def test_one_in_flight(tmp_path):
     for when_busy, expected in (("wait", [2, 1]), ("skip", [1])):
         directory, held = tmp_path / when_busy, Held()
         checkpoints = alone(directory, when_busy=when_busy)
-        assert checkpoints.save(1, lambda: state_of(1), before=held)
+        checkpoints.before_write = held
+        assert checkpoints.save(1, lambda: state_of(1))
         assert held.has_come.wait(60)
         if when_busy == "wait":
             held.may_go.set()
-        begun = checkpoints.save(2, lambda: state_of(2), before=nothing, may_skip=True)
+        begun = checkpoints.save(2, lambda: state_of(2), may_skip=True)
         assert begun == (when_busy == "wait")
         held.may_go.set()
         checkpoints.settle()
         assert steps_in(directory) == expected
-        assert checkpoints.save(3, lambda: state_of(3), before=nothing)
+        assert checkpoints.save(3, lambda: state_of(3))
         checkpoints.settle()
         assert steps_in(directory)[0] == 3
 
@@ -116,9 +118,10 @@ def test_an_error_surfaces_at_the_next_step(tmp_path):
         raise OSError(28, "No space left on device")
 
     checkpoints = alone(tmp_path)
-    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    checkpoints.save(1, lambda: state_of(1))
     checkpoints.settle()
-    checkpoints.save(2, lambda: state_of(2), before=fail)
+    checkpoints.before_write = fail
+    checkpoints.save(2, lambda: state_of(2))
     checkpoints._saver._thread.join()
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoints.check()
@@ -126,7 +129,8 @@ def test_an_error_surfaces_at_the_next_step(tmp_path):
     checkpoints.settle()
     assert steps_in(tmp_path) == [1]
     assert not list(tmp_path.glob(".*"))
-    checkpoints.save(3, lambda: state_of(3), before=nothing)  # and the next one works
+    checkpoints.before_write = nothing
+    checkpoints.save(3, lambda: state_of(3))  # and the next one works
     checkpoints.settle()
     assert steps_in(tmp_path) == [3, 1]
 
@@ -138,10 +142,12 @@ def test_an_error_surfaces_at_the_end(tmp_path):
         raise OSError(5, "Input/output error")
 
     checkpoints = alone(tmp_path)
-    checkpoints.save(1, lambda: state_of(1), before=fail)
+    checkpoints.before_write = fail
+    checkpoints.save(1, lambda: state_of(1))
     with pytest.raises(CheckpointError, match="Input/output error"):
         checkpoints.close()
-    checkpoints.save(1, lambda: state_of(1), before=fail)
+    checkpoints.before_write = fail
+    checkpoints.save(1, lambda: state_of(1))
     with pytest.raises(KeyError, match="mine"), pytest.warns(UserWarning, match="Input/output error"):
         try:
             raise KeyError("mine")
@@ -158,7 +164,7 @@ def test_a_guard_stops_the_commit(tmp_path):
 
     checkpoints = alone(tmp_path)
     checkpoints.guard = refuse
-    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    checkpoints.save(1, lambda: state_of(1))
     with pytest.raises(CheckpointError, match="taken over"):
         checkpoints.settle()
     assert list(tmp_path.iterdir()) == []
@@ -172,7 +178,7 @@ def test_ranks_share_the_writing(tmp_path, world_size):
         checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
         checkpoints.facts = Facts(run=RUN, fencing_token=4)
         for step in (1, 2, 3):
-            checkpoints.save(step, lambda step=step: state_of(step), before=nothing, epoch=step, metrics={"a": step})
+            checkpoints.save(step, lambda step=step: state_of(step), epoch=step, metrics={"a": step})
         checkpoints.settle()
         checkpoints.close()
 
@@ -201,7 +207,7 @@ def test_a_rank_that_cannot_write_its_share(tmp_path):
     def save(transport):
         checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
         checkpoints.facts = Facts(run=RUN)
-        checkpoints.save(1, lambda: state_of(1), before=nothing)
+        checkpoints.save(1, lambda: state_of(1))
         checkpoints.settle()
         state = state_of(2)
         if transport.rank == 1:  # after the plan is made, this rank's tensors cannot be written
@@ -209,7 +215,7 @@ def test_a_rank_that_cannot_write_its_share(tmp_path):
             checkpoints._staging.copy = lambda files: {
                 file: {name: tensor.to_sparse() for name, tensor in part.items()} for file, part in real(files).items()
             }
-        checkpoints.save(2, lambda: state, before=nothing)
+        checkpoints.save(2, lambda: state)
         try:
             checkpoints.settle()
         except UnisonoError as error:
@@ -232,7 +238,7 @@ def test_a_rank_that_is_gone_is_not_waited_for(tmp_path, monkeypatch):
         checkpoints.facts = Facts(run=RUN)
         if transport.rank:
             monkeypatch.setattr(checkpoints._saver, "start", lambda act: None)
-        checkpoints.save(1, lambda: state_of(1), before=nothing)
+        checkpoints.save(1, lambda: state_of(1))
         if not transport.rank:
             with pytest.raises(CheckpointError, match=r"ranks \[1\] have not written their share") as caught:
                 checkpoints.close()
@@ -250,9 +256,9 @@ def test_alone(tmp_path):
         checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
         checkpoints.facts = Facts(run=RUN)
         if transport.rank == 0:
-            checkpoints.save_alone(1, lambda: state_of(1), before=nothing)
+            checkpoints.save_alone(1, lambda: state_of(1))
         else:
-            checkpoints.save_alone(2, lambda: pytest.fail("packed for nobody"), before=nothing)
+            checkpoints.save_alone(2, lambda: pytest.fail("packed for nobody"))
 
     run_ranks(save, 3)
     assert steps_in(tmp_path) == [1]
@@ -263,14 +269,14 @@ def test_the_best_is_kept(tmp_path):
     """Beside the newest, the one with the best metric stays."""
     checkpoints = alone(tmp_path, keep=1, best="loss", best_mode="min", in_background=False)
     for step, loss in enumerate([5.0, 2.0, 3.0, float("nan"), 4.0], 1):
-        checkpoints.save(step, lambda step=step: state_of(step), before=nothing, metrics={"loss": loss})
+        checkpoints.save(step, lambda step=step: state_of(step), metrics={"loss": loss})
     assert steps_in(tmp_path) == [5, 2]
 
 
 def test_another_checkpoint_than_the_leaders(tmp_path):
     """A rank that finds other bytes under the name the leader gave refuses them."""
     checkpoints = alone(tmp_path, in_background=False)
-    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    checkpoints.save(1, lambda: state_of(1))
     with pytest.raises(CheckpointError, match="finds another checkpoint"):
         checkpoints.load(RUN, store.list_steps(tmp_path)[0][1].name, "0" * 64)
 
@@ -282,7 +288,7 @@ def test_memory_is_reserved_beside_the_training(tmp_path, monkeypatch):
     assert checkpoints._saver.is_idle
     monkeypatch.setattr("unisono.train.run_directory.checkpoints._RESERVE_FROM_BYTES", 1)
     checkpoints.reserve(lambda: state_of(1))
-    checkpoints.save(1, lambda: state_of(1), before=nothing)
+    checkpoints.save(1, lambda: state_of(1))
     held = checkpoints._staging.num_bytes
     assert held == staging.bytes_of(state_of(1).tensors)
     checkpoints.close()
@@ -291,7 +297,7 @@ def test_memory_is_reserved_beside_the_training(tmp_path, monkeypatch):
 def test_the_latest_is_named(tmp_path):
     """LATEST names the newest, for people."""
     checkpoints = alone(tmp_path, in_background=False)
-    checkpoints.save(8, lambda: state_of(8), before=nothing)
+    checkpoints.save(8, lambda: state_of(8))
     assert (tmp_path / "LATEST").read_text().strip() == store.list_steps(tmp_path)[0][1].name
     assert json.loads((tmp_path / (tmp_path / "LATEST").read_text().strip() / "manifest.json").read_text())["step"] == 8
 

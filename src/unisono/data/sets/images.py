@@ -22,7 +22,7 @@ from unisono.data.files.cache import cache_key, cached_directory, check_manifest
 from unisono.data.files.fetch import Tell, told, untold
 from unisono.data.files.npz import read_npz
 from unisono.data.files.tables import Broken
-from unisono.data.sets.own_texts import content_checksum, hold_out, number_labels
+from unisono.data.sets.own_texts import content_checksum, hold_out, number_labels, sources_of
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import COUNT, Count, shown
 from unisono.system.files import replace_file
@@ -110,9 +110,7 @@ def load_images(
     test_every = replace(COUNT, low=2).take("test_every", test_every)
     if not data.exists():
         raise DataError(f"{data}: expected a folder per class, or an .npz file, found nothing. Hint: check the path.")
-    if test_data is None and (data / "train").is_dir() and (data / "test").is_dir():
-        data, test_data = data / "train", data / "test"
-    sources = [data] if test_data is None else [data, test_data]
+    sources = sources_of(data, test_data)
     settings: dict[str, str | int | None] = {
         "size": str(size), "skip_broken": skip_broken, "test_every": test_every, "pillow": PIL.__version__,
     }  # fmt: skip

@@ -85,9 +85,7 @@ def load_texts(
     """
     columns = columns or Columns()
     test_every = replace(COUNT, low=2).take("test_every", test_every)
-    if test_data is None and data.is_dir() and (data / "train").is_dir() and (data / "test").is_dir():
-        data, test_data = data / "train", data / "test"
-    sources = [data] if test_data is None else [data, test_data]
+    sources = sources_of(data, test_data)
     settings: dict[str, str | int | None] = {
         "tokeniser": "basic_english", "min_freq": min_freq, "max_tokens": max_tokens,
         "unicode": unicodedata.unidata_version, "text": columns.text, "label": columns.label,
@@ -112,6 +110,13 @@ def load_texts(
         first_skipped=tuple(about["first"]),
         key=key,
     )
+
+
+def sources_of(data: Path, test_data: Path | None) -> list[Path]:
+    """Return where the training part lies and, where there is one, the test part."""
+    if test_data is None and (data / "train").is_dir() and (data / "test").is_dir():
+        return [data / "train", data / "test"]
+    return [data] if test_data is None else [data, test_data]
 
 
 def content_checksum(source: Path) -> str:

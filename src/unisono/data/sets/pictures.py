@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unisono.data.loader import content_hash
+from unisono.data.datasets import content_hash
 from unisono.data.sampler import Indices
 from unisono.data.sets.augment import Augment
 from unisono.errors import DataError
@@ -65,11 +65,11 @@ class Pictures:
         return images[0], int(labels[0])
 
     def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """See `unisono.data.loader.BatchedDataset`; nothing is random here."""
+        """See `unisono.data.datasets.BatchedDataset`; nothing is random here."""
         return self._collate(self._pixels(indices), indices)
 
     def fetch_keyed(self, indices: Indices, *, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """See `unisono.data.loader.KeyedDataset`."""
+        """See `unisono.data.datasets.KeyedDataset`."""
         return self._collate(self.augment.apply(self._pixels(indices), seed, epoch, indices), indices)
 
     def _pixels(self, indices: Indices) -> npt.NDArray[np.float32]:

@@ -38,11 +38,11 @@ class Chain:
         here = [c for c in self.callbacks if c.runs_on != "leader" or self._world.is_leader]
         self._hooks = {hook: [_Hook(c, hook) for c in here if _overrides(c, hook)] for hook in HOOKS}
         self._may_draw = {hook: any(each.callback.draws for each in found) for hook, found in self._hooks.items()}
-        self._watch = CallbackDeadline(deadline_s)
+        self._deadline = CallbackDeadline(deadline_s)
         try:
             self("setup")
         finally:
-            self._watch.close()  # nothing is watched until the training begins, and it may never begin
+            self._deadline.close()  # nothing is watched until the training begins, and it may never begin
         for callback in self.callbacks:
             if _overrides(callback, "state_dict"):
                 loop.run.register(f"callback/{name_of(callback)}", callback)
@@ -61,9 +61,9 @@ class Chain:
             try:
                 if each.callback.runs_on == "leader":
                     with only_here(f"callback {what}", self._world):
-                        self._watch.call(what, self._loop.step, each.method, self._loop, *args)
+                        self._deadline.call(what, self._loop.step, each.method, self._loop, *args)
                 else:
-                    self._watch.call(what, self._loop.step, each.method, self._loop, *args)
+                    self._deadline.call(what, self._loop.step, each.method, self._loop, *args)
             except Exception as error:
                 error.add_note(
                     f"in callback {what}, step {self._loop.step}, on rank {self._world.rank} of "
@@ -94,7 +94,7 @@ class Chain:
 
     def close(self) -> None:
         """Close every callback, whatever the others do; safe to call twice."""
-        self._watch.close()
+        self._deadline.close()
         with contextlib.ExitStack() as stack:
             for callback in self.callbacks:
                 if callback.runs_on != "leader" or self._world.is_leader:

@@ -79,7 +79,7 @@ class CallbackDeadline:
         if is_main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
             signal.signal(_SIGNAL, _interrupted)
             self._handles_signal = True
-        self._thread = threading.Thread(target=self._look, name="callback-watch", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="callback-deadline", daemon=True)
         self._thread.start()
 
     def _look(self) -> None:

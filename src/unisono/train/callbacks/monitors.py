@@ -14,6 +14,7 @@ from unisono.data.loader import Fetcher, Task, move
 from unisono.errors import ConfigError
 from unisono.options.quantities import DECAY, STEPS
 from unisono.train.callbacks.base import Callback, Loop
+from unisono.train.evaluate import evaluation_mode
 
 
 @final
@@ -159,12 +160,6 @@ class SamplePredictions(Callback):
     def on_evaluation_end(self, loop: Loop) -> None:
         """See `Callback`."""
         batch = move(self._fetcher[self._task], loop.run.device)
-        modes = [(module, module.training) for module in loop.model.modules()]
-        loop.model.eval()
-        try:
-            with torch.no_grad():
-                output = self._predict(loop.model, batch.x)
-        finally:
-            for module, was_training in modes:
-                module.training = was_training
+        with evaluation_mode(loop.model), torch.no_grad():
+            output = self._predict(loop.model, batch.x)
         self._show(loop, output, batch.y)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unisono.data.loader import Loader
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Metric
+from unisono.metrics.base import Metric
 from unisono.strategies.base import Strategy
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.system.hints import nearest
-from unisono.train.parts import Parts
+from unisono.train.trained_parts import Parts
 
 _LARGEST_CHOSEN_SEED = 1 << 32  # torch draws the seed of a process from 64 bits; nobody writes down so large a one
 _DEPTH = 6

@@ -36,6 +36,7 @@ class Checkpoints:
     Attributes:
         run: The run directory, held open; None: `directory` is reached by its path.
         facts: What the next checkpoint belongs to; set by the leader once the run is open.
+        before_write: Called by a keeper, in its thread, before anything is written: puts the ledger on the disk.
         guard: Asked just before a commit; raises where another launch has taken over the directory.
         committed_step: Step of the checkpoint that was loaded or that this rank has committed last, 0 for none.
         is_shared: Whether all ranks see this directory; else one rank of each host keeps whole checkpoints.
@@ -50,6 +51,7 @@ class Checkpoints:
         self._home: Directory | None = None
         self.run: Directory | None = None
         self.facts = Facts()
+        self.before_write: Callable[[], None] = lambda: None
         self.guard: store.Guard | None = None
         self.is_shared, self.is_keeper = True, transport.rank == 0
         self.committed_step = 0
@@ -109,15 +111,7 @@ class Checkpoints:
             pinned = any(tensor.is_cuda for part in mine.values() for tensor in part.values())
             self._saver.start(lambda: self._staging.reserve(needed, pinned=pinned))
 
-    def save(
-        self,
-        step: int,
-        state: Callable[[], State],
-        *,
-        before: Callable[[], None],
-        may_skip: bool = False,
-        **facts: Any,
-    ) -> bool:
+    def save(self, step: int, state: Callable[[], State], *, may_skip: bool = False, **facts: Any) -> bool:
         """Write a checkpoint, and say whether it was begun; collective.
 
         Returns when this rank's share of the state has been copied; the writing goes on in a thread, unless the policy
@@ -126,7 +120,6 @@ class Checkpoints:
         Args:
             step: Steps done.
             state: Makes the state; equal on all ranks.
-            before: Called on the leader, in its thread, before anything is written.
             may_skip: Whether the policy may leave this one out when the one before is still being written.
             facts: What its `Facts` tell beyond those of the run: epoch, metrics, the ledger's head, what was spent.
 
@@ -149,7 +142,7 @@ class Checkpoints:
         if self.is_keeper:
             own = replace(self.facts, **facts)
             self.facts = replace(self.facts, parent_step=step)
-            self._saver.start(lambda: self._commit(draft, files, packed.values, own, num_writers, before))
+            self._saver.start(lambda: self._commit(draft, files, packed.values, own, num_writers))
         elif mine:
             rank = self._transport.rank
             self._saver.start(lambda: saver.leave_receipt(draft, rank, lambda: saver.write_share(draft, files)))
@@ -157,14 +150,7 @@ class Checkpoints:
             self.settle()
         return True
 
-    def save_alone(
-        self,
-        step: int,
-        state: Callable[[], State],
-        *,
-        before: Callable[[], None],
-        **facts: Any,
-    ) -> None:
+    def save_alone(self, step: int, state: Callable[[], State], **facts: Any) -> None:
         """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone.
 
         Raises:
@@ -173,7 +159,7 @@ class Checkpoints:
         self._saver.close()
         if not self.is_keeper:
             return
-        before()
+        self.before_write()
         own = replace(self.facts, **facts)
         store.write(self.opened(), step, state(), facts=own, policy=self._policy, guard=self.guard)
         self.facts = replace(self.facts, parent_step=step)
@@ -241,18 +227,10 @@ class Checkpoints:
             file: {name: state.tensors[stem_of(file)][name] for name in names} for file, names in share.items()
         }, num_writers
 
-    def _commit(
-        self,
-        draft: Draft,
-        mine: Files,
-        values: dict[str, Any],
-        facts: Facts,
-        num_writers: int,
-        before: Callable[[], None],
-    ) -> None:
+    def _commit(self, draft: Draft, mine: Files, values: dict[str, Any], facts: Facts, num_writers: int) -> None:
         """Do the keeper's part of a save, in its thread."""
         try:
-            before()
+            self.before_write()
             files = saver.write_share(draft, mine)
             files[STATE_FILE] = draft.put(STATE_FILE, [store.encode_values(values)])
             deadline = time.monotonic() + _SHARE_TIMEOUT_S

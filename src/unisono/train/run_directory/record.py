@@ -50,6 +50,7 @@ class RunRecord:
         result: What ``result.json`` held when the directory was opened; empty where there was none.
         spent: What earlier launches have spent up to the checkpoint gone on from; see `Facts`.
         launches: How many launches the directory has seen, this one included.
+        checkpoints: Those in the directory; None where nothing is kept.
 
     Raises:
         ConfigError: The directory cannot be created or written, or another run uses it; said before training starts.
@@ -72,7 +73,7 @@ class RunRecord:
         self._written: dict[str, Any] = {}
         self.path = path
         self._files = RunFiles(path)
-        self._checkpoints = (
+        self.checkpoints = (
             None if path is None else Checkpoints(path / "checkpoints", transport, policy or CheckpointPolicy())
         )
         self._keeps, self._home = self._is_leader, 0
@@ -137,17 +138,17 @@ class RunRecord:
             recorded = self._files.recorded("score")
             if recorded is not None:
                 check_score(self.path, recorded, score)
-            assert self._checkpoints is not None
-            return self._files.run_id(self._checkpoints.opened())
+            assert self.checkpoints is not None
+            return self._files.run_id(self.checkpoints.opened())
 
-        self._check_scores(score)
-        if self.path is None or self._checkpoints is None:
+        self._compare_score(score)
+        if self.path is None or self.checkpoints is None:
             return 0, None
         run = self._says(self._home, check)
 
         def settle_in() -> dict[str, Any]:
-            assert self._checkpoints is not None
-            there = self._checkpoints.opened()
+            assert self.checkpoints is not None
+            there = self.checkpoints.opened()
             found = adopt_run(self._files, there, run, score, self._environment, is_alone=self._directories.is_shared)
             self._written = found["result"]
             return found | {"token": self.fencing_token}
@@ -164,7 +165,7 @@ class RunRecord:
             raise CheckpointError(whys[0])
         step, state = self._load(run, newest["name"], newest["sha256"]) if newest["name"] else (0, None)
         if self._keeps:
-            self._checkpoints.facts = Facts(
+            self.checkpoints.facts = Facts(
                 run=run,
                 parent_step=step if newest["name"] else None,
                 fencing_token=self.fencing_token,
@@ -175,7 +176,7 @@ class RunRecord:
         ranks_say(self._transport, self._keeps, lambda: self._open_ledgers(step, newest["head"]))
         return step, state
 
-    def _check_scores(self, score: dict[str, Any]) -> None:
+    def _compare_score(self, score: dict[str, Any]) -> None:
         """Compare the scores of all ranks: the directory has but one; collective."""
         for rank, theirs in enumerate(self._transport.all_gather_json(score)):
             if lines := diff(score, theirs):
@@ -186,8 +187,8 @@ class RunRecord:
 
     def _load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
         """Return step and state of a checkpoint: from the directory, or from the rank that has it; collective."""
-        assert self._checkpoints is not None
-        checkpoints = self._checkpoints
+        assert self.checkpoints is not None
+        checkpoints = self.checkpoints
         if self._directories.is_shared:
             return checkpoints.load(run, name, sha256)
         step, state = hand_over(self._transport, self._home, lambda: checkpoints.load(run, name, sha256))
@@ -220,6 +221,8 @@ class RunRecord:
         assert self.path is not None
         home = self._files.directory
         self._ledger = Ledger(self.path / "ledger.jsonl", step, head=head, home=home)
+        assert self.checkpoints is not None
+        self.checkpoints.before_write = self._ledger.sync
         if self._keeps_detail:
             self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True, home=home)
 
@@ -231,48 +234,13 @@ class RunRecord:
         """
         if self._ledger is not None:
             self._ledger.append(entry)
-        if self._checkpoints is not None:
-            self._checkpoints.check()
+        if self.checkpoints is not None:
+            self.checkpoints.check()
 
     def append_detail(self, detail: Callable[[], Detail]) -> None:
         """Write what a step is made of, where that is kept (keepers only)."""
         if self._detail is not None:
             self._detail.append_now(detail())
-
-    @property
-    def committed_step(self) -> int:
-        """Step of the checkpoint that was loaded or committed last, as far as this rank knows; 0 for none."""
-        return 0 if self._checkpoints is None else self._checkpoints.committed_step
-
-    def reserve(self, state: Callable[[], State]) -> None:
-        """Get the memory for checkpoints beside the training; see `Checkpoints.reserve`."""
-        if self._checkpoints is not None:
-            self._checkpoints.reserve(state)
-
-    def save(self, step: int, state: Callable[[], State], *, may_skip: bool = False, **facts: Any) -> bool:
-        """Write a checkpoint after everything that precedes it in the ledger; collective; see `Checkpoints.save`.
-
-        Args:
-            step: Steps done.
-            state: Makes the state.
-            may_skip: See `Checkpoints.save`.
-            facts: Epoch, metrics, what has been spent: see `Facts`.
-        """
-        facts["ledger_head"] = self.flush()
-        return self._checkpoints is None or self._checkpoints.save(
-            step, state, before=self._sync_ledger, may_skip=may_skip, **facts
-        )
-
-    def save_alone(self, step: int, state: Callable[[], State], **facts: Any) -> None:
-        """Write a checkpoint without the other ranks (keepers only); see `Checkpoints.save_alone`."""
-        facts["ledger_head"] = self.flush()
-        if self._checkpoints is not None:
-            self._checkpoints.save_alone(step, state, before=self._sync_ledger, **facts)
-
-    def settle(self) -> None:
-        """Return when no checkpoint is in flight; collective; see `Checkpoints.settle`."""
-        if self._checkpoints is not None:
-            self._checkpoints.settle()
 
     def flush(self) -> str:
         """Write all lines that wait, and return the ledger's head: the chain value after them; empty where none is."""
@@ -280,10 +248,6 @@ class RunRecord:
             return ""
         self._ledger.flush()
         return self._ledger.head
-
-    def _sync_ledger(self) -> None:
-        if self._ledger is not None:
-            self._ledger.sync()
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replace ``result.json`` where it says something else (keepers only)."""
@@ -306,7 +270,7 @@ class RunRecord:
             stack.callback(self._files.close)
             if self._lock is not None:
                 stack.callback(self._lock.release)
-            for file in (self._ledger, self._detail, self._phases, self._checkpoints):
+            for file in (self._ledger, self._detail, self._phases, self.checkpoints):
                 if file is not None:
                     stack.callback(file.close)
 
@@ -317,14 +281,14 @@ class RunRecord:
         """Open the directories of all hosts, and find the one that has come furthest; collective."""
         rank = self._transport.rank
         self._keeps = self._directories.keepers[rank] == rank
-        if self._checkpoints is not None:
-            self._checkpoints.is_shared, self._checkpoints.is_keeper = False, self._keeps
+        if self.checkpoints is not None:
+            self.checkpoints.is_shared, self.checkpoints.is_keeper = False, self._keeps
 
         def open_own() -> list[Any]:
-            assert self._checkpoints is not None
+            assert self.checkpoints is not None
             if not self._is_leader:
                 self._open()
-            steps = store.list_steps(self._checkpoints.opened())
+            steps = store.list_steps(self.checkpoints.opened())
             found = self._files.read("run.json")
             return [str(found["run"]) if found else "", steps[0][0] if steps else 0]
 
@@ -340,12 +304,12 @@ class RunRecord:
 
     def _open(self) -> None:
         self._lock = self._files.open()
-        if self._lock is not None and self._checkpoints is not None:
+        if self._lock is not None and self.checkpoints is not None:
             self.fencing_token = self._lock.token
-            self._checkpoints.guard = self._lock.check
-            self._checkpoints.run = self._files.directory
+            self.checkpoints.guard = self._lock.check
+            self.checkpoints.run = self._files.directory
 
     def _enter(self) -> None:
         self._files.enter(writes=self._directories.keepers[self._transport.rank] == self._transport.rank)
-        if self._checkpoints is not None:
-            self._checkpoints.run = self._files.directory
+        if self.checkpoints is not None:
+            self.checkpoints.run = self._files.directory

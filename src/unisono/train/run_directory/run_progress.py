@@ -8,11 +8,11 @@ from typing import Any, final
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
-from unisono.train.every import Every, steps_between
 from unisono.train.guards.checks import plain_numbers
+from unisono.train.intervals import Every, steps_between
 from unisono.train.launcher_link import LauncherLink
-from unisono.train.parts import Parts
 from unisono.train.run_directory.record import RunRecord
+from unisono.train.trained_parts import Parts
 from unisono.train.usage import Usage
 
 
@@ -22,7 +22,7 @@ class RunProgress:
 
     Args:
         record: The run directory.
-        watch: Tells the launcher.
+        link: Tells the launcher.
         facts: What else ``result.json`` says of the run: seed, replicas, ...
         checkpoint_every: Between checkpoints: steps or epochs.
 
@@ -36,9 +36,10 @@ class RunProgress:
     """
 
     def __init__(
-        self, record: RunRecord, watch: LauncherLink, facts: Mapping[str, Any], *, checkpoint_every: Every
+        self, record: RunRecord, link: LauncherLink, facts: Mapping[str, Any], *, checkpoint_every: Every
     ) -> None:
-        self._record, self._watch, self._facts = record, watch, dict(facts)
+        self._record, self._link, self._facts = record, link, dict(facts)
+        self._checkpoints = record.checkpoints
         self._checkpoint_every = checkpoint_every
         self._started = self._began = time.monotonic()
         self._score: dict[str, Any] | None = None
@@ -72,7 +73,7 @@ class RunProgress:
             ScoreMismatch: The directory, or an earlier call, has another score.
             CheckpointError: There are checkpoints but none can be trusted.
         """
-        self._watch.note(b"open")
+        self._link.note(b"open")
         if self._score is not None:
             if lines := diff(self._score, score):
                 raise ScoreMismatch(
@@ -82,51 +83,52 @@ class RunProgress:
             self.done, state = self._record.resume(score)
             if state is not None:
                 parts.unpack(state)
-            if self._record.path is not None:
+            if self._checkpoints is not None:
                 parts.check_storable()
             self._saved, self._score = self.done, score
-            self._record.open_phases(self._watch.phases)
-        self._watch.opened(self.done)
+            self._record.open_phases(self._link.phases)
+        self._link.opened(self.done)
         self._per_epoch, self._between = per_epoch, steps_between(self._checkpoint_every, per_epoch)
         self._loops_s, self._loop_s = self._loops_s + self._loop_s, 0.0
         self._first, self._began = self.done + 1, time.monotonic()
 
-    def keep(self, parts: Parts, *, is_last: bool) -> None:
+    def save_if_due(self, parts: Parts, *, is_last: bool) -> None:
         """Save after a step what is due; collective.
 
         Raises:
             RunStopped: The ranks have agreed to stop; everything is saved.
         """
-        if self.done == self._first and self._record.path is not None:
-            with self._watch.phases.within(CHECKPOINT):
+        if self.done == self._first and self._checkpoints is not None:
+            with self._link.phases.within(CHECKPOINT):
                 parts.check_storable(is_begun=True)
                 if not is_last:
-                    self._record.reserve(parts.pack)
+                    self._checkpoints.reserve(parts.pack)
         must_save = is_last or self.is_stopping
         if must_save or self.done % self._between == 0:
             self._save(parts, may_skip=not must_save)
-        self._watch.saved(self._record.committed_step)
+        self._tell_saved()
         if self.is_stopping and not is_last:
             self.finish(parts, is_finished=False)
-            self._watch.stopped(self.done)
+            self._link.stopped(self.done)
             raise RunStopped(self.done)
 
-    def keep_last(self, parts: Parts) -> None:
+    def save_stopped(self, parts: Parts) -> None:
         """Save where the run was stopped between two checkpoints; collective."""
         if self.stopped_by is not None and self.done > self._saved:
             self._save(parts, may_skip=False)
-            self._watch.saved(self._record.committed_step)
+            self._tell_saved()
 
     def leave(self, parts: Parts) -> None:
         """Keep what has been done when the loop is left early; no collective, since other ranks may be gone.
 
         Where that fails, it is said now, and raised by `close`: nobody would see what a generator raises at its end.
         """
-        self._watch.phases.end(self.done)
+        self._link.phases.end(self.done)
         if not parts.strategy.saves_alone or parts.is_changing or self.done <= self._saved:
             return
         try:
-            self._record.save_alone(self.done, parts.pack, **self._facts_of_step())
+            if self._checkpoints is not None:
+                self._checkpoints.save_alone(self.done, parts.pack, **self._facts_of_step())
             self._write_end(parts, is_finished=False)
         except CheckpointError as error:
             self._record.tell(f"has lost what came after step {self._saved}: {error}")
@@ -144,14 +146,15 @@ class RunProgress:
 
     def finish(self, parts: Parts, *, is_finished: bool = True) -> None:
         """Save what is not saved, wait for it, and write ``result.json``; collective."""
-        with self._watch.phases.within(CHECKPOINT):
+        with self._link.phases.within(CHECKPOINT):
             if self.done > self._saved:
                 self._save(parts, may_skip=False)
-            self._record.settle()
-            self._watch.saved(self._record.committed_step)
+            if self._checkpoints is not None:
+                self._checkpoints.settle()
+            self._tell_saved()
             parts.strategy.settle()
-        self._watch.phases.end(self.done)
-        self._cost = self.usage.summary(parts.strategy.transport, self._watch.phases.totals)
+        self._link.phases.end(self.done)
+        self._cost = self.usage.summary(parts.strategy.transport, self._link.phases.totals)
         self._write_end(parts, is_finished=is_finished)
 
     def tell_complete(self, last: int) -> None:
@@ -183,16 +186,22 @@ class RunProgress:
         return self.done // self._per_epoch
 
     def _save(self, parts: Parts, *, may_skip: bool) -> None:
-        self._watch.note(b"save")
-        with self._watch.phases.within(CHECKPOINT):
+        self._link.note(b"save")
+        with self._link.phases.within(CHECKPOINT):
             parts.strategy.settle()
-            if self._record.save(self.done, parts.pack, may_skip=may_skip, **self._facts_of_step()):
+            if self._checkpoints is None or self._checkpoints.save(
+                self.done, parts.pack, may_skip=may_skip, **self._facts_of_step()
+            ):
                 self._saved = self.done
+
+    def _tell_saved(self) -> None:
+        self._link.saved(0 if self._checkpoints is None else self._checkpoints.committed_step)
 
     def _facts_of_step(self) -> dict[str, Any]:
         """Return what a checkpoint of the present step tells besides its state: see `Facts`."""
         metrics = self._measured.get(self.done, {})
-        return {"epoch": self._epoch, "metrics": dict(metrics), "spent": self._spent(time.monotonic() - self._began)}
+        spent, head = self._spent(time.monotonic() - self._began), self._record.flush()
+        return {"epoch": self._epoch, "metrics": dict(metrics), "spent": spent, "ledger_head": head}
 
     def _spent(self, loop_s: float) -> dict[str, float]:
         """Return what all launches have spent on the steps that are done; redone ones, undone by a kill, do not count.

@@ -123,7 +123,6 @@ class Accuracy(Metric):
         return correct / total if total else 0.0
 
 
-@final
 class Mean(Metric):
     """The mean over samples of a per-sample value, or of a micro-batch mean weighted by its samples.
 

@@ -14,7 +14,7 @@ from sklearn.metrics import top_k_accuracy_score
 
 from metrics.shards import same_everywhere
 from unisono.errors import ConfigError
-from unisono.metrics.exact import Accuracy, ExactSum, Mean
+from unisono.metrics.base import Accuracy, ExactSum, Mean
 
 finite = st.floats(-1e300, 1e300)
 many = st.lists(finite, max_size=30)

@@ -3,7 +3,7 @@
 import pytest
 
 from unisono.errors import ConfigError
-from unisono.train.every import check_every, steps_between
+from unisono.train.intervals import check_every, steps_between
 
 
 @pytest.mark.parametrize(

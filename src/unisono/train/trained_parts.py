@@ -10,9 +10,9 @@ from unisono.checkpoint.format import State, check_storable
 from unisono.determinism.optimizer_step import spared
 from unisono.errors import CheckpointError, ConfigError, StepError
 from unisono.strategies.base import Strategy
-from unisono.train import score as scores
 from unisono.train.guards.checks import check_parts
 from unisono.train.loop import pin
+from unisono.train.score import describe_model, describe_optimizer
 
 
 @final
@@ -44,8 +44,8 @@ class Parts:
         self.is_changing = False
         self.before_pack: Callable[[Parts], None] = lambda _: None
         self.description = {
-            "model": scores.describe_model(model),
-            "optimizer": scores.describe_optimizer(optimizer, scheduler),
+            "model": describe_model(model),
+            "optimizer": describe_optimizer(optimizer, scheduler),
         }
 
     def check_groups(self) -> None:

@@ -11,9 +11,9 @@ from unisono.collectives.transport import Transport
 from unisono.errors import RankDivergence
 from unisono.strategies.options import StrategyOptions
 from unisono.train.guards.checks import check_loadable
-from unisono.train.parts import Parts
 from unisono.train.run_directory.handover import hand_over
 from unisono.train.score import describe_model
+from unisono.train.trained_parts import Parts
 
 
 def load_on_all(transport: Transport, model: nn.Module, path: Path, *, strict: bool) -> Loaded:

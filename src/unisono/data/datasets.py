@@ -1,0 +1,90 @@
+"""What a data set may offer beside samples by number: whole micro-batches, and lengths; and arrays as a data set."""
+
+import functools
+import hashlib
+import warnings
+from collections.abc import Iterable
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from unisono.data.sampler import Indices
+from unisono.errors import DataError
+
+_HASHED_WHOLE_BYTES = 1 << 30
+_HASHED_BLOCK_BYTES = 1 << 24
+
+
+@runtime_checkable
+class BatchedDataset(Protocol):
+    """A data set that can hand out a collated micro-batch at once, without randomness."""
+
+    def fetch_micro_batch(self, indices: Indices) -> Any:
+        """Return the samples at `indices`, collated into fresh contiguous tensors."""
+
+
+@runtime_checkable
+class KeyedDataset(Protocol):
+    """A data set that can hand out a randomly changed micro-batch at once."""
+
+    def fetch_keyed(self, indices: Indices, *, seed: int, epoch: int) -> Any:
+        """Return the samples at `indices`, collated; what is random in a sample is keyed by (seed, epoch, index)."""
+
+
+@runtime_checkable
+class HasLengths(Protocol):
+    """A data set whose samples cost differently much, and that says how its batches are made of them."""
+
+    length_pool: int
+
+    def lengths(self) -> Indices:
+        """Return the cost of each sample, int64 (n,)."""
+
+
+def content_hash(arrays: Iterable[Tensor]) -> str:
+    """Return a hash of dtypes, shapes and bytes; of an array over 1 GiB, of every k-th row."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {tuple(array.shape)}\n".encode())
+        rows = array[:: 1 + array.nbytes // _HASHED_WHOLE_BYTES]
+        for block in rows.split(max(1, _HASHED_BLOCK_BYTES * len(array) // max(1, array.nbytes))):
+            digest.update(block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+@final
+class ArrayDataset:
+    """Samples in arrays of equal length: NumPy arrays (memory-mapped ones too) or tensors.
+
+    Args:
+        arrays: One per field; sample i is the i-th row of each.
+
+    Raises:
+        DataError: No array, or arrays of different lengths.
+    """
+
+    def __init__(self, *arrays: Any) -> None:
+        lengths = {len(array) for array in arrays}
+        if len(lengths) != 1:
+            raise DataError(f"expected arrays of one common length, got lengths {[len(array) for array in arrays]}.")
+        with warnings.catch_warnings():
+            # Read-only (memory-mapped) arrays are welcome: fetching copies, nothing here writes.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            self.arrays = tuple(torch.as_tensor(array) for array in arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(array[index] for array in self.arrays)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Return the `content_hash` of the arrays."""
+        return content_hash(self.arrays)
+
+    def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, ...]:
+        """See `BatchedDataset.fetch_micro_batch`."""
+        chosen = torch.from_numpy(indices)
+        return tuple([array.index_select(0, chosen) for array in self.arrays])
