@@ -19,7 +19,7 @@ from unisono.cli.options.run_file import read_run_file
 from unisono.cli.train import train
 from unisono.launchers.engines.kubernetes import KubernetesJob
 from unisono.launchers.engines.mpi import MpiJob
-from unisono.launchers.engines.ray_runner import RayJob
+from unisono.launchers.engines.ray_job import RayJob
 from unisono.launchers.engines.slurm import SlurmJob
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
