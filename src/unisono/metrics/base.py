@@ -98,7 +98,6 @@ class Accuracy(Metric):
         self._ignore_index = ignore_index
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         if output.ndim < 2 or target.shape != output.shape[:1] + output.shape[2:]:
             raise ConfigError(
                 f"Accuracy expects outputs (n, classes, ...) and targets (n, ...), "
@@ -118,7 +117,6 @@ class Accuracy(Metric):
         self.merge([int(hits.sum()), len(target)])
 
     def compute(self) -> float:
-        """See `Metric.compute`."""
         correct, total = self.state
         return correct / total if total else 0.0
 
@@ -136,7 +134,6 @@ class Mean(Metric):
         self.state = [0, 0, 0]
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         if output.numel() != 1 and output.shape != (len(target),):
             raise ConfigError(
                 f"Mean expects one element or values ({len(target)},) for {len(target)} targets, "
@@ -146,7 +143,6 @@ class Mean(Metric):
         self.merge(mean_state(values, len(target)))
 
     def compute(self) -> float:
-        """See `Metric.compute`."""
         return mean_of(self.state)
 
 

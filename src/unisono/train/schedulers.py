@@ -89,20 +89,16 @@ class Plateau(Callback):
         self._scheduler: ReduceLROnPlateau
 
     def setup(self, loop: Loop) -> None:
-        """See `Callback`."""
         mode: Any = self._mode
         self._scheduler = ReduceLROnPlateau(loop.optimizer, mode=mode, **self._settings)
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._scheduler.step(score_of(loop, self._monitor))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
         return dict(self._scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`."""
         self._scheduler.load_state_dict(state)
 
 

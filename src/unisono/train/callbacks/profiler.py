@@ -74,7 +74,6 @@ class Profiler(Callback):
             )
 
     def on_step_start(self, loop: Loop) -> None:
-        """See `Callback`."""
         if loop.step not in self._window:
             return
         if self._profile is None:
@@ -85,7 +84,6 @@ class Profiler(Callback):
         self._began_ns = time.time_ns()
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if self._profile is None:
             return
         about = {"step": loop.step, "epoch": loop.epoch, "loss": loop.loss, "samples": len(loop.indices)}
@@ -95,12 +93,10 @@ class Profiler(Callback):
             self._write(loop)
 
     def on_run_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if self._profile is not None:
             self._write(loop)
 
     def close(self) -> None:
-        """See `Callback`."""
         if self._profile is not None:
             self._profile.stop()
             self._profile = None

@@ -60,11 +60,9 @@ class EarlyStopping(Callback):
         self.num_bad = 0
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._judge(loop)
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         score = score_of(loop, self._monitor)
         sign = 1 if self._mode == "max" else -1
         if not math.isnan(score) and (self.best is None or sign * (score - self.best) > self._min_delta):
@@ -74,11 +72,9 @@ class EarlyStopping(Callback):
         self._judge(loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
         return {"best": self.best, "num_bad": self.num_bad}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`."""
         self.best, self.num_bad = state["best"], state["num_bad"]
 
     def _judge(self, loop: Loop) -> None:
@@ -105,10 +101,8 @@ class TimeLimit(Callback):
         self._began = 0.0
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._began = time.monotonic()
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if time.monotonic() - self._began > self._seconds:
             loop.stop(f"the time limit of {self._seconds:g} s was reached")

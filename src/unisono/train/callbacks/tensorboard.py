@@ -40,12 +40,10 @@ class TensorBoard(Callback):
         self._writer = writer(str(folder), purge_step=loop.step + 1 if loop.step else None)
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
-        """See `Callback`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, loop.step)
 
     def close(self) -> None:
-        """See `Callback`."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

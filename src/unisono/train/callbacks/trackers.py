@@ -84,7 +84,6 @@ class MLflow(Callback):
         return run_id
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
-        """See `Callback`."""
         from mlflow.entities import Metric
 
         now_ms = time.time_ns() // 1_000_000
@@ -97,7 +96,6 @@ class MLflow(Callback):
             self._client.log_batch(self._run_id, metrics=new)
 
     def on_run_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._client.set_terminated(self._run_id, "FINISHED")
         self._client = None
 
@@ -173,11 +171,9 @@ class WandB(Callback):
             replace_file(known, f"{self._run.id}\n".encode())
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
-        """See `Callback`."""
         self._run.log(values, step=loop.step)
 
     def on_run_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         run, self._run = self._run, None
         run.finish()
 
