@@ -127,11 +127,7 @@ def damaged(path: Path, expected: FileSum, size: int, sha256: str | None) -> Che
 
 
 def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that `safetensors_chunks` cannot write.
-
-    Raises:
-        CheckpointError: A dtype or layout that the format does not know; names the tensor.
-    """
+    """Refuse (`CheckpointError`) tensors that `safetensors_chunks` cannot write; name the first."""
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
             raise CheckpointError(

@@ -40,12 +40,7 @@ class XY(NamedTuple):
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse what is no map-style data set.
-
-    Raises:
-        ConfigError: It has no sample numbers, or is a loader.
-        DataError: It is empty.
-    """
+    """Refuse what is no map-style data set, or a loader (`ConfigError`), or empty (`DataError`)."""
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader | Loader):
         whose = "pass its .dataset" if isinstance(dataset, DataLoader) else "pass the data set that it was made of"

@@ -193,11 +193,7 @@ def class_dim(output: Tensor, target: Tensor, dim: int | None, what: str) -> int
 
 
 def check_dim(dim: int | None) -> None:
-    """Refuse a dimension of classes that is neither the second nor the last.
-
-    Raises:
-        ConfigError: See above.
-    """
+    """Refuse (`ConfigError`) a dimension of classes that is neither the second nor the last."""
     if dim not in (None, 1, 2, -1):
         raise ConfigError(f"expected dim=1, dim=2 or dim=-1 (or None: whichever fits), got dim={dim!r}.")
 

@@ -190,11 +190,7 @@ class F1(LabelMetric):
 
 
 def check_average(average: str) -> None:
-    """Refuse a way to average over classes that there is not.
-
-    Raises:
-        ConfigError: Names those there are.
-    """
+    """Refuse (`ConfigError`) a way to average over classes that there is not."""
     if average not in get_args(Average):
         raise ConfigError(f"expected average {', '.join(map(repr, get_args(Average)))}; got {average!r}.")
 

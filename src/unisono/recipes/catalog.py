@@ -60,11 +60,7 @@ class Recipe:
     replicas: int
 
     def preset(self, name: str | None) -> Preset:
-        """Return a preset by name; the default for None.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Return a preset by name, the default for None; `ConfigError` where there is none."""
         names = [preset.name for preset in self.presets]
         if name is not None and name not in names:
             raise ConfigError(f"recipe {self.name!r} has no preset {name!r}; it has {', '.join(names)}.")
@@ -226,11 +222,7 @@ class Options:
 
 
 def find(name: str) -> Recipe:
-    """Return a recipe by name.
-
-    Raises:
-        ConfigError: There is none; names the nearest.
-    """
+    """Return a recipe by name; `ConfigError` names the nearest where there is none."""
     if name not in RECIPES:
         raise ConfigError(f"expected one of the recipes {', '.join(RECIPES)}, got {name!r}.{nearest(name, RECIPES)}")
     return RECIPES[name]

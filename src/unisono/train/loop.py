@@ -78,11 +78,7 @@ def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:
 
 
 def check_alike(transport: Transport, description: dict[str, Any], environment: dict[str, Any]) -> None:
-    """Compare what all ranks have built, and on what; collective.
-
-    Raises:
-        RankDivergence: They differ; names the first fields.
-    """
+    """Compare what all ranks have built, and on what; `RankDivergence` names the first difference; collective."""
     for rank, theirs in enumerate(transport.all_gather_json([description, environment])):
         lines = diff(description, theirs[0]) + drift(environment, theirs[1])
         if lines:

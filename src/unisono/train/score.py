@@ -20,11 +20,7 @@ SCORE_VERSION = 1
 
 
 def checked_settings(settings: Any) -> dict[str, Any]:
-    """Return `settings` of a run as a dictionary, if a score can hold them.
-
-    Raises:
-        ConfigError: They are none, or hold what is no plain value; names it.
-    """
+    """Return `settings` of a run as a dictionary; `ConfigError` names what a score cannot hold."""
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"expected settings as a dictionary, got {type(settings).__name__}.")
     found = dict(settings or {})

@@ -64,11 +64,7 @@ class Stepper:
         self._first_look, self._inside = first_look, inside
 
     def batches(self, loader: Loader, first: int, last: int) -> Generator[Batch]:
-        """Yield the batches of the steps ``first..last``; after each, save what is due; see `Run.steps`.
-
-        Raises:
-            StepError: A batch was not passed to `step`.
-        """  # noqa: DOC501 - what closes the generator goes on
+        """Yield the batches of the steps ``first..last``; after each, save what is due; see `Run.steps`."""
         progress, parts, setting = self._progress, self.parts, self._setting
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):

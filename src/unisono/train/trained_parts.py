@@ -49,20 +49,12 @@ class Parts:
         }
 
     def check_groups(self) -> None:
-        """Refuse an optimizer that a resumed run would not have when it loads this one's state.
-
-        Raises:
-            StepError: It has got groups since it was prepared.
-        """
+        """Refuse (`StepError`) an optimizer with new groups: a resumed run would not have them when it loads."""
         if len(self.optimizer.param_groups) != self._num_groups:
             raise StepError(self._regrouped())
 
     def pack(self) -> State:
-        """Return the state of all parts; the tensors are the live ones.
-
-        Raises:
-            CheckpointError: The optimizer has got groups since it was prepared.
-        """
+        """Return the state of all parts, with the live tensors; `CheckpointError` for new groups of the optimizer."""
         if len(self.optimizer.param_groups) != self._num_groups:
             raise CheckpointError(self._regrouped())
         self.before_pack(self)

@@ -66,11 +66,7 @@ class ImageData:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Read ``HEIGHTxWIDTH`` or one number for both.
-
-    Raises:
-        ConfigError: Something else.
-    """
+    """Read ``HEIGHTxWIDTH`` or one number for both; anything else is a `ConfigError`."""
     parts = text.lower().split("x")
     try:
         sides = [_SIDE.read("a side", part) for part in parts[:3]]

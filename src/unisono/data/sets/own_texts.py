@@ -120,11 +120,7 @@ def sources_of(data: Path, test_data: Path | None) -> list[Path]:
 
 
 def content_checksum(source: Path) -> str:
-    """Return a SHA-256 over a file, or over names and contents of all files of a folder.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Return a SHA-256 over a file, or over names and contents of all files of a folder; `DataError`: unreadable."""
     if not source.is_dir():
         return sha256_file(source)
     digest = hashlib.sha256()

@@ -32,11 +32,7 @@ class WeightAverage(Callback):
         self.average: dict[str, Tensor] = {}
 
     def setup(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: The strategy keeps a part of the weights, or of the batch statistics, on each rank.
-        """
+        """Begin the average; `ConfigError` where the strategy keeps a part of the weights or buffers on each rank."""
         strategy, name = loop.run.strategy, type(self).__name__
         if strategy.is_sharded:
             raise ConfigError(

@@ -83,11 +83,7 @@ class GradientMonitor(Callback):
         self._every, self._by_parameter = STEPS.take("every", every), by_parameter
 
     def setup(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: The strategy leaves a part of the gradient on each rank.
-        """
+        """Refuse (`ConfigError`) a strategy that leaves a part of the gradient on each rank."""
         if not loop.run.strategy.shares_gradients:
             raise ConfigError(
                 f"GradientMonitor looks at the whole gradient on every rank, which strategy {loop.run.strategy.name} "

@@ -58,11 +58,7 @@ class Profiler(Callback):
         self._began_ns = 0
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: There is no folder, or ranks share a process, in which torch can have one profiler only.
-        """
+        """Refuse (`ConfigError`) to profile without a folder, or ranks that share a process and so one profiler."""
         self._folder = self._folder or (loop.run.directory and loop.run.directory / "profile")
         if self._folder is None:
             raise ConfigError("expected a folder for traces, got none. Hint: Profiler(folder=...), or Run(out=).")

@@ -10,21 +10,13 @@ from unisono.train.callbacks.base import Callback, Loop
 
 
 def check_mode(mode: str) -> None:
-    """Refuse what is neither ``min`` nor ``max``.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Refuse (`ConfigError`) what is neither ``min`` nor ``max``."""
     if mode not in ("min", "max"):
         raise ConfigError(f"expected mode 'min' or 'max', got {mode!r}.")
 
 
 def score_of(loop: Loop, monitor: str) -> float:
-    """Return one score of the last evaluation.
-
-    Raises:
-        ConfigError: There is none of that name; lists those there are.
-    """
+    """Return one score of the last evaluation; `ConfigError` lists the names there are."""
     if monitor not in loop.scores:
         raise ConfigError(f"expected one of the scores {', '.join(sorted(loop.scores))}, got {monitor!r}.")
     return loop.scores[monitor]

@@ -24,11 +24,7 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: TensorBoard is not installed, or there is no folder.
-        """
+        """Open the event file; `ConfigError` where TensorBoard is not installed, or there is no folder."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

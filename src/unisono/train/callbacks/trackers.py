@@ -38,11 +38,7 @@ class MLflow(Callback):
         self._logged: dict[str, int] = {}
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: MLflow is not installed, there is no place to write to, or the run it began is not there.
-        """
+        """Begin or go on with a run; `ConfigError` without MLflow or a place, or where the run it began is gone."""
         try:
             import mlflow.exceptions
             from mlflow.tracking import MlflowClient
@@ -142,11 +138,7 @@ class WandB(Callback):
         self._run: Any = None
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: Weights & Biases is not installed, or there is no folder.
-        """
+        """Begin or go on with a run; `ConfigError` where Weights & Biases is not installed, or there is no folder."""
         try:
             import wandb
         except ImportError as error:

@@ -14,11 +14,7 @@ from unisono.train.run_directory.files import RunFiles
 
 
 def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:
-    """Refuse a directory of another score.
-
-    Raises:
-        ScoreMismatch: It differs; lists each differing field.
-    """
+    """Refuse (`ScoreMismatch`) a directory of another score; list each differing field."""
     if lines := diff(recorded, score):
         listed = "\n  ".join(lines)
         raise ScoreMismatch(

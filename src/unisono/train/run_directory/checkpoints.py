@@ -94,11 +94,7 @@ class Checkpoints:
         return manifest.step, state
 
     def check(self) -> None:
-        """Raise what the save in flight has failed with; never waits.
-
-        Raises:
-            CheckpointError: It does not exist; the older ones are untouched.
-        """
+        """Raise the `CheckpointError` that the save in flight has failed with; never waits."""
         self._saver.check()
 
     def reserve(self, state: Callable[[], State]) -> None:
@@ -165,11 +161,7 @@ class Checkpoints:
         self.facts = replace(self.facts, parent_step=step)
 
     def settle(self) -> None:
-        """Return when no checkpoint is in flight: the last one is committed and verified then; collective.
-
-        Raises:
-            CheckpointError: It failed.
-        """
+        """Return when the last checkpoint is committed and verified; `CheckpointError` if that failed; collective."""
         failure: CheckpointError | None = None
         if self._transport.rank:
             try:

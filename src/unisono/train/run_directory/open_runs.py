@@ -86,11 +86,7 @@ class Claim:
         return steps is not None and inspect.getgeneratorstate(steps) in _STEPPING
 
     def check(self) -> None:
-        """Refuse to work for a run that a later one has replaced.
-
-        Raises:
-            ConfigError: It has taken the directory.
-        """
+        """Refuse (`ConfigError`) to work for a run whose directory a later one has taken."""
         if self.is_over:
             raise ConfigError(
                 "a later run of this program has taken over this run's directory. Hint: go on with that run."
