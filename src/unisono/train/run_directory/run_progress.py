@@ -12,8 +12,8 @@ from unisono.train.guards.checks import plain_numbers
 from unisono.train.intervals import Every, steps_between
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.record import RunRecord
+from unisono.train.run_directory.usage import Usage
 from unisono.train.trained_parts import Parts
-from unisono.train.usage import Usage
 
 
 @final
