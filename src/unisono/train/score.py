@@ -15,6 +15,7 @@ from unisono.checkpoint.format import fingerprint, to_json
 from unisono.data.loader import Loader
 from unisono.data.sampler import ExactSampler
 from unisono.errors import CheckpointError, ConfigError
+from unisono.strategies.options import StrategyOptions
 
 SCORE_VERSION = 1
 
@@ -86,7 +87,7 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
     }
 
 
-def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Loader) -> dict[str, Any]:
+def describe_run(run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader) -> dict[str, Any]:
     """Return the score of a run, in JSON's types.
 
     Args:
@@ -103,7 +104,7 @@ def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Load
         "threads": run.threads,
         **run.clipping.score,
         **run.non_finite.score,
-        "strategy": strategy,
+        "strategy": strategy.score(),
         **parts,
         "data": describe_data(loader.fetcher.dataset, loader.sampler),
         "settings": run.settings,

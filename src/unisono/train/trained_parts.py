@@ -8,10 +8,12 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.format import State, check_storable
 from unisono.determinism.optimizer_step import spared
+from unisono.determinism.switches import describe_environment
 from unisono.errors import CheckpointError, ConfigError, StepError
-from unisono.strategies.base import Strategy
-from unisono.train.guards.checks import check_parts
-from unisono.train.loop import pin
+from unisono.strategies.base import Strategy, StrategyContext
+from unisono.strategies.options import StrategyOptions
+from unisono.train.guards.checks import check_clipping, check_layers, check_parts
+from unisono.train.loop import check_alike, pin
 from unisono.train.score import describe_model, describe_optimizer
 
 
@@ -47,6 +49,21 @@ class Parts:
             "model": describe_model(model),
             "optimizer": describe_optimizer(optimizer, scheduler),
         }
+
+    def compare(self, options: StrategyOptions, setting: StrategyContext, *, threads: int) -> dict[str, Any]:
+        """Compare what all ranks have built, and on what; return the environment; collective.
+
+        Raises:
+            ConfigError: The strategy, or the clipping, does not fit the model.
+            RankDivergence: The ranks have built different parts, or run on different software.
+        """
+        check_clipping(setting.clipping, self.model)
+        check_layers(self.model, options)
+        environment = describe_environment(threads=threads, device=setting.device)
+        if not options.is_exact:
+            environment["world_size"] = setting.transport.world_size
+        check_alike(setting.transport, self.description, environment)
+        return environment
 
     def check_groups(self) -> None:
         """Refuse (`StepError`) an optimizer with new groups: a resumed run would not have them when it loads."""

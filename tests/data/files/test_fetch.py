@@ -12,7 +12,6 @@ import pytest
 
 from unisono.data.files.fetch import (
     Pin,
-    atomic_write,
     check_pin,
     download,
     file_lock,
@@ -20,6 +19,7 @@ from unisono.data.files.fetch import (
     sha256_file,
 )
 from unisono.errors import ConfigError, DataError
+from unisono.system.files import replace_file
 from unisono.world import default_cache
 
 CONTENT = bytes(range(256)) * 400
@@ -179,17 +179,17 @@ def test_default_cache(environ, expected):
     assert default_cache({}).is_absolute()
 
 
-def test_atomic_write_keeps_the_old_content_on_failure(tmp_path):
+def test_replace_file_keeps_the_old_content_on_failure(tmp_path):
     """A writer that fails half-way changes nothing and leaves no temporary file."""
     path = tmp_path / "file"
-    atomic_write(path, lambda file: file.write(b"old"))
+    replace_file(path, lambda file: file.write(b"old"))
 
     def fail(file):
         file.write(b"half")
         raise RuntimeError("full")
 
     with pytest.raises(RuntimeError):
-        atomic_write(path, fail)
+        replace_file(path, fail)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

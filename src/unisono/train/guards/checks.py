@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from unisono.collectives.places import check_places
 from unisono.data.loader import Loader
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
@@ -17,6 +18,7 @@ from unisono.strategies.base import Strategy
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.train.loop import Batch
+from unisono.world import World
 
 _LARGEST = 1 << 62  # as in a checkpoint's manifest
 
@@ -190,8 +192,9 @@ def check_layers(model: nn.Module, strategy: StrategyOptions) -> None:
             )
 
 
-def check_metrics(metrics: Mapping[str, Any]) -> None:
-    """Refuse (`ConfigError`) metrics that could not be merged; name the adapter for torchmetrics'."""
+def check_metrics(metrics: Mapping[str, Any], world: World) -> None:
+    """Refuse metrics that cannot run on these ranks (`PlaceError`) or not be merged (`ConfigError`)."""
+    check_places(metrics, world, everywhere=True)
     for name, metric in metrics.items():
         if not isinstance(metric, Metric):
             kind = type(metric)
