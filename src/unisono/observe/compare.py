@@ -49,12 +49,7 @@ def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
 
 
 def changed_ledger(run: Path, result: Mapping[str, Any]) -> str | None:
-    """Return which line of a run's ledger is not the one that was written, in words; None: none is.
-
-    Args:
-        run: Its directory.
-        result: What ``result.json`` holds, the ledger's head among it; or empty.
-    """
+    """Return which line of a run's ledger is not the one that was written, by its `result`, in words; None: none is."""
     step, head = result.get("steps"), result.get("ledger_head")
     heads = {step: head} if isinstance(step, int) and isinstance(head, str) else {}
     found = changed_line(run / "ledger.jsonl", heads)

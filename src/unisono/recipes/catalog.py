@@ -209,11 +209,7 @@ class Options:
         }
 
     def run_settings(self, *, clip_norm: float | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of `unisono.Run`.
-
-        Args:
-            clip_norm: The preset's; None does not clip. What the options say of clipping takes its place.
-        """
+        """Return the keyword arguments of `unisono.Run`; a preset's `clip_norm` gives way to what the options say."""
         shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift", "detail")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
         clipping = {name: getattr(self, name) for name in ("clip_norm", "clip_value") if self.given(name) is not None}

@@ -48,14 +48,9 @@ def pin(optimizer: Optimizer) -> None:
 def hosted_micros(
     num_samples: int, fetched: Iterator[Any], placement: Sequence[range], rank: int, device: torch.device
 ) -> Iterator[Micro]:
-    """Yield a rank's micro-batches of one step, with the replica that computes each.
+    """Yield a rank's micro-batches of one step on `device`, with the replica that computes each.
 
-    Args:
-        num_samples: Samples of the whole batch.
-        fetched: What the loader yields: only micro-batches with samples, in replica order.
-        placement: The replicas each rank hosts.
-        rank: This rank.
-        device: Where the tensors are moved.
+    `fetched` holds what the loader yields: only micro-batches with samples, in replica order.
     """
     parts = parts_of(num_samples, placement[-1].stop)
     for replica in placement[rank]:

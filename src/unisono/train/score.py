@@ -88,14 +88,7 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
 
 
 def describe_run(run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader) -> dict[str, Any]:
-    """Return the score of a run, in JSON's types.
-
-    Args:
-        run: Its seed, replicas, threads, clipping, non_finite and settings count.
-        parts: What `describe_model` and `describe_optimizer` have said.
-        strategy: Of the strategy.
-        loader: Its data, order and batch size count.
-    """
+    """Return the score of a run, in JSON's types; `parts` are what `describe_model` and `describe_optimizer` say."""
     score = {
         "version": SCORE_VERSION,
         "seed": run.seed,

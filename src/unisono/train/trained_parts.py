@@ -78,13 +78,9 @@ class Parts:
         return self.strategy.pack(self.scheduler, self.registered)
 
     def check_storable(self, *, is_begun: bool = False) -> None:
-        """Refuse now what could not be saved later; looks at every value, copies no weight.
+        """Refuse (`ConfigError`) now what could not be saved later; looks at every value, copies no weight.
 
-        Args:
-            is_begun: Look at the optimizer alone, which has got a state with the first step.
-
-        Raises:
-            ConfigError: Some state is neither a tensor that a file takes nor JSON-able; names it.
+        With `is_begun`, look at the optimizer alone, which has got a state with the first step.
         """
         try:
             if is_begun:

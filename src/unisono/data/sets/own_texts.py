@@ -141,12 +141,7 @@ def content_checksum(source: Path) -> str:
 
 
 def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str]], source: Path) -> list[str]:
-    """Return the classes of the training part, sorted (numbers by value), after checking them.
-
-    Args:
-        labels: Of the training part, then of the test part, if there is one.
-        places: Where each stands.
-        source: Named in errors.
+    """Return the classes of the training part, sorted (numbers by value); the test part's labels must be among them.
 
     Raises:
         DataError: Fewer than two classes, too many, or a class that only the test part has.

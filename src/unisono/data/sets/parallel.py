@@ -130,13 +130,7 @@ def _in_helper(texts: Sequence[str], mouth: int) -> TokenisedTexts:
 
 
 def serve(source: BinaryIO | None = None, target: BinaryIO | None = None, *, mouth: int | None = None) -> None:
-    """Be a helper: texts as JSON from `source` (standard input), tokens to `target` (standard output).
-
-    Args:
-        source: Where the texts come from.
-        target: Where the tokens go.
-        mouth: A pipe that gets a byte for every `_SIGN_EVERY` texts; None: nobody listens.
-    """
+    """Be a helper: texts as JSON from `source`, tokens to `target`, a byte to `mouth` for every `_SIGN_EVERY` texts."""
 
     def give_sign(_: str, done: int, total: int) -> None:
         if mouth is not None and done and done % _SIGN_EVERY == 0:

@@ -34,20 +34,12 @@ def adopt_run(
 ) -> dict[str, Any]:
     """Write what a directory lacks, compare what it has, and return what is known of its newest valid checkpoint.
 
-    Args:
-        files: The directory's files.
-        checkpoints: Those in it.
-        run: The run's id.
-        score: As this program runs it.
-        environment: To be recorded; None: that is done already.
-        is_alone: Whether no other host has a directory of this run.
-
     Returns:
         Its ``name``, ``sha256``, ``step`` (-1 for none), ledger ``head``, what was ``spent``; the directory's
         ``result``; and ``hopeless``, why there is none that can be trusted.
 
     Raises:
-        CheckpointError: No checkpoint can be trusted, and there is no other directory.
+        CheckpointError: No checkpoint can be trusted, and no other host has a directory of this run (`is_alone`).
         ScoreMismatch: A file or the checkpoint is of another run.
     """
     for name, content in (("run.json", {"run": run}), ("score.json", score)):

@@ -127,9 +127,6 @@ class RunFiles:
     def run_id(self, checkpoints: Directory) -> str:
         """Return the id of the run that lives here, a new one where none does; checkpoints of another are not its own.
 
-        Args:
-            checkpoints: The directory of the run's checkpoints.
-
         Raises:
             CheckpointError: There are checkpoints but none can be trusted, and nothing else names the run.
             ConfigError: ``run.json`` is not what a run writes; or it is missing, and the checkpoints are of several.

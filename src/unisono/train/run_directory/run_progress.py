@@ -64,11 +64,6 @@ class RunProgress:
     def open(self, score: dict[str, Any], parts: Parts, per_epoch: int) -> None:
         """Open the directory and load the newest checkpoint; a later call only checks the score; collective.
 
-        Args:
-            score: In JSON's types.
-            parts: Where the checkpoint is loaded to.
-            per_epoch: Steps of an epoch.
-
         Raises:
             ScoreMismatch: The directory, or an earlier call, has another score.
             CheckpointError: There are checkpoints but none can be trusted.
