@@ -86,7 +86,7 @@ def read_checked(home: Directory, name: str, expected: FileSum, *, from_disk: bo
     Raises:
         CheckpointError: It differs.
         OSError: It cannot be read.
-    """  # noqa: DOC501 - a function makes the error
+    """
     return b"".join(_checked(home, name, expected, from_disk))
 
 

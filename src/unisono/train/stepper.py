@@ -69,7 +69,7 @@ class Stepper:
         parts.strategy.is_stop_asked, parts.before_pack = link.is_stop_asked, first_look.at_parts_saved
 
     def steps(self, loader: Loader, last: int, score: Callable[[], dict[str, Any]]) -> Generator[Batch]:
-        """Open the run, whose `score` is known then, and yield the batches that are left up to `last`; see `Run.steps`."""
+        """Open the run, whose `score` is known then, and yield the batches left up to `last`; see `Run.steps`."""
         progress = self._progress
         progress.open(score(), self.parts, len(loader))
         first = progress.done + 1

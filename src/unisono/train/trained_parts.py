@@ -78,10 +78,7 @@ class Parts:
         return self.strategy.pack(self.scheduler, self.registered)
 
     def check_storable(self, *, is_begun: bool = False) -> None:
-        """Refuse (`ConfigError`) now what could not be saved later; looks at every value, copies no weight.
-
-        With `is_begun`, look at the optimizer alone, which has got a state with the first step.
-        """
+        """Refuse (`ConfigError`) what could not be saved later; of the optimizer alone after a step (`is_begun`)."""
         try:
             if is_begun:
                 check_storable(self.optimizer)

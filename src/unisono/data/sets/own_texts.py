@@ -114,7 +114,7 @@ def prepared(
     cache: Path | None,
     build: Callable[[Path], None],
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the directory in the cache that `build` fills where nobody did yet, and what ``about.json`` tells of it."""
+    """Return the cache's directory, which `build` fills where nobody did yet, and what ``about.json`` tells of it."""
     checksums = "/".join(content_checksum(source) for source in sources)
     key = cache_key(source_sha256=checksums, settings=settings, format_version=version)
     entry = cached_directory((cache or default_cache({})) / f"{name}-{key}", build)

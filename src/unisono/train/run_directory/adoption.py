@@ -15,12 +15,10 @@ from unisono.train.run_directory.files import RunFiles
 
 def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:
     """Refuse (`ScoreMismatch`) a directory of another score; list each differing field."""
-    if lines := diff(recorded, score):
-        listed = "\n  ".join(lines)
-        raise ScoreMismatch(
-            f"{where} holds a run with another score:\n  {listed}\n"
-            "Hint: repeat its settings to resume it, or choose another --out for a new run."
-        )
+    _compare(
+        f"{where} holds a run with another score", recorded, score,
+        "repeat its settings to resume it, or choose another --out for a new run",
+    )  # fmt: skip
 
 
 def adopt_run(
@@ -77,9 +75,10 @@ def adopt_run(
 
 
 def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    what = f"{path} is of another run than this directory's"
+    _compare(what, there, ours, "move away what was put there, or choose another --out")
+
+
+def _compare(what: str, there: Mapping[str, Any], ours: Mapping[str, Any], hint: str) -> None:
     if lines := diff(there, ours):
-        listed = "\n  ".join(lines)
-        raise ScoreMismatch(
-            f"{path} is of another run than this directory's:\n  {listed}\n"
-            "Hint: move away what was put there, or choose another --out."
-        )
+        raise ScoreMismatch("\n  ".join([f"{what}:", *lines]) + f"\nHint: {hint}.")

@@ -71,7 +71,7 @@ class Checkpoints:
         return self._home
 
     def load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
-        """Return step and state of the checkpoint that the leader has verified; `CheckpointError` if it is another here."""
+        """Return step and state of the checkpoint that the leader has verified; `CheckpointError` if it is not here."""
         deadline = time.monotonic() + _VISIBLE_S
         while self._transport.rank and not self._shows(name) and time.monotonic() < deadline:
             time.sleep(0.1)  # nothing tells us when the file system will show it
