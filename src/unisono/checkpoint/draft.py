@@ -31,11 +31,7 @@ class Draft:
         return f".{self.name}.tmp"
 
     def opened(self) -> Directory:
-        """Open its directory, which is not committed.
-
-        Raises:
-            OSError: It is gone.
-        """
+        """Open its directory, which is not committed."""
         return self.home.child(self.temporary)
 
     def put(self, file: str, chunks: Iterable[bytes | memoryview]) -> FileSum:
@@ -52,11 +48,7 @@ class Draft:
 
 @contextlib.contextmanager
 def explained(step: int, directory: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn an `OSError` of writing a step's checkpoint into one that names step, place and what is missing.
-
-    Raises:
-        CheckpointError: There was one.
-    """  # noqa: DOC501 - a function makes the error
+    """Turn an `OSError` of writing a checkpoint into a `CheckpointError` that names step, place and what is missing."""
     try:
         yield
     except CheckpointError:

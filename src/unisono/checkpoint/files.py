@@ -69,7 +69,13 @@ def read_whole(home: Directory, name: str, most: int) -> bytes:
 
 
 def check_sum(home: Directory, name: str, expected: FileSum, *, from_disk: bool = False) -> None:
-    """Compare a file with what its manifest says, without holding it in memory.
+    """Compare a file with what its manifest says, without holding it in memory; see `read_checked`."""
+    for _ in _checked(home, name, expected, from_disk):
+        pass
+
+
+def read_checked(home: Directory, name: str, expected: FileSum, *, from_disk: bool = False) -> bytes:
+    """Return the bytes of a file that is what its manifest says.
 
     Args:
         home: Its directory.
@@ -80,41 +86,22 @@ def check_sum(home: Directory, name: str, expected: FileSum, *, from_disk: bool 
     Raises:
         CheckpointError: It differs.
         OSError: It cannot be read.
-    """  # noqa: DOC501 - a function makes the error
-    with home.reading(name) as (descriptor, size):
-        if size != expected.bytes:
-            raise damaged(home.path / name, expected, size, None)
-        if from_disk:
-            _forget_cached(descriptor)
-        digest = hashlib.sha256()
-        for piece in pieces(descriptor):
-            digest.update(piece)
-        found = digest.hexdigest()
-    if found != expected.sha256:
-        raise damaged(home.path / name, expected, size, found)
+    """
+    return b"".join(_checked(home, name, expected, from_disk))
 
 
-def read_checked(home: Directory, name: str, expected: FileSum, *, from_disk: bool = False) -> bytes:
-    """Return the bytes of a file that is what its manifest says; arguments as `check_sum`.
-
-    Raises:
-        CheckpointError: It differs.
-        OSError: It cannot be read.
-    """  # noqa: DOC501 - a function makes the error
+def _checked(home: Directory, name: str, expected: FileSum, from_disk: bool) -> Iterator[bytes]:
+    digest = hashlib.sha256()
     with home.reading(name) as (descriptor, size):
         if size != expected.bytes:  # before any memory is taken for it
             raise damaged(home.path / name, expected, size, None)
         if from_disk:
-            _forget_cached(descriptor)
-        data = b"".join(pieces(descriptor))
-    found = hashlib.sha256(data).hexdigest()
-    if found != expected.sha256:
-        raise damaged(home.path / name, expected, len(data), found)
-    return data
-
-
-def _forget_cached(descriptor: int) -> None:
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        for piece in pieces(descriptor):
+            digest.update(piece)
+            yield piece
+    if digest.hexdigest() != expected.sha256:
+        raise damaged(home.path / name, expected, size, digest.hexdigest())
 
 
 def damaged(path: Path, expected: FileSum, size: int, sha256: str | None) -> CheckpointError:
@@ -127,11 +114,7 @@ def damaged(path: Path, expected: FileSum, size: int, sha256: str | None) -> Che
 
 
 def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that `safetensors_chunks` cannot write.
-
-    Raises:
-        CheckpointError: A dtype or layout that the format does not know; names the tensor.
-    """
+    """Refuse (`CheckpointError`) tensors that `safetensors_chunks` cannot write; name the first."""
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
             raise CheckpointError(

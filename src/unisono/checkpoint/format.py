@@ -260,11 +260,7 @@ def fingerprint_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[int, str]:
-    """Return the name of each parameter of the optimizer, by its index in the optimizer's ``state_dict``.
-
-    Raises:
-        CheckpointError: The optimizer holds a parameter that the model does not have.
-    """
+    """Return each parameter's name by its index in the optimizer's ``state_dict``; `CheckpointError` for a stranger."""
     by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     strangers = sum(id(parameter) not in by_id for parameter in parameters)

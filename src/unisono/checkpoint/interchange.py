@@ -112,14 +112,8 @@ def fit_weights(
 ) -> tuple[dict[str, Tensor], Loaded]:
     """Return the tensors that a model can take, by its own names, in its own dtypes; changes nothing.
 
-    Args:
-        model: What they are for.
-        found: By the names of the file.
-        strict: As in `load_weights`.
-        source: Where they come from, for messages.
-
     Raises:
-        CheckpointError: They do not fit.
+        CheckpointError: They do not fit; names the `source`.
     """
     live = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     prefix = _prefix(found, live)

@@ -85,11 +85,8 @@ def encode(step: int, files: Mapping[str, FileSum], facts: Facts) -> bytes:
 def read_manifest(place: Path | Directory) -> Manifest:
     """Return the manifest of a checkpoint's directory; the files it names are not looked at.
 
-    Args:
-        place: The directory. A path of a checkpoint's own name is not followed where it is a link.
-
     Raises:
-        CheckpointError: It is missing, damaged, another directory's, or not what a run writes.
+        CheckpointError: It is missing, damaged, another directory's, a link, or not what a run writes.
     """
     path = place.path if isinstance(place, Directory) else place
     where = printable(str(path / FILE_NAME))

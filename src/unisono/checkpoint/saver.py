@@ -55,20 +55,12 @@ class Saver:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what a save that has ended in the meantime has failed with; never waits.
-
-        Raises:
-            CheckpointError: That checkpoint does not exist; the older ones are untouched.
-        """
+        """Raise the `CheckpointError` of a save that has ended in the meantime; never waits."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Return when no save is in flight.
-
-        Raises:
-            CheckpointError: The last one failed; said once.
-        """
+        """Return when no save is in flight; raise once the `CheckpointError` of the last one."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -101,11 +93,7 @@ def write_share(draft: Draft, files: Files) -> dict[str, FileSum]:
 
 
 def leave_receipt(draft: Draft, rank: int, write: Callable[[], dict[str, FileSum]]) -> None:
-    """Write a rank's share, then tell the leader what was written, or why it was not.
-
-    Raises:
-        CheckpointError: It was not; for this rank's training thread.
-    """
+    """Write a rank's share, then tell the leader what was written, or why not (and raise that here)."""
     try:
         files = write()
         with draft.opened() as place:

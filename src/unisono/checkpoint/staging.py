@@ -28,12 +28,7 @@ class Staging:
         return self._buffer.numel()
 
     def reserve(self, num_bytes: int, *, pinned: bool = False) -> None:
-        """Make room, and let the system provide the memory now.
-
-        Args:
-            num_bytes: As `bytes_of` tells.
-            pinned: In memory that a GPU can write to directly.
-        """
+        """Make room, and let the system provide the memory now; `pinned` memory a GPU can write to directly."""
         if num_bytes <= self.num_bytes and (not pinned or self._buffer.is_pinned()):
             return
         self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes first

@@ -283,11 +283,7 @@ def _opened(place: Path | Directory) -> Iterator[Directory]:
 
 @contextlib.contextmanager
 def _checkpoint(home: Directory, name: str) -> Iterator[Directory]:
-    """Open one of a directory's checkpoints.
-
-    Raises:
-        CheckpointError: It cannot be opened.
-    """
+    """Open one of a directory's checkpoints, or raise `CheckpointError`."""
     with _named(home.path / name):
         place = home.child(name)
     with place:

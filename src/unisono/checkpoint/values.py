@@ -67,11 +67,7 @@ def _to_json(value: Any, where: str, tensors: dict[str, Tensor] | None) -> Any:
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor] | None = None) -> Any:
-    """Return what `to_json` was given.
-
-    Raises:
-        CheckpointError: It names a tensor that is not there.
-    """
+    """Return what `to_json` was given; `CheckpointError` where it names a tensor that is not there."""
     if isinstance(value, list):
         return [from_json(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -40,12 +40,7 @@ class XY(NamedTuple):
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse what is no map-style data set.
-
-    Raises:
-        ConfigError: It has no sample numbers, or is a loader.
-        DataError: It is empty.
-    """
+    """Refuse what is no map-style data set, or a loader (`ConfigError`), or empty (`DataError`)."""
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader | Loader):
         whose = "pass its .dataset" if isinstance(dataset, DataLoader) else "pass the data set that it was made of"
@@ -131,17 +126,7 @@ class Fetcher:
 
 
 def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, prefetch: int = 2) -> Iterator[Any]:
-    """Yield the micro-batch of each task, in order.
-
-    Args:
-        fetcher: What to do.
-        tasks: What to fetch; consumed ahead of time by workers.
-        num_workers: Processes that fetch; 0 fetches here, when asked.
-        prefetch: Micro-batches each worker keeps ready.
-
-    Raises:
-        ConfigError: `num_workers` or `prefetch` is out of range.
-    """
+    """Yield the micro-batch of each task, in order; each of `num_workers` processes keeps `prefetch` ready."""
     num_workers, prefetch = LOADERS.take("num_workers", num_workers), PREFETCH.take("prefetch", prefetch)
     if num_workers == 0:
         yield from (fetcher[task] for task in tasks)

@@ -87,13 +87,11 @@ class TorchMetric(Metric):
         self.merge(value)
 
     def reset(self) -> None:
-        """See `Metric.reset`."""
         self._num_updates = 0
         for merged in self._merged.values():
             merged.clear()
 
     def merge(self, state: list[int]) -> None:
-        """See `Metric.merge`."""
         (number,) = state
         text = number.to_bytes((number.bit_length() + 7) // 8, "big")[1:]
         num_updates, packed = json.loads(text)
@@ -102,7 +100,6 @@ class TorchMetric(Metric):
             merged.unpack(packed[key])
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         self._start(output.device)
         self._metric.update(output, target)
         self._num_updates += 1

@@ -51,17 +51,14 @@ class AUROC(Metric):
         self.merge(value)
 
     def reset(self) -> None:
-        """See `Metric.reset`."""
         self._num_bad = 0
         self._rows = []
 
     def merge(self, state: list[int]) -> None:
-        """See `Metric.merge`."""
         self._num_bad += state[0]
         self._add(np.array(state[1:], dtype=np.int64).reshape(-1, 4))
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         count = len(target)
         allowed = [(count,), (count, 2)] if self._num_classes is None else [(count, self._num_classes)]
         if target.ndim != 1 or tuple(output.shape) not in allowed:
@@ -85,7 +82,6 @@ class AUROC(Metric):
         self._add(np.stack([classes, bits, 1 - positive, positive], axis=-1).reshape(-1, 4))
 
     def compute(self) -> Value:
-        """See `Metric.compute`."""
         if self._num_bad:
             return float("nan")
         rows = _compressed(self._rows)

@@ -98,7 +98,6 @@ class Accuracy(Metric):
         self._ignore_index = ignore_index
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         if output.ndim < 2 or target.shape != output.shape[:1] + output.shape[2:]:
             raise ConfigError(
                 f"Accuracy expects outputs (n, classes, ...) and targets (n, ...), "
@@ -118,7 +117,6 @@ class Accuracy(Metric):
         self.merge([int(hits.sum()), len(target)])
 
     def compute(self) -> float:
-        """See `Metric.compute`."""
         correct, total = self.state
         return correct / total if total else 0.0
 
@@ -136,7 +134,6 @@ class Mean(Metric):
         self.state = [0, 0, 0]
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         if output.numel() != 1 and output.shape != (len(target),):
             raise ConfigError(
                 f"Mean expects one element or values ({len(target)},) for {len(target)} targets, "
@@ -146,7 +143,6 @@ class Mean(Metric):
         self.merge(mean_state(values, len(target)))
 
     def compute(self) -> float:
-        """See `Metric.compute`."""
         return mean_of(self.state)
 
 
@@ -197,11 +193,7 @@ def class_dim(output: Tensor, target: Tensor, dim: int | None, what: str) -> int
 
 
 def check_dim(dim: int | None) -> None:
-    """Refuse a dimension of classes that is neither the second nor the last.
-
-    Raises:
-        ConfigError: See above.
-    """
+    """Refuse (`ConfigError`) a dimension of classes that is neither the second nor the last."""
     if dim not in (None, 1, 2, -1):
         raise ConfigError(f"expected dim=1, dim=2 or dim=-1 (or None: whichever fits), got dim={dim!r}.")
 

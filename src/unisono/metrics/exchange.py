@@ -39,9 +39,6 @@ def spread(name: str, value: Value) -> dict[str, float]:
 def check_keys(keys: Sequence[Sequence[str]]) -> None:
     """Compare what the ranks are about to log; every rank has all lists, so all decide alike.
 
-    Args:
-        keys: Of each rank, in rank order.
-
     Raises:
         RankDivergence: They differ; names both sets and what only one of them holds.
     """

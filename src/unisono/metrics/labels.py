@@ -43,11 +43,9 @@ class CountTable(Metric):
         self._table = np.array(value, dtype=np.int64).reshape(self._table.shape)
 
     def reset(self) -> None:
-        """See `Metric.reset`."""
         self._table = np.zeros_like(self._table)
 
     def merge(self, state: list[int]) -> None:
-        """See `Metric.merge`."""
         self._table = self._table + np.array(state, dtype=np.int64).reshape(self._table.shape)
 
 
@@ -82,7 +80,6 @@ class ConfusionMatrix(CountTable):
         return self._table[:, :-1]
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         self._table = self._table + confusion(output, target, len(self._names), self._ignore_index)
 
     def compute(self) -> Value:
@@ -134,7 +131,6 @@ class LabelMetric(CountTable):
         super().__init__(3, num_classes)
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         num_classes = self.counts.shape[1]
         if self._threshold is None:
             table = confusion(output, target, num_classes, self._ignore_index)
@@ -194,11 +190,7 @@ class F1(LabelMetric):
 
 
 def check_average(average: str) -> None:
-    """Refuse a way to average over classes that there is not.
-
-    Raises:
-        ConfigError: Names those there are.
-    """
+    """Refuse (`ConfigError`) a way to average over classes that there is not."""
     if average not in get_args(Average):
         raise ConfigError(f"expected average {', '.join(map(repr, get_args(Average)))}; got {average!r}.")
 

@@ -33,7 +33,6 @@ class Perplexity(Metric):
         self._ignore_index, self._dim = ignore_index, dim
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         dim = class_dim(output, target, self._dim, "Perplexity")
         logits = output.movedim(dim, -1).reshape(-1, output.shape[dim])
         tokens = target.reshape(-1)
@@ -42,7 +41,6 @@ class Perplexity(Metric):
         self.merge(mean_state(losses.to(torch.float64).tolist(), len(losses)))
 
     def compute(self) -> float:
-        """See `Metric.compute`."""
         mean = mean_of(self.state)
         return math.exp(mean) if mean < 700 else math.nan if math.isnan(mean) else math.inf
 
@@ -58,11 +56,9 @@ class Throughput(Metric):
         self.reset()
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         self.merge([len(target), time.monotonic_ns() - self._began_ns])
 
     def compute(self) -> float:
-        """See `Metric.compute`."""
         samples, nanoseconds = self.state
         return samples * 1e9 / nanoseconds if nanoseconds else 0.0
 

@@ -82,7 +82,6 @@ class SpanF1(CountTable):
         super().__init__(len(self._kinds), 3)  # hits, predicted, true
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """See `Metric.update`."""
         if target.ndim != 2:
             raise ConfigError(f"expected targets (n, length), got {tuple(target.shape)}.")
         if output.ndim == 3:

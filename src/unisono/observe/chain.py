@@ -22,12 +22,7 @@ Line = tuple[bytes, dict[str, Any] | None]
 
 
 def value_after(value: str, line: bytes) -> str:
-    """Return the chain value after a line.
-
-    Args:
-        value: Before it, 32 hex digits.
-        line: As it stands in the file, without its end.
-    """
+    """Return the chain value after a line (without its end), from the one before it; 32 hex digits both."""
     return hashlib.sha256(value.encode() + line).hexdigest()[:32]
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -32,16 +32,20 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is not the JSON that a run writes.
     """
+    return object_in(file, lambda: read_file(file)) or {}
+
+
+def object_in(file: Path, read: Callable[[], bytes | None], hint: str = "") -> dict[str, Any] | None:
+    """Return the JSON object in what `read` gives of a run directory's file, None where it gives nothing; as above."""
     try:
-        data = read_file(file)
-        content = {} if data is None else json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not the JSON that a run writes: {error}.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{file} is not the JSON that a run writes: expected an object, got {type(content).__name__}."
-        )
-    return content
+        data = read()
+        content: Any = None if data is None else json.loads(data)
+        if data is not None and not isinstance(content, dict):
+            raise TypeError(f"expected an object, got {type(content).__name__}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not the JSON that a run writes: {error}.{hint}") from error
+    found: dict[str, Any] | None = content
+    return found
 
 
 def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
@@ -49,12 +53,7 @@ def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
 
 
 def changed_ledger(run: Path, result: Mapping[str, Any]) -> str | None:
-    """Return which line of a run's ledger is not the one that was written, in words; None: none is.
-
-    Args:
-        run: Its directory.
-        result: What ``result.json`` holds, the ledger's head among it; or empty.
-    """
+    """Return which line of a run's ledger is not the one that was written, by its `result`, in words; None: none is."""
     step, head = result.get("steps"), result.get("ledger_head")
     heads = {step: head} if isinstance(step, int) and isinstance(head, str) else {}
     found = changed_line(run / "ledger.jsonl", heads)

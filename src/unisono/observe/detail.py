@@ -11,14 +11,7 @@ from unisono.observe.ledger import Detail
 
 
 def detail_of(step: int, indices: npt.NDArray[np.int64], losses: Sequence[float], model: nn.Module) -> Detail:
-    """Return the detail of a step whose gradients lie in the model, before its update.
-
-    Args:
-        step: 1-based.
-        indices: int64 (n,): the batch's samples.
-        losses: Of each replica.
-        model: Its parameters, buffers and gradients are checked.
-    """
+    """Return the detail of a step whose gradients lie in the model, before its update."""
     parameters = dict(model.named_parameters())
     return Detail(
         step=step,

@@ -205,12 +205,7 @@ def damaged_from(path: Path) -> int | None:
 
 
 def changed_line(path: Path, heads: Mapping[int, str]) -> str | None:
-    """Return which line of a ledger is not the one that was written, in words; None: none is, or there is no ledger.
-
-    Args:
-        path: ``ledger.jsonl`` of a run directory.
-        heads: Chain values by step, from checkpoints and ``result.json``; empty ones say nothing.
-    """
+    """Say which line is not the one that was written, by the chain values of steps (`heads`); None: none is."""
     known = {step: head for step, head in heads.items() if head}
     found = chain.first_break(chain.parse_all(_read(path)), known)
     return None if found is None else f"line {found[0]} {found[1]}"

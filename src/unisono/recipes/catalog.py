@@ -60,11 +60,7 @@ class Recipe:
     replicas: int
 
     def preset(self, name: str | None) -> Preset:
-        """Return a preset by name; the default for None.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Return a preset by name, the default for None; `ConfigError` where there is none."""
         names = [preset.name for preset in self.presets]
         if name is not None and name not in names:
             raise ConfigError(f"recipe {self.name!r} has no preset {name!r}; it has {', '.join(names)}.")
@@ -213,11 +209,7 @@ class Options:
         }
 
     def run_settings(self, *, clip_norm: float | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of `unisono.Run`.
-
-        Args:
-            clip_norm: The preset's; None does not clip. What the options say of clipping takes its place.
-        """
+        """Return the keyword arguments of `unisono.Run`; a preset's `clip_norm` gives way to what the options say."""
         shared = ("seed", "replicas", "out", "threads", "checkpoint_every", "allow_drift", "detail")
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
         clipping = {name: getattr(self, name) for name in ("clip_norm", "clip_value") if self.given(name) is not None}
@@ -226,11 +218,7 @@ class Options:
 
 
 def find(name: str) -> Recipe:
-    """Return a recipe by name.
-
-    Raises:
-        ConfigError: There is none; names the nearest.
-    """
+    """Return a recipe by name; `ConfigError` names the nearest where there is none."""
     if name not in RECIPES:
         raise ConfigError(f"expected one of the recipes {', '.join(RECIPES)}, got {name!r}.{nearest(name, RECIPES)}")
     return RECIPES[name]

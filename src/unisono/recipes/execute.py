@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +34,20 @@ def _one_line(
     return _PYTHONS(message, category, filename, lineno, line)
 
 
-def fit(trainer: "unisono.Trainer", options: Options, train_set: Any, test_set: Any) -> dict[str, Any]:
-    """Train and evaluate as the options say; returns what ``result.json`` holds."""
-    return trainer.fit(
-        train_set,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        test_set=test_set,
-        num_workers=options.num_workers,
-    )
+def fit(
+    trainer: "unisono.Trainer",
+    options: Options,
+    train_set: Any,
+    test_set: Any,
+    facts: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Train and evaluate as the options say; return what ``result.json`` holds, `facts` of the data in its metrics."""
+    chosen: dict[str, Any] = {name: getattr(options, name) for name in ("epochs", "batch_size", "num_workers")}
+    result = trainer.fit(train_set, test_set=test_set, **chosen)
+    if not facts:
+        return result
+    trainer.run.record(facts)
+    return trainer.run.result()
 
 
 def spread(num_samples: int, limit: int | None) -> npt.NDArray[np.int64]:

@@ -138,13 +138,7 @@ def means(rows: Tensor, lengths: Tensor, placed: Tensor, level: int) -> Tensor:
 
 
 def peaks(rows: Tensor, lengths: Tensor, placed: Tensor) -> Tensor:
-    """Return the largest of each text's rows of the first convolution, feature by feature, (n, features).
-
-    Args:
-        rows: (num_rows, features).
-        lengths: As for `means`.
-        placed: As for `means`.
-    """
+    """Return the largest of each text's rows (num_rows, features) of the first convolution: (n, features)."""
     parts = rows.split((places_of(placed) // STRIDE).tolist())
     return torch.stack([part[:n].amax(dim=0) for part, n in zip(parts, counts_of(lengths, 1).tolist(), strict=True)])
 

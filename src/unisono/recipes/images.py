@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 import unisono
 from unisono.data.sets.augment import Augment
+from unisono.data.sets.images import ImageData
+from unisono.data.sets.mnist import ImageSplits
 from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.execute import fit, thinned
@@ -37,17 +39,18 @@ class ImageCNN(nn.Module):
         return scores
 
 
+def pictures(data: ImageData | ImageSplits, options: Options, usual: str, **how: Any) -> list[Pictures]:
+    """Return training and test images as the options say, changed as they say or else as is `usual`."""
+    augment = Augment.parse(usual if options.augment is None else options.augment)
+    parts = (data.train_images, data.train_labels), (data.test_images, data.test_labels)
+    return [Pictures(*thinned(options.limit, *part), augment=augment, **how) for part in parts]
+
+
 def train(options: Options) -> dict[str, Any]:
     """Run the recipe: AdamW, one cycle up to 3e-3."""
     with unisono.Run(**options.run_settings()) as run:
         data = own_images(options)
-        augment = Augment.parse(AUGMENT if options.augment is None else options.augment)
-        train_set, test_set = (
-            Pictures(
-                *thinned(options.limit, images, labels), mean=data.mean, std=data.std, augment=augment, key=data.key
-            )
-            for images, labels in ((data.train_images, data.train_labels), (data.test_images, data.test_labels))
-        )
+        train_set, test_set = pictures(data, options, AUGMENT, mean=data.mean, std=data.std, key=data.key)
         network = channels_last(ImageCNN(train_set.images.shape[3], len(data.classes)))
         model = tune(network, options)
         lr = 3e-3 if options.lr is None else options.lr
@@ -56,8 +59,4 @@ def train(options: Options) -> dict[str, Any]:
         trainer = unisono.Trainer(
             run, model, optimizer, loss=nn.CrossEntropyLoss(), scheduler=one_cycle(optimizer, steps=steps)
         )
-        result = fit(trainer, options, train_set, test_set)
-        if data.skipped:
-            run.record({"skipped_images": data.skipped})
-            result = run.result()
-        return result
+        return fit(trainer, options, train_set, test_set, {"skipped_images": data.skipped} if data.skipped else None)

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.data.sets.augment import Augment
 from unisono.data.sets.mnist import MEAN, STD
-from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
-from unisono.recipes.execute import fit, thinned
+from unisono.recipes.execute import fit
+from unisono.recipes.images import pictures
 from unisono.recipes.kernels import drop, patch_conv
 from unisono.recipes.sources import mnist_data
 from unisono.recipes.speed import channels_last, one_cycle, tune
@@ -56,12 +55,8 @@ WARM_UP = {"best": 0.3, "fast": 0.15}
 def train(options: Options) -> dict[str, Any]:
     """Run the recipe."""
     with unisono.Run(**options.run_settings()) as run:
-        splits = mnist_data(options)
-        augment = Augment.parse(AUGMENT[options.preset_name] if options.augment is None else options.augment)
-        train_set, test_set = (
-            Pictures(*thinned(options.limit, images, labels), mean=MEAN, std=STD, augment=augment)
-            for images, labels in ((splits.train_images, splits.train_labels), (splits.test_images, splits.test_labels))
-        )
+        augment = AUGMENT[options.preset_name]
+        train_set, test_set = pictures(mnist_data(options), options, augment, mean=MEAN, std=STD)
         model = tune(channels_last(SimpleCNN(DROPOUT[options.preset_name])), options)
         lr = LR[options.preset_name] if options.lr is None else options.lr
         optimizer: torch.optim.Optimizer

@@ -38,11 +38,7 @@ def mnist_data(options: Options) -> ImageSplits:
 
 
 def own_texts(options: Options) -> TextData:
-    """Return the user's own texts.
-
-    Raises:
-        ConfigError: No data was named.
-    """
+    """Return the user's own texts; `ConfigError` where no data was named."""
     if options.data_path is None:
         raise ConfigError("recipe 'text' trains on your own texts. Hint: --data FILE.csv, or a folder per class.")
     columns = Columns(
@@ -61,11 +57,7 @@ def own_texts(options: Options) -> TextData:
 
 
 def own_images(options: Options) -> ImageData:
-    """Return the user's own images.
-
-    Raises:
-        ConfigError: No data was named.
-    """
+    """Return the user's own images; `ConfigError` where no data was named."""
     if options.data_path is None:
         raise ConfigError("recipe 'images' trains on your own images. Hint: --data DIR, a folder per class.")
     size = None if options.image_size is None else parse_size(options.image_size)

@@ -9,12 +9,8 @@ from unisono.recipes.text_training import PRESETS, fit_texts
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Run the recipe; the number of skipped rows stands with the metrics."""
+    """Run the recipe."""
     settings = PRESETS["best"]
     with unisono.Run(**options.run_settings(clip_norm=settings.clip_norm)) as run:
         data = own_texts(options)
-        result = fit_texts(run, options, settings, data, num_classes=len(data.classes))
-        if data.skipped:
-            run.record({"skipped_rows": data.skipped})
-            result = run.result()
-        return result
+        return fit_texts(run, options, settings, data, num_classes=len(data.classes))

@@ -74,7 +74,7 @@ def groups_of(model: nn.Module, settings: Settings, lr: float, name: str) -> lis
 def fit_texts(
     run: unisono.Run, options: Options, settings: Settings, data: ImdbData | TextData, *, num_classes: int
 ) -> dict[str, Any]:
-    """Train and evaluate; returns what ``result.json`` holds, with what a maximal length has cut."""
+    """Train and evaluate; return what ``result.json`` holds, with texts that were cut and rows that were skipped."""
     train_set, test_set = (
         Texts(
             store,
@@ -96,9 +96,9 @@ def fit_texts(
         loss=nn.CrossEntropyLoss(),
         scheduler=one_cycle(optimizer, steps=steps) if settings.cycle else None,
     )
-    result = fit(trainer, options, train_set, test_set.for_evaluation())
+    facts: dict[str, float] = {}
     if options.max_length is not None:
-        cut = train_set.truncated()
-        run.record({"train_texts_cut": cut["texts"], "train_tokens_cut": cut["tokens"]})
-        result = run.result()
-    return result
+        facts = {f"train_{what}_cut": number for what, number in train_set.truncated().items()}
+    if isinstance(data, TextData) and data.skipped:
+        facts["skipped_rows"] = data.skipped
+    return fit(trainer, options, train_set, test_set.for_evaluation(), facts)

@@ -12,11 +12,7 @@ _SPELLED = re.compile(r"(?:every )?(?:([0-9]{1,30}) )?(step|epoch)s?")
 
 
 def check_every(**values: Every) -> None:
-    """Refuse what `steps_between` could not read.
-
-    Raises:
-        ConfigError: Names the value.
-    """
+    """Refuse (`ConfigError`) what `steps_between` could not read."""
     for name, every in values.items():
         _parsed(name, every)
 

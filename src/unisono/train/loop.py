@@ -48,14 +48,9 @@ def pin(optimizer: Optimizer) -> None:
 def hosted_micros(
     num_samples: int, fetched: Iterator[Any], placement: Sequence[range], rank: int, device: torch.device
 ) -> Iterator[Micro]:
-    """Yield a rank's micro-batches of one step, with the replica that computes each.
+    """Yield a rank's micro-batches of one step on `device`, with the replica that computes each.
 
-    Args:
-        num_samples: Samples of the whole batch.
-        fetched: What the loader yields: only micro-batches with samples, in replica order.
-        placement: The replicas each rank hosts.
-        rank: This rank.
-        device: Where the tensors are moved.
+    `fetched` holds what the loader yields: only micro-batches with samples, in replica order.
     """
     parts = parts_of(num_samples, placement[-1].stop)
     for replica in placement[rank]:
@@ -78,11 +73,7 @@ def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:
 
 
 def check_alike(transport: Transport, description: dict[str, Any], environment: dict[str, Any]) -> None:
-    """Compare what all ranks have built, and on what; collective.
-
-    Raises:
-        RankDivergence: They differ; names the first fields.
-    """
+    """Compare what all ranks have built, and on what; `RankDivergence` names the first difference; collective."""
     for rank, theirs in enumerate(transport.all_gather_json([description, environment])):
         lines = diff(description, theirs[0]) + drift(environment, theirs[1])
         if lines:

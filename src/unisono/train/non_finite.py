@@ -44,16 +44,9 @@ class NonFinite:
         return {"non_finite": "skip"} if self.skips else {}
 
     def judge(self, step: int, indices: Indices, replicas: int, bad_replicas: tuple[int, ...]) -> bool:
-        """Return whether to update the weights.
+        """Return whether to update the weights; `NonFiniteError` to stop, or after too many skipped in a row.
 
-        Args:
-            step: 1-based.
-            indices: The batch's samples.
-            replicas: All of them.
-            bad_replicas: Those whose loss or gradient is not finite; the same on all ranks.
-
-        Raises:
-            NonFiniteError: They are not, and the policy is to stop, or too many steps in a row were skipped.
+        `bad_replicas` are those whose loss or gradient is not finite; the same on all ranks.
         """  # noqa: DOC501 - a function makes the error
         if not bad_replicas:
             self.in_a_row = 0

@@ -25,11 +25,7 @@ def inputs_of(micro: Any) -> Any:
 
 
 def pair_of(micro: Any) -> tuple[Any, Any]:
-    """Return inputs and targets of a micro-batch.
-
-    Raises:
-        ConfigError: The micro-batch is not a pair.
-    """
+    """Return inputs and targets of a micro-batch; `ConfigError` where it is not a pair."""
     try:
         return micro.x, micro.y
     except AttributeError:

@@ -19,12 +19,6 @@ from unisono.train.trained_parts import Parts
 def load_on_all(transport: Transport, model: nn.Module, path: Path, *, strict: bool) -> Loaded:
     """Put the weights of a file that rank 0 can read into every rank's model, or into none; collective.
 
-    Args:
-        transport: Joins the ranks.
-        model: Of this rank; the same on all.
-        path: As `load_weights` takes it; only rank 0 looks at it.
-        strict: As in `load_weights`.
-
     Raises:
         CheckpointError: The file cannot be read or does not fit; on rank 0.
         LeaderFailed: The same, on the others, with the words of the rank that failed.
@@ -53,18 +47,7 @@ def load_on_all(transport: Transport, model: nn.Module, path: Path, *, strict: b
 
 
 def load_prepared(parts: Parts, options: StrategyOptions, path: Path, *, strict: bool, is_open: bool) -> Loaded:
-    """Do the same with a model that is prepared already, and bring the score's words about it up to date; collective.
-
-    Args:
-        parts: What is trained.
-        options: Of its strategy.
-        path: As in `load_on_all`.
-        strict: As in `load_weights`.
-        is_open: Whether steps have begun.
-
-    Raises:
-        ConfigError: They have; or copies of the weights would stay as they are. See `check_loadable`.
-    """
+    """Do the same with a prepared model (see `check_loadable`), and describe it anew for the score; collective."""
     check_loadable(parts.strategy, options, parts.registered, is_open=is_open)
     loaded = load_on_all(parts.strategy.transport, parts.model, path, strict=strict)
     parts.description["model"] = describe_model(parts.model)

@@ -1,7 +1,7 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
+import functools
 import sys
-import weakref
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Self, final
@@ -12,12 +12,9 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.interchange import Loaded
 from unisono.checkpoint.policy import CheckpointPolicy
-from unisono.collectives.places import GuardedTransport, check_places, enter_world, world_of
-from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
-from unisono.determinism.switches import describe_environment, set_determinism
-from unisono.determinism.torch_changes import change_torch
+from unisono.determinism.switches import set_determinism
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
@@ -26,25 +23,20 @@ from unisono.strategies.build import build
 from unisono.strategies.catalog import resolve
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
-from unisono.system.memory import keep_freed_memory
 from unisono.train.evaluate import BATCH_SIZE, Predict
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
-from unisono.train.guards.inside_loss import OBSERVER, InsideLoss, refuse_inside
 from unisono.train.guards.keywords import answers_keywords
 from unisono.train.intervals import Every, check_every
+from unisono.train.joined import Joined
 from unisono.train.keyed_generators import Between
-from unisono.train.launcher_link import LauncherLink
-from unisono.train.loop import Batch, check_alike
+from unisono.train.loop import Batch
 from unisono.train.non_finite import NonFinite
 from unisono.train.pretrained_weights import load_on_all, load_prepared
-from unisono.train.run_directory.open_runs import claim
-from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.score import checked_settings, describe_run
 from unisono.train.stepper import Stepper
 from unisono.train.trained_parts import Parts
-from unisono.world import World
 
 
 @final
@@ -55,8 +47,7 @@ class Run:
 
     Args:
         seed: Seed of everything random.
-        replicas: Logical workers (V); fixed for the life of the run directory. Unset: the world size of the first
-            launch.
+        replicas: Logical workers (V), fixed for the run directory's life. Unset: the world size of its first launch.
         out: Run directory; a run found there is resumed. None keeps nothing.
         clip_norm: Largest global norm of the batch's gradient; a longer one is scaled down. None does not clip.
         clip_value: Largest magnitude of its elements; larger ones are set to it. Not beside `clip_norm`.
@@ -65,21 +56,17 @@ class Run:
         strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
-        checkpoint_every: Steps between checkpoints, or ``"2 epochs"``; None saves at the end of every epoch. The last
-            step is always saved.
+        checkpoint_every: Steps between checkpoints, or ``"2 epochs"``; None: an epoch. The last step is always saved.
         checkpoints: How they are written, which are kept; None: the newest two, written beside the training.
         device: ``cpu``, ``cuda`` or ``cuda:N``; unset, each local rank's own GPU where there are any, else the CPU.
         settings: More of the score, plain values by name, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
-        detail: Record in ``detail.jsonl`` what each step is made of, so that `unisono diff` can name replica, samples
-            and parameter. Changes no bit; costs a pass over weights and gradients.
+        detail: Record in ``detail.jsonl`` what each step is made of, for `unisono diff`: the same bits, but slower.
         transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``, ``mpi``:
-            that process group. Or an object that joins the ranks in place of the launcher (`run_ranks` gives one).
-            Never changes a bit.
+            that process group. Or an object that joins the ranks (`run_ranks` gives one). Never changes a bit.
 
     Raises:
-        ConfigError: A setting is out of range, the strategy cannot run in this world (world_size > replicas), or
-            another run uses the directory.
+        ConfigError: A setting is out of range, the world is larger than `replicas`, or another run uses the directory.
         WorldError: The launcher's variables are incomplete.
 
     Example:
@@ -112,41 +99,22 @@ class Run:
         threads, replicas = THREADS.maybe("threads", threads), REPLICAS.maybe("replicas", replicas)
         check_every(checkpoint_every=checkpoint_every)
         self.seed, self.clipping = seed, Clipping(norm=clip_norm, value=clip_value)
-        checks.check_transport(transport)
-        world = World.current() if isinstance(transport, str) else world_of(transport)
-        self.world = world
-        self.first_look = FirstLook(is_leader=world.is_leader, best=getattr(checkpoints, "best", None))
-        self.device = device_of(world, device)
         self.settings, self.between = checked_settings(settings), Between(seed)
         self._allow_drift = allow_drift
         self.strategy = chosen = resolve(strategy)
-        checks.check_detail(detail, chosen)
-        chosen.check_start(world.world_size, in_threads=not isinstance(transport, str))
-        default = world.replicas or chosen.default_replicas(world.world_size)
-        chosen.place(replicas or default, world.world_size)  # refuses before the ranks meet
-        self._link = LauncherLink(world, is_process=isinstance(transport, str))
-        self._link.note(b"join")
-        self.phases = self._link.phases
-        joined = transport
-        if isinstance(joined, str):
-            joined = connect(world, device=str(self.device), share_memory=transport == "auto", mpi=joined == "mpi")
-        self.transport = GuardedTransport(joined)
-        self._restore_torch = change_torch(self, OBSERVER)
-        enter_world(world)
-        self._claim = claim(self.transport, world.run_dir, out)
-        self.directory = self._claim.directory
-        self._record = RunRecord(self.directory, self.transport, checkpoints, detail=detail)
-        self._claim.record = self._record
-        recorded_replicas, recorded_threads = self._record.recorded("replicas", "threads")
-        self.replicas = replicas or recorded_replicas or default
-        self.threads = threads or recorded_threads or world.threads or 1
+        self._joined = joined = Joined(transport, device, chosen, replicas, out, checkpoints, detail=detail)
+        self.world, self.device, self.transport = joined.world, joined.device, joined.transport
+        self._link, self._record = joined.link, joined.record
+        self.phases, self.directory = joined.link.phases, joined.claim.directory
+        self.first_look = FirstLook(is_leader=self.world.is_leader, best=getattr(checkpoints, "best", None))
+        self.replicas, self.threads = joined.recorded(replicas, threads)
         set_determinism(self.threads)
-        keep_freed_memory()
-        self.placement = chosen.place(self.replicas, world.world_size)
+        world_size = self.world.world_size
+        self.placement = chosen.place(self.replicas, world_size)
         self.non_finite = NonFinite(non_finite, strategy=chosen.name, is_exact=chosen.is_exact)
         self._stepper: Stepper | None = None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
-        facts = {"world_size": world.world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
+        facts = {"world_size": world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
         self._progress = RunProgress(self._record, self._link, facts, checkpoint_every=checkpoint_every)
         torch.manual_seed(seed)
 
@@ -162,40 +130,30 @@ class Run:
             What to call in place of the model (with ``exact``, the model itself), and the same optimizer.
 
         Raises:
-            ConfigError: The parts do not fit each other or cannot be trained exactly (see `checks.check_parts`), or
-                the model has no trainable parameter.
+            ConfigError: The parts do not fit each other, cannot be trained exactly, or have nothing to train.
+            EnvironmentDrift: Software, CPU capability or threads differ from the first launch.
             RankDivergence: The ranks have built different models or run on different software.
         """
-        self._claim.check()
+        self._joined.claim.check()
         checks.check_kinds(model, optimizer, is_again=self._stepper is not None)
-        model.to(self.device)
-        parts = Parts(model, optimizer, scheduler, self._registered)
-        checks.check_clipping(self.clipping, model)
-        checks.check_layers(model, self.strategy)
-        environment = describe_environment(threads=self.threads, device=self.device)
-        if not self.strategy.is_exact:
-            environment["world_size"] = self.world.world_size
-        check_alike(self.transport, parts.description, environment)
-        self.first_look.at_parts(model, self.seed)
-        self._record.check_environment(environment, allow_drift=self._allow_drift)
         own = ("transport", "placement", "seed", "device", "clipping")
         setting = StrategyContext(**{name: getattr(self, name) for name in own})
+        parts = Parts(model.to(self.device), optimizer, scheduler, self._registered)
+        environment = parts.compare(self.strategy, setting, threads=self.threads)
+        self.first_look.at_parts(model, self.seed)
+        self._record.check_environment(environment, allow_drift=self._allow_drift)
         parts.strategy = build(self.strategy, model, optimizer, setting)
-        parts.strategy.is_stop_asked, parts.before_pack = self._link.is_stop_asked, self.first_look.at_parts_saved
         self._stepper = Stepper(
-            parts, setting, progress=self._progress, record=self._record, link=self._link, between=self.between,
-            non_finite=self.non_finite, first_look=self.first_look,
-            inside=InsideLoss(model, optimizer, self.strategy, setting),
+            parts, self.strategy, setting, progress=self._progress, record=self._record, link=self._link,
+            between=self.between, non_finite=self.non_finite, first_look=self.first_look,
         )  # fmt: skip
         return parts.strategy.front, optimizer
 
     def load_weights(self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True) -> Loaded:
         """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
 
-        The leader alone reads the file. Arguments and result are those of `unisono.load_weights`.
-
         Args:
-            path: Looked at by the leader only.
+            path: Read by the leader alone; as `unisono.load_weights` takes it.
             model: One that `prepare` will get. None: the one that it has got.
             strict: Whether missing or unexpected names are an error.
 
@@ -259,10 +217,9 @@ class Run:
     def steps(self, loader: Loader, *, epochs: int, max_steps: int | None = None) -> Generator[Batch]:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
 
-        Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves
-        checkpoints as it goes and writes ``result.json`` at the end, also when the loop is left early. Called again,
-        it goes on where it stopped. What the loop's body draws from torch's, Python's and NumPy's generators is keyed
-        by the step.
+        Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves as it
+        goes, and ``result.json`` at the end, also when the loop is left early. Called again, it goes on where it
+        stopped. What the loop's body draws from torch's, Python's and NumPy's generators is keyed by the step.
 
         Args:
             loader: From `loader`.
@@ -272,29 +229,16 @@ class Run:
         Raises:
             ConfigError: `epochs` or `max_steps` is out of range, or `loader` is not from `loader`.
             ScoreMismatch: The run directory was started with another score.
-            EnvironmentDrift: Software, CPU capability or threads differ from the first launch.
             CheckpointError: There are checkpoints but none can be trusted.
             StepError: A batch was not passed to `step`.
         """
         epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
         checks.check_loader(loader)
-        self._claim.use()
-        steps = self._link.over(
-            self._steps(self._need_stepper(), loader, epochs, max_steps), can_save=self._record.path is not None
-        )
-        self._claim.steps = weakref.ref(steps)
-        return steps
-
-    def _steps(self, stepper: Stepper, loader: Loader, epochs: int, max_steps: int | None) -> Generator[Batch]:
-        limits = (max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
-        per_epoch, last = len(loader), min(epochs * len(loader), *limits)
-        progress, parts = self._progress, stepper.parts
-        progress.open(describe_run(self, parts.description, self.strategy.score(), loader), parts, per_epoch)
-        first = progress.done + 1
-        if first > last:
-            progress.tell_complete(last)
-        yield from stepper.batches(loader, first, last)
-        self.first_look.at_end(is_trained=first <= last)
+        self._joined.claim.use()
+        stepper = self._need_stepper()
+        last = min(epochs * len(loader), max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
+        score = functools.partial(describe_run, self, stepper.parts.description, self.strategy, loader)
+        return self._joined.over(stepper.steps(loader, last, score))
 
     def step(self, batch: Batch, loss_function: LossFunction) -> float:
         """Do one optimizer step and return the mean loss over the whole batch; collective.
@@ -344,9 +288,6 @@ class Run:
             ConfigError: A setting is out of range, or `predict` has returned something else than two values.
         """
         batch_size, limit = BATCH.take("batch_size", batch_size), SAMPLES.maybe("limit", limit)
-        refuse_inside("run.evaluate()")
-        check_places(metrics, self.world, everywhere=True)
-        checks.check_metrics(metrics)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         return self._need_stepper().evaluate(
             fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
@@ -372,15 +313,7 @@ class Run:
 
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
-        if (steps := self._claim.steps()) is not None:
-            steps.close()
-        self._link.close()
-        self._restore_torch()
-        if self._stepper is not None:
-            self._stepper.parts.strategy.close()
-        for used in (self.transport, self._record, self._claim, self._progress):
-            used.close()
-        enter_world(None)
+        self._joined.leave(self._progress, None if self._stepper is None else self._stepper.parts.strategy)
 
     def __enter__(self) -> Self:
         return self

@@ -35,7 +35,6 @@ def warmup_cosine(
 
     Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983; warm-up: Goyal et al., arXiv 1706.02677.
     """
-    _check(total_steps, warmup_steps, final_factor)
     return _warmed(
         optimizer, total_steps, warmup_steps, final_factor,
         lambda share: final_factor + (1 - final_factor) * (1 + math.cos(math.pi * share)) / 2,
@@ -50,7 +49,6 @@ def warmup_linear(
     Raises:
         ConfigError: A number is out of range.
     """
-    _check(total_steps, warmup_steps, final_factor)
     return _warmed(
         optimizer, total_steps, warmup_steps, final_factor, lambda share: 1 - (1 - final_factor) * share
     )  # fmt: skip
@@ -60,6 +58,11 @@ def _warmed(
     optimizer: Optimizer, total_steps: int, warmup_steps: int, final_factor: float, way_down: Callable[[float], float]
 ) -> LambdaLR:
     """Return a schedule up in a line, then down as `way_down` says from the share of the way."""
+    if not 0 <= warmup_steps < total_steps or not 0 <= final_factor <= 1:
+        raise ConfigError(
+            f"expected 0 <= warmup_steps < total_steps and 0 <= final_factor <= 1, "
+            f"got {warmup_steps}, {total_steps} and {final_factor}."
+        )
 
     def factor(done: int) -> float:
         step = done + 1
@@ -89,26 +92,14 @@ class Plateau(Callback):
         self._scheduler: ReduceLROnPlateau
 
     def setup(self, loop: Loop) -> None:
-        """See `Callback`."""
         mode: Any = self._mode
         self._scheduler = ReduceLROnPlateau(loop.optimizer, mode=mode, **self._settings)
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._scheduler.step(score_of(loop, self._monitor))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
         return dict(self._scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`."""
         self._scheduler.load_state_dict(state)
-
-
-def _check(total_steps: int, warmup_steps: int, final_factor: float) -> None:
-    if not 0 <= warmup_steps < total_steps or not 0 <= final_factor <= 1:
-        raise ConfigError(
-            f"expected 0 <= warmup_steps < total_steps and 0 <= final_factor <= 1, "
-            f"got {warmup_steps}, {total_steps} and {final_factor}."
-        )

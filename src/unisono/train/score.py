@@ -15,16 +15,13 @@ from unisono.checkpoint.format import fingerprint, to_json
 from unisono.data.loader import Loader
 from unisono.data.sampler import ExactSampler
 from unisono.errors import CheckpointError, ConfigError
+from unisono.strategies.options import StrategyOptions
 
 SCORE_VERSION = 1
 
 
 def checked_settings(settings: Any) -> dict[str, Any]:
-    """Return `settings` of a run as a dictionary, if a score can hold them.
-
-    Raises:
-        ConfigError: They are none, or hold what is no plain value; names it.
-    """
+    """Return `settings` of a run as a dictionary; `ConfigError` names what a score cannot hold."""
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"expected settings as a dictionary, got {type(settings).__name__}.")
     found = dict(settings or {})
@@ -90,15 +87,8 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
     }
 
 
-def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Loader) -> dict[str, Any]:
-    """Return the score of a run, in JSON's types.
-
-    Args:
-        run: Its seed, replicas, threads, clipping, non_finite and settings count.
-        parts: What `describe_model` and `describe_optimizer` have said.
-        strategy: Of the strategy.
-        loader: Its data, order and batch size count.
-    """
+def describe_run(run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader) -> dict[str, Any]:
+    """Return the score of a run, in JSON's types; `parts` are what `describe_model` and `describe_optimizer` say."""
     score = {
         "version": SCORE_VERSION,
         "seed": run.seed,
@@ -107,7 +97,7 @@ def describe_run(run: Any, parts: Mapping[str, Any], strategy: Any, loader: Load
         "threads": run.threads,
         **run.clipping.score,
         **run.non_finite.score,
-        "strategy": strategy,
+        "strategy": strategy.score(),
         **parts,
         "data": describe_data(loader.fetcher.dataset, loader.sampler),
         "settings": run.settings,

@@ -5,9 +5,10 @@ In: the parts of a run, which `Run` has put together. Out: batches and losses, l
 
 import functools
 import math
-from collections.abc import Generator, Mapping
-from typing import final
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, final
 
+from unisono.collectives.places import world_of
 from unisono.data.loader import Fetcher, Loader
 from unisono.determinism.loss_hooks import hook_late
 from unisono.errors import StepError
@@ -15,8 +16,10 @@ from unisono.metrics.base import Metric
 from unisono.observe.detail import detail_of
 from unisono.observe.phases import EVALUATE
 from unisono.strategies.base import LossFunction, StrategyContext
+from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.drift import compare_now
 from unisono.train.evaluate import Predict, evaluate
+from unisono.train.guards.checks import check_metrics
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.keyed_generators import Between
@@ -34,19 +37,20 @@ class Stepper:
 
     Args:
         parts: What is trained, with its strategy.
+        options: Of the strategy.
         setting: Where this rank works.
-        progress: How far the run has come; already open when `batches` begins.
+        progress: How far the run has come.
         record: Gets a line for every step.
         link: Tells the launcher, and knows where the time goes.
         between: Sets the generators for code that runs between steps.
         non_finite: Judges losses and gradients.
         first_look: Warns of what is hardly meant.
-        inside: Judges what the loss function does.
     """
 
     def __init__(
         self,
         parts: Parts,
+        options: StrategyOptions,
         setting: StrategyContext,
         *,
         progress: RunProgress,
@@ -55,20 +59,26 @@ class Stepper:
         between: Between,
         non_finite: NonFinite,
         first_look: FirstLook,
-        inside: InsideLoss,
     ) -> None:
         self.parts = parts
         self._setting, self._rank, self._replicas = setting, setting.transport.rank, setting.replicas
         self._progress, self._record, self._link = progress, record, link
         self._between, self._non_finite = between, non_finite
-        self._first_look, self._inside = first_look, inside
+        self._first_look = first_look
+        self._inside = InsideLoss(parts.model, parts.optimizer, options, setting)
+        parts.strategy.is_stop_asked, parts.before_pack = link.is_stop_asked, first_look.at_parts_saved
 
-    def batches(self, loader: Loader, first: int, last: int) -> Generator[Batch]:
-        """Yield the batches of the steps ``first..last``; after each, save what is due; see `Run.steps`.
+    def steps(self, loader: Loader, last: int, score: Callable[[], dict[str, Any]]) -> Generator[Batch]:
+        """Open the run, whose `score` is known then, and yield the batches left up to `last`; see `Run.steps`."""
+        progress = self._progress
+        progress.open(score(), self.parts, len(loader))
+        first = progress.done + 1
+        if first > last:
+            progress.tell_complete(last)
+        yield from self._batches(loader, first, last)
+        self._first_look.at_end(is_trained=first <= last)
 
-        Raises:
-            StepError: A batch was not passed to `step`.
-        """  # noqa: DOC501 - what closes the generator goes on
+    def _batches(self, loader: Loader, first: int, last: int) -> Generator[Batch]:
         progress, parts, setting = self._progress, self.parts, self._setting
         micros = loader.micro_batches(first, last)
         for step in range(first, last + 1):
@@ -128,19 +138,16 @@ class Stepper:
         fetcher: Fetcher,
         predict: Predict,
         metrics: Mapping[str, Metric],
-        *,
-        batch_size: int,
-        num_workers: int,
-        inference_mode: bool,
-        limit: int | None,
+        **how: Any,
     ) -> dict[str, float]:
-        """Return metrics over a data set; see `Run.evaluate`."""
+        """Return metrics over a data set; see `Run.evaluate`, whose other settings `how` has."""
+        refuse_inside("run.evaluate()")
         parts, setting = self.parts, self._setting
+        check_metrics(metrics, world_of(setting.transport))
         with self._link.phases.within(EVALUATE), parts.strategy.reading():
             values = evaluate(
                 parts.model, fetcher, self._link.around(predict), metrics,
-                transport=setting.transport, device=setting.device, batch_size=batch_size, num_workers=num_workers,
-                inference_mode=inference_mode, alike=parts.strategy.evaluates_alike, limit=limit,
+                transport=setting.transport, device=setting.device, alike=parts.strategy.evaluates_alike, **how,
             )  # fmt: skip
         self._between.at("evaluated", self._progress.done)
         return values

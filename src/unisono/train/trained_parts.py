@@ -8,10 +8,12 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.format import State, check_storable
 from unisono.determinism.optimizer_step import spared
+from unisono.determinism.switches import describe_environment
 from unisono.errors import CheckpointError, ConfigError, StepError
-from unisono.strategies.base import Strategy
-from unisono.train.guards.checks import check_parts
-from unisono.train.loop import pin
+from unisono.strategies.base import Strategy, StrategyContext
+from unisono.strategies.options import StrategyOptions
+from unisono.train.guards.checks import check_clipping, check_layers, check_parts
+from unisono.train.loop import check_alike, pin
 from unisono.train.score import describe_model, describe_optimizer
 
 
@@ -48,35 +50,35 @@ class Parts:
             "optimizer": describe_optimizer(optimizer, scheduler),
         }
 
-    def check_groups(self) -> None:
-        """Refuse an optimizer that a resumed run would not have when it loads this one's state.
+    def compare(self, options: StrategyOptions, setting: StrategyContext, *, threads: int) -> dict[str, Any]:
+        """Compare what all ranks have built, and on what; return the environment; collective.
 
         Raises:
-            StepError: It has got groups since it was prepared.
+            ConfigError: The strategy, or the clipping, does not fit the model.
+            RankDivergence: The ranks have built different parts, or run on different software.
         """
+        check_clipping(setting.clipping, self.model)
+        check_layers(self.model, options)
+        environment = describe_environment(threads=threads, device=setting.device)
+        if not options.is_exact:
+            environment["world_size"] = setting.transport.world_size
+        check_alike(setting.transport, self.description, environment)
+        return environment
+
+    def check_groups(self) -> None:
+        """Refuse (`StepError`) an optimizer with new groups: a resumed run would not have them when it loads."""
         if len(self.optimizer.param_groups) != self._num_groups:
             raise StepError(self._regrouped())
 
     def pack(self) -> State:
-        """Return the state of all parts; the tensors are the live ones.
-
-        Raises:
-            CheckpointError: The optimizer has got groups since it was prepared.
-        """
+        """Return the state of all parts, with the live tensors; `CheckpointError` for new groups of the optimizer."""
         if len(self.optimizer.param_groups) != self._num_groups:
             raise CheckpointError(self._regrouped())
         self.before_pack(self)
         return self.strategy.pack(self.scheduler, self.registered)
 
     def check_storable(self, *, is_begun: bool = False) -> None:
-        """Refuse now what could not be saved later; looks at every value, copies no weight.
-
-        Args:
-            is_begun: Look at the optimizer alone, which has got a state with the first step.
-
-        Raises:
-            ConfigError: Some state is neither a tensor that a file takes nor JSON-able; names it.
-        """
+        """Refuse (`ConfigError`) what could not be saved later; of the optimizer alone after a step (`is_begun`)."""
         try:
             if is_begun:
                 check_storable(self.optimizer)

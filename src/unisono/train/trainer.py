@@ -7,7 +7,6 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.collectives.places import check_places
 from unisono.data.loader import Collate, Transform, check_dataset
 from unisono.errors import ConfigError
 from unisono.metrics.base import Accuracy, Mean, Metric
@@ -70,8 +69,7 @@ class Trainer:
         self.model, self.optimizer = run.prepare(model, optimizer, scheduler)
         self.loss = loss
         self.metrics: dict[str, Metric] = dict(metrics if metrics is not None else {"accuracy": Accuracy()})
-        check_places(self.metrics, run.world, everywhere=True)
-        check_metrics(self.metrics)
+        check_metrics(self.metrics, run.world)
         if "loss" in self.metrics:
             raise ConfigError(
                 f"the metric 'loss' ({type(self.metrics['loss']).__name__}) has the name under which every evaluation "

@@ -110,11 +110,7 @@ def _strict(stream: _Bounded) -> type[tarfile.TarInfo]:
 
         @classmethod
         def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
-            """Read the next one.
-
-            Raises:
-                ReadError: It is none, which tarfile would take for the end of the archive.
-            """
+            """Read the next one; `ReadError` where it is none, which tarfile would take for the end of the archive."""
             try:
                 with stream.header():
                     return super().fromtarfile(tar)

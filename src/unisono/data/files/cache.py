@@ -88,15 +88,7 @@ def _fsync(path: Path) -> None:
 
 
 def check_manifest(entry: Path, prefix: str = "") -> None:
-    """Refuse a directory of which a file is missing or has other bytes than when it was built.
-
-    Args:
-        entry: A directory that `cached_directory` returned.
-        prefix: Only files whose name starts so are read.
-
-    Raises:
-        DataError: Names the first file that differs, with expected and found size and checksum.
-    """
+    """Refuse (`DataError`) a directory with a file that is missing or not as it was built; only files that begin so."""
     damage = find_damage(entry, prefix)
     if damage is not None:
         raise DataError(f"{entry}: {damage}. Hint: delete {entry}; it is built again.")

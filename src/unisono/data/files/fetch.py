@@ -67,11 +67,7 @@ class Pin:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits, read in pieces.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Return the SHA-256 of a file as hexadecimal digits, read in pieces; `DataError` where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -80,11 +76,7 @@ def sha256_file(path: Path) -> str:
 
 
 def check_pin(path: Path, pin: Pin) -> None:
-    """Refuse a file whose bytes are not the pinned ones.
-
-    Raises:
-        DataError: Other size or checksum (names both), or the file cannot be read.
-    """
+    """Refuse (`DataError`) a file whose size or checksum is not the pinned one; name both."""
     found = Pin(sha256=sha256_file(path), size_bytes=path.stat().st_size)
     if found == pin:
         return

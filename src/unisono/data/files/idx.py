@@ -67,10 +67,6 @@ def read_idx(path: Path, *, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
 def parse_header(content: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Return dtype (as stored), shape, and the byte where the values start.
 
-    Args:
-        content: The file's bytes, decompressed.
-        path: Only named in errors.
-
     Raises:
         DataError: Wrong magic, unknown type code, unlikely number of dimensions, or a header cut short.
     """
@@ -98,11 +94,6 @@ def parse_header(content: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, 
 
 def gunzip(raw: bytes, path: Path, *, max_bytes: int) -> bytes:
     """Return the decompressed content of a gzip file, its checksum and length verified.
-
-    Args:
-        raw: The gzip file's bytes.
-        path: Only named in errors.
-        max_bytes: Largest decompressed size that is accepted.
 
     Raises:
         DataError: Cut short, damaged, or larger than `max_bytes` when decompressed.

@@ -58,17 +58,7 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _read(member: IO[bytes], stored_bytes: int, left_bytes: int, where: str) -> npt.NDArray[Any]:
-    """Return one array.
-
-    Args:
-        member: Its file, at the beginning.
-        stored_bytes: The length of that file.
-        left_bytes: The largest array that the whole file leaves room for.
-        where: Named in errors.
-
-    Raises:
-        DataError: See `read_npz`.
-    """
+    """Return one array of at most `left_bytes`, from its file of `stored_bytes`; `DataError` as `read_npz`."""
     version = npy.read_magic(member)
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read_header is None:

@@ -53,11 +53,7 @@ class Broken:
     first: list[str] = field(default_factory=list)
 
     def add(self, place: str, expected: str, found: str, hint: str = "") -> None:
-        """Count a broken row, or refuse it.
-
-        Raises:
-            DataError: Rows are not skipped.
-        """
+        """Count a broken row, or refuse it (`DataError`) where rows are not skipped."""
         if not self.skip:
             advice = hint or "correct the row"
             raise DataError(f"{place}: expected {expected}, found {found}. Hint: {advice}, or pass --skip-broken.")
@@ -114,11 +110,7 @@ def read_rows(path: Path, columns: Columns, broken: Broken) -> list[LabelledText
 
 
 def kind_of(path: Path) -> str:
-    """Return the ending that says what a file is, ``.gz`` taken off.
-
-    Raises:
-        DataError: None that we read.
-    """
+    """Return the ending that says what a file is, ``.gz`` taken off; `DataError` where it is none that we read."""
     known = (*DELIMITERS, *JSON_LINES)
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     if not suffixes or suffixes[-1] not in known:

@@ -69,11 +69,7 @@ class Augment:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``flip,shift=2,rotate=10,crop=0.8``; ``none`` changes nothing.
-
-        Raises:
-            ConfigError: An unknown name, or a value that is no number.
-        """
+        """Read ``flip,shift=2,rotate=10,crop=0.8`` (`ConfigError` for anything else); ``none`` changes nothing."""
         chosen: dict[str, float | int | bool] = {}
         for item in (item.strip() for item in text.split(",") if item.strip() not in ("", "none")):
             name, equals, value = item.partition("=")

@@ -48,16 +48,10 @@ def load_digits() -> ImageSplits:
 
 
 def choose_test(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark every fifth sample as test, counted along the samples sorted by label (ties by position).
+    """Mark every fifth sample as test, (n,) bool, counted along the samples sorted by label (ties by position).
 
     Counting inside the classes keeps their shares: the bundled order repeats 0, 1, ... 9, so every fifth
     position would hold some digits nearly twice as often as others.
-
-    Args:
-        labels: (n,) int64.
-
-    Returns:
-        (n,) bool; a pure function of the labels.
     """
     is_test = np.zeros(len(labels), dtype=np.bool_)
     is_test[np.argsort(labels, kind="stable")[::TEST_EVERY]] = True

@@ -11,22 +11,21 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 import PIL
 from PIL import Image, UnidentifiedImageError
 
-from unisono.data.files.cache import cache_key, cached_directory, check_manifest
+from unisono.data.files.cache import check_manifest
 from unisono.data.files.fetch import Tell, told, untold
 from unisono.data.files.npz import read_npz
 from unisono.data.files.tables import Broken
-from unisono.data.sets.own_texts import content_checksum, hold_out, number_labels, sources_of
+from unisono.data.sets.own_texts import number_and_split, prepared, sources_of
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import COUNT, Count, shown
 from unisono.system.files import replace_file
-from unisono.world import default_cache
 
 FORMAT_VERSION = 1
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -66,11 +65,7 @@ class ImageData:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Read ``HEIGHTxWIDTH`` or one number for both.
-
-    Raises:
-        ConfigError: Something else.
-    """
+    """Read ``HEIGHTxWIDTH`` or one number for both; anything else is a `ConfigError`."""
     parts = text.lower().split("x")
     try:
         sides = [_SIDE.read("a side", part) for part in parts[:3]]
@@ -114,24 +109,15 @@ def load_images(
     settings: dict[str, str | int | None] = {
         "size": str(size), "skip_broken": skip_broken, "test_every": test_every, "pillow": PIL.__version__,
     }  # fmt: skip
-    checksums = "/".join(content_checksum(source) for source in sources)
-    key = cache_key(source_sha256=checksums, settings=settings, format_version=FORMAT_VERSION)
 
     def build(directory: Path) -> None:
         _save(directory, sources, size, Broken(skip=skip_broken), test_every, tell)
 
-    entry = cached_directory((cache or default_cache({})) / "images" / f"pixels-{key}", build)
+    entry, about = prepared("images/pixels", sources, settings, FORMAT_VERSION, cache, build)
     check_manifest(entry)
-    about = json.loads((entry / "about.json").read_text())
-    found: dict[str, Any] = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+    about |= {name: np.array(about[name], dtype=np.float32) for name in ("mean", "std")}
     return ImageData(
-        **{name: values.view(np.ndarray) for name, values in found.items()},
-        mean=np.array(about["mean"], dtype=np.float32),
-        std=np.array(about["std"], dtype=np.float32),
-        classes=tuple(about["classes"]),
-        skipped=about["skipped"],
-        first_skipped=tuple(about["first"]),
-        key=key,
+        **{name: np.load(entry / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in ARRAYS}, **about
     )
 
 
@@ -139,19 +125,15 @@ def _save(
     directory: Path, sources: list[Path], size: tuple[int, int] | None, broken: Broken, test_every: int, tell: Tell
 ) -> None:
     parts = [part for source in sources for part in _read(source, size, broken, tell)]
-    labels, places = [part[1] for part in parts], [part[2] for part in parts]
-    classes = number_labels(labels, places, sources[0])
-    numbers = {label: number for number, label in enumerate(classes)}
-    targets = [np.array([numbers[label] for label in part], dtype=np.int64) for part in labels]
-    images = [part[0] for part in parts]
+    labels, places, images = [part[1] for part in parts], [part[2] for part in parts], [part[0] for part in parts]
+    classes, targets, is_test = number_and_split(labels, places, test_every, "images", sources[0])
     if len(parts) == 2 and images[0].shape[1:] != images[1].shape[1:]:
         raise DataError(
             f"{places[1][0]}: expected images of shape {images[0].shape[1:]} (height, width, channels) as in "
             f"training, found {images[1].shape[1:]}. Hint: pass --image-size to resize them all."
         )
-    if len(parts) == 1:
-        is_test = hold_out(targets[0], test_every, "images", sources[0])
-        images, targets = [images[0][~is_test], images[0][is_test]], [targets[0][~is_test], targets[0][is_test]]
+    if is_test is not None:
+        images = [images[0][~is_test], images[0][is_test]]
     # Whole numbers: exact sums, whatever the order.
     flat = images[0].reshape(-1, images[0].shape[3])
     count = len(flat)

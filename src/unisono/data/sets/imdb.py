@@ -22,8 +22,8 @@ import numpy as np
 from unisono.data.files.archive import ArchiveLimits, stream_members
 from unisono.data.files.cache import cache_key, cached_directory
 from unisono.data.files.fetch import Pin, Tell, locate, sha256_file, told, untold
-from unisono.data.sets.parallel import tokenise_all
-from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
+from unisono.data.sets.parallel import save_texts
+from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary
 from unisono.errors import DataError
 from unisono.world import default_cache
 
@@ -159,16 +159,10 @@ def save_stores(
     Raises:
         ConfigError: The settings leave no word.
     """
-    parts = {split: [review for review in reviews if review.split == split] for split in SPLITS}
-    tokenised = {split: tokenise_all([review.text for review in part], tell=tell) for split, part in parts.items()}
-    vocabulary = build_vocabulary(tokenised["train"].counts(), min_freq=min_freq, max_tokens=max_tokens)
-    for split, part in parts.items():
-        TokenStore(
-            tokens=tokenised[split].encode(vocabulary),
-            offsets=tokenised[split].offsets,
-            labels=np.array([review.label for review in part], dtype=np.int64),
-        ).save(directory, split)
-    vocabulary.save(directory / "vocabulary.json")
+    parts = [[review for review in reviews if review.split == split] for split in SPLITS]
+    texts = [[review.text for review in part] for part in parts]
+    labels = [np.array([review.label for review in part], dtype=np.int64) for part in parts]
+    save_texts(directory, texts, labels, tell, min_freq=min_freq, max_tokens=max_tokens)
 
 
 def read_reviews(source: Path, *, limits: ArchiveLimits = DEFAULT_LIMITS, tell: Tell = untold) -> list[Review]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -19,8 +19,8 @@ import numpy.typing as npt
 from unisono.data.files.cache import cache_key, cached_directory
 from unisono.data.files.fetch import Tell, sha256_file, untold
 from unisono.data.files.tables import Broken, Columns, LabelledText, read_rows
-from unisono.data.sets.parallel import tokenise_all
-from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary, build_vocabulary
+from unisono.data.sets.parallel import save_texts
+from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary
 from unisono.errors import DataError
 from unisono.options.quantities import COUNT
 from unisono.system.files import replace_file
@@ -91,25 +91,36 @@ def load_texts(
         "unicode": unicodedata.unidata_version, "text": columns.text, "label": columns.label,
         "encoding": columns.encoding, "skip_broken": skip_broken, "test_every": test_every,
     }  # fmt: skip
-    checksums = "/".join(content_checksum(source) for source in sources)
-    key = cache_key(source_sha256=checksums, settings=settings, format_version=FORMAT_VERSION)
 
     def build(directory: Path) -> None:
         broken = Broken(skip=skip_broken)
         parts = [read_rows(source, columns, broken) for source in sources]
         _save(directory, parts, test_every, broken, tell, min_freq=min_freq, max_tokens=max_tokens)
 
-    entry = cached_directory((cache or default_cache({})) / "text" / f"tokens-{key}", build)
-    about = json.loads((entry / "about.json").read_text())
+    entry, about = prepared("text/tokens", sources, settings, FORMAT_VERSION, cache, build)
     return TextData(
         train=TokenStore.open(entry, "train"),
         test=TokenStore.open(entry, "test"),
         vocabulary=Vocabulary.load(entry / "vocabulary.json"),
-        classes=tuple(about["classes"]),
-        skipped=about["skipped"],
-        first_skipped=tuple(about["first"]),
-        key=key,
+        **about,
     )
+
+
+def prepared(
+    name: str,
+    sources: Sequence[Path],
+    settings: Mapping[str, str | int | None],
+    version: int,
+    cache: Path | None,
+    build: Callable[[Path], None],
+) -> tuple[Path, dict[str, Any]]:
+    """Return the cache's directory, which `build` fills where nobody did yet, and what ``about.json`` tells of it."""
+    checksums = "/".join(content_checksum(source) for source in sources)
+    key = cache_key(source_sha256=checksums, settings=settings, format_version=version)
+    entry = cached_directory((cache or default_cache({})) / f"{name}-{key}", build)
+    about = json.loads((entry / "about.json").read_text())
+    about["classes"], about["first_skipped"] = tuple(about["classes"]), tuple(about.pop("first"))
+    return entry, about | {"key": key}
 
 
 def sources_of(data: Path, test_data: Path | None) -> list[Path]:
@@ -120,11 +131,7 @@ def sources_of(data: Path, test_data: Path | None) -> list[Path]:
 
 
 def content_checksum(source: Path) -> str:
-    """Return a SHA-256 over a file, or over names and contents of all files of a folder.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Return a SHA-256 over a file, or over names and contents of all files of a folder; `DataError`: unreadable."""
     if not source.is_dir():
         return sha256_file(source)
     digest = hashlib.sha256()
@@ -134,12 +141,7 @@ def content_checksum(source: Path) -> str:
 
 
 def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str]], source: Path) -> list[str]:
-    """Return the classes of the training part, sorted (numbers by value), after checking them.
-
-    Args:
-        labels: Of the training part, then of the test part, if there is one.
-        places: Where each stands.
-        source: Named in errors.
+    """Return the classes of the training part, sorted (numbers by value); the test part's labels must be among them.
 
     Raises:
         DataError: Fewer than two classes, too many, or a class that only the test part has.
@@ -167,6 +169,22 @@ def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str
     )
 
 
+def number_and_split(
+    labels: Sequence[Sequence[str]], places: Sequence[Sequence[str]], every: int, noun: str, source: Path
+) -> tuple[list[str], list[npt.NDArray[np.int64]], npt.NDArray[np.bool_] | None]:
+    """Return the classes, the labels' numbers by split and, where there is one part only, which samples it holds out.
+
+    Arguments and errors are those of `number_labels` and `hold_out`.
+    """
+    classes = number_labels(labels, places, source)
+    numbers = {label: number for number, label in enumerate(classes)}
+    targets = [np.array([numbers[label] for label in part], dtype=np.int64) for part in labels]
+    if len(labels) > 1:
+        return classes, targets, None
+    is_test = hold_out(targets[0], every, noun, source)
+    return classes, [targets[0][~is_test], targets[0][is_test]], is_test
+
+
 def hold_out(labels: npt.NDArray[np.int64], every: int, noun: str, source: Path) -> npt.NDArray[np.bool_]:
     """Mark every `every`-th sample of each class, counted within the class: a pure function of the labels.
 
@@ -189,20 +207,14 @@ def _save(
 ) -> None:
     """Number the labels, split, tokenise, write."""
     source = Path(parts[0][0].place.partition(", line")[0])
-    labels = [[row.label for row in part] for part in parts]
-    classes = number_labels(labels, [[row.place for row in part] for part in parts], source)
-    numbers = {label: number for number, label in enumerate(classes)}
     texts = [[row.text for row in part] for part in parts]
-    targets = [np.array([numbers[label] for label in part], dtype=np.int64) for part in labels]
-    if len(parts) == 1:
-        is_test = hold_out(targets[0], test_every, "texts", source)
-        texts = [[text for text, held in zip(texts[0], is_test, strict=True) if held is flag] for flag in
-                 (np.False_, np.True_)]  # fmt: skip
-        targets = [targets[0][~is_test], targets[0][is_test]]
-    tokenised = [tokenise_all(part, tell=tell) for part in texts]
-    vocabulary = build_vocabulary(tokenised[0].counts(), **settings)
-    for split, part, target in zip(("train", "test"), tokenised, targets, strict=True):
-        TokenStore(tokens=part.encode(vocabulary), offsets=part.offsets, labels=target).save(directory, split)
-    vocabulary.save(directory / "vocabulary.json")
+    labels, places = [[row.label for row in part] for part in parts], [[row.place for row in part] for part in parts]
+    classes, targets, is_test = number_and_split(labels, places, test_every, "texts", source)
+    if is_test is not None:
+        held = is_test.tolist()
+        texts = [
+            [text for text, is_held in zip(texts[0], held, strict=True) if is_held is flag] for flag in (False, True)
+        ]
+    save_texts(directory, texts, targets, tell, **settings)
     about = {"classes": classes, "skipped": broken.count, "first": broken.first}
     replace_file(directory / "about.json", json.dumps(about).encode("ascii"))

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.data.files.fetch import Tell, told, untold
-from unisono.data.sets.text import TokenisedTexts, tokenise
+from unisono.data.sets.text import TokenisedTexts, TokenStore, build_vocabulary, tokenise
 from unisono.errors import DataError
 
 MIN_CHARACTERS = 4_000_000
@@ -58,6 +60,17 @@ def tokenise_all(texts: Sequence[str], *, num_processes: int | None = None, tell
         finally:
             pool.shutdown()  # before the pipe goes, into which the last helpers write
             os.close(mouth)
+
+
+def save_texts(
+    directory: Path, texts: Sequence[Sequence[str]], labels: Sequence[NDArray[np.int64]], tell: Tell, **settings: Any
+) -> None:
+    """Tokenise training and test texts, build the vocabulary from the first (`settings`), and write all of it."""
+    tokenised = [tokenise_all(part, tell=tell) for part in texts]
+    vocabulary = build_vocabulary(tokenised[0].counts(), **settings)
+    for split, part, target in zip(("train", "test"), tokenised, labels, strict=True):
+        TokenStore(tokens=part.encode(vocabulary), offsets=part.offsets, labels=target).save(directory, split)
+    vocabulary.save(directory / "vocabulary.json")
 
 
 def _listen(heard: BinaryIO, num_texts: int, num_helpers: int, tell: Tell) -> None:
@@ -117,13 +130,7 @@ def _in_helper(texts: Sequence[str], mouth: int) -> TokenisedTexts:
 
 
 def serve(source: BinaryIO | None = None, target: BinaryIO | None = None, *, mouth: int | None = None) -> None:
-    """Be a helper: texts as JSON from `source` (standard input), tokens to `target` (standard output).
-
-    Args:
-        source: Where the texts come from.
-        target: Where the tokens go.
-        mouth: A pipe that gets a byte for every `_SIGN_EVERY` texts; None: nobody listens.
-    """
+    """Be a helper: texts as JSON from `source`, tokens to `target`, a byte to `mouth` for every `_SIGN_EVERY` texts."""
 
     def give_sign(_: str, done: int, total: int) -> None:
         if mouth is not None and done and done % _SIGN_EVERY == 0:

@@ -97,11 +97,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            DataError: The file is missing or does not hold a vocabulary.
-        """
+        """Read what `save` wrote; `DataError` where the file is missing or does not hold a vocabulary."""
         try:
             words = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:

@@ -32,11 +32,7 @@ class WeightAverage(Callback):
         self.average: dict[str, Tensor] = {}
 
     def setup(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: The strategy keeps a part of the weights, or of the batch statistics, on each rank.
-        """
+        """Begin the average; `ConfigError` where the strategy keeps a part of the weights or buffers on each rank."""
         strategy, name = loop.run.strategy, type(self).__name__
         if strategy.is_sharded:
             raise ConfigError(
@@ -55,23 +51,19 @@ class WeightAverage(Callback):
         torch._foreach_copy_(list(_averaged(model).values()), list(self.average.values()))
 
     def on_evaluation_start(self, loop: Loop) -> None:
-        """See `Callback`."""
         if self._evaluates and self._is_ready():
             self._own = [tensor.clone() for tensor in _averaged(loop.model).values()]
             self.copy_to(loop.model)
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if self._own is not None:
             torch._foreach_copy_(list(_averaged(loop.model).values()), self._own)
             self._own = None
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
         return {"average": dict(self.average)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`."""
         torch._foreach_copy_(list(self.average.values()), [state["average"][name] for name in self.average])
 
     def _is_ready(self) -> bool:
@@ -98,7 +90,6 @@ class EMA(WeightAverage):
         self._decay, self._warm_up = DECAY.take("decay", decay), warm_up
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         decay = min(self._decay, (1 + loop.step) / (10 + loop.step)) if self._warm_up else self._decay
         torch._foreach_lerp_(list(self.average.values()), list(_averaged(loop.model).values()), 1 - decay)
 
@@ -122,18 +113,15 @@ class SWA(WeightAverage):
         self.num_averaged = 0
 
     def on_epoch_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if loop.epoch >= self._start_epoch:
             self.num_averaged += 1
             weights = list(_averaged(loop.model).values())
             torch._foreach_lerp_(list(self.average.values()), weights, 1 / self.num_averaged)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
         return super().state_dict() | {"num_averaged": self.num_averaged}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`."""
         super().load_state_dict(state)
         self.num_averaged = state["num_averaged"]
 

@@ -133,11 +133,7 @@ def name_of(callback: Callback) -> str:
 
 
 def check_names(callbacks: list[Callback]) -> None:
-    """Refuse callbacks whose states could not be told apart.
-
-    Raises:
-        ConfigError: Not callbacks, or two of one name.
-    """
+    """Refuse (`ConfigError`) what is no callback, and two of one name, whose states could not be told apart."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ConfigError(

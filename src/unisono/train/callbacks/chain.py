@@ -77,11 +77,7 @@ class Chain:
         return not self.callbacks
 
     def agree(self) -> dict[str, float]:
-        """Compare what the ranks log and whether they stop, hand the values on and return them; collective.
-
-        Raises:
-            RankDivergence: The ranks log different names; names both sets, on all ranks.
-        """
+        """Compare what the ranks log (`RankDivergence`) and whether they stop; return the values; collective."""
         loop = self._loop
         mine: Any = [sorted(loop.pending), loop.stopped_by]
         everyone = [mine] if self._world.world_size == 1 else loop.run.transport.all_gather_json(mine)

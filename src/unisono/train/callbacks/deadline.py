@@ -38,11 +38,7 @@ class CallbackDeadline:
         self._handles_signal = False
 
     def call(self, what: str, step: int, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function(*args)``.
-
-        Raises:
-            CallbackTimeout: It took too long and was interrupted.
-        """
+        """Call ``function(*args)``; raise `CallbackTimeout` where it took too long and was interrupted."""
         if self._thread is None:
             self._start()
         self._busy = (what, time.monotonic(), threading.get_ident())

@@ -33,16 +33,7 @@ def check_monitors(callbacks: Sequence[Callback], scores: Sequence[str]) -> None
 
 
 def check_best(best: str | None, callbacks: Sequence[Callback], scores: Sequence[str]) -> None:
-    """Refuse to keep the best checkpoint by a metric that nobody records.
-
-    Args:
-        best: Of the checkpoints' policy.
-        callbacks: Those of the program's own may record what they like.
-        scores: As in `check_monitors`.
-
-    Raises:
-        ConfigError: Names it, and the nearest there is.
-    """
+    """Refuse (`ConfigError`) to keep the best checkpoint by a metric that nobody records; as `check_monitors`."""
     if best is None or _is_given(best, scores) or _has_foreign(callbacks):
         return
     if not scores:

@@ -27,7 +27,6 @@ class LearningRateMonitor(Callback):
         self._names: list[str] = []
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         groups = loop.optimizer.param_groups
         if len(groups) != len(self._names):
             self._names = [f"lr/{index}" for index in range(len(groups))]
@@ -54,7 +53,6 @@ class LossAverage(Callback):
         self._sum, self._weight = 0.0, 0.0
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if math.isfinite(loop.loss):
             self._sum = self._decay * self._sum + (1 - self._decay) * loop.loss
             self._weight = self._decay * self._weight + (1 - self._decay)
@@ -62,11 +60,9 @@ class LossAverage(Callback):
             loop.log(**{"train/loss_ema": self._sum / self._weight})
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
         return {"sum": self._sum, "weight": self._weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`."""
         self._sum, self._weight = state["sum"], state["weight"]
 
 
@@ -87,11 +83,7 @@ class GradientMonitor(Callback):
         self._every, self._by_parameter = STEPS.take("every", every), by_parameter
 
     def setup(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: The strategy leaves a part of the gradient on each rank.
-        """
+        """Refuse (`ConfigError`) a strategy that leaves a part of the gradient on each rank."""
         if not loop.run.strategy.shares_gradients:
             raise ConfigError(
                 f"GradientMonitor looks at the whole gradient on every rank, which strategy {loop.run.strategy.name} "
@@ -99,7 +91,6 @@ class GradientMonitor(Callback):
             )
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if loop.step % self._every:
             return
         named = [(name, p.detach(), p.grad) for name, p in loop.model.named_parameters() if p.grad is not None]
@@ -122,7 +113,6 @@ class MemoryMonitor(Callback):
     draws = False
 
     def on_epoch_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         unit = 1 if sys.platform == "darwin" else 1024
         values = {"memory_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
         if loop.run.device.type == "cuda":
@@ -158,7 +148,6 @@ class SamplePredictions(Callback):
         self._show, self._predict = show, predict
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         batch = move(self._fetcher[self._task], loop.run.device)
         with evaluation_mode(loop.model), torch.no_grad():
             output = self._predict(loop.model, batch.x)

@@ -58,11 +58,7 @@ class Profiler(Callback):
         self._began_ns = 0
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: There is no folder, or ranks share a process, in which torch can have one profiler only.
-        """
+        """Refuse (`ConfigError`) to profile without a folder, or ranks that share a process and so one profiler."""
         self._folder = self._folder or (loop.run.directory and loop.run.directory / "profile")
         if self._folder is None:
             raise ConfigError("expected a folder for traces, got none. Hint: Profiler(folder=...), or Run(out=).")
@@ -74,7 +70,6 @@ class Profiler(Callback):
             )
 
     def on_step_start(self, loop: Loop) -> None:
-        """See `Callback`."""
         if loop.step not in self._window:
             return
         if self._profile is None:
@@ -85,7 +80,6 @@ class Profiler(Callback):
         self._began_ns = time.time_ns()
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if self._profile is None:
             return
         about = {"step": loop.step, "epoch": loop.epoch, "loss": loop.loss, "samples": len(loop.indices)}
@@ -95,12 +89,10 @@ class Profiler(Callback):
             self._write(loop)
 
     def on_run_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if self._profile is not None:
             self._write(loop)
 
     def close(self) -> None:
-        """See `Callback`."""
         if self._profile is not None:
             self._profile.stop()
             self._profile = None

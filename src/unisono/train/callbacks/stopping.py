@@ -10,21 +10,13 @@ from unisono.train.callbacks.base import Callback, Loop
 
 
 def check_mode(mode: str) -> None:
-    """Refuse what is neither ``min`` nor ``max``.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Refuse (`ConfigError`) what is neither ``min`` nor ``max``."""
     if mode not in ("min", "max"):
         raise ConfigError(f"expected mode 'min' or 'max', got {mode!r}.")
 
 
 def score_of(loop: Loop, monitor: str) -> float:
-    """Return one score of the last evaluation.
-
-    Raises:
-        ConfigError: There is none of that name; lists those there are.
-    """
+    """Return one score of the last evaluation; `ConfigError` lists the names there are."""
     if monitor not in loop.scores:
         raise ConfigError(f"expected one of the scores {', '.join(sorted(loop.scores))}, got {monitor!r}.")
     return loop.scores[monitor]
@@ -60,11 +52,9 @@ class EarlyStopping(Callback):
         self.num_bad = 0
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._judge(loop)
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         score = score_of(loop, self._monitor)
         sign = 1 if self._mode == "max" else -1
         if not math.isnan(score) and (self.best is None or sign * (score - self.best) > self._min_delta):
@@ -74,11 +64,9 @@ class EarlyStopping(Callback):
         self._judge(loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
         return {"best": self.best, "num_bad": self.num_bad}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`."""
         self.best, self.num_bad = state["best"], state["num_bad"]
 
     def _judge(self, loop: Loop) -> None:
@@ -105,10 +93,8 @@ class TimeLimit(Callback):
         self._began = 0.0
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._began = time.monotonic()
 
     def on_step_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         if time.monotonic() - self._began > self._seconds:
             loop.stop(f"the time limit of {self._seconds:g} s was reached")

@@ -24,11 +24,7 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: TensorBoard is not installed, or there is no folder.
-        """
+        """Open the event file; `ConfigError` where TensorBoard is not installed, or there is no folder."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -40,12 +36,10 @@ class TensorBoard(Callback):
         self._writer = writer(str(folder), purge_step=loop.step + 1 if loop.step else None)
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
-        """See `Callback`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, loop.step)
 
     def close(self) -> None:
-        """See `Callback`."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

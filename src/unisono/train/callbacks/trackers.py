@@ -38,11 +38,7 @@ class MLflow(Callback):
         self._logged: dict[str, int] = {}
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: MLflow is not installed, there is no place to write to, or the run it began is not there.
-        """
+        """Begin or go on with a run; `ConfigError` without MLflow or a place, or where the run it began is gone."""
         try:
             import mlflow.exceptions
             from mlflow.tracking import MlflowClient
@@ -84,7 +80,6 @@ class MLflow(Callback):
         return run_id
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
-        """See `Callback`."""
         from mlflow.entities import Metric
 
         now_ms = time.time_ns() // 1_000_000
@@ -97,7 +92,6 @@ class MLflow(Callback):
             self._client.log_batch(self._run_id, metrics=new)
 
     def on_run_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         self._client.set_terminated(self._run_id, "FINISHED")
         self._client = None
 
@@ -144,11 +138,7 @@ class WandB(Callback):
         self._run: Any = None
 
     def on_run_start(self, loop: Loop) -> None:
-        """See `Callback`.
-
-        Raises:
-            ConfigError: Weights & Biases is not installed, or there is no folder.
-        """
+        """Begin or go on with a run; `ConfigError` where Weights & Biases is not installed, or there is no folder."""
         try:
             import wandb
         except ImportError as error:
@@ -173,11 +163,9 @@ class WandB(Callback):
             replace_file(known, f"{self._run.id}\n".encode())
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
-        """See `Callback`."""
         self._run.log(values, step=loop.step)
 
     def on_run_end(self, loop: Loop) -> None:
-        """See `Callback`."""
         run, self._run = self._run, None
         run.finish()
 

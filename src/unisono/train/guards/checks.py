@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from unisono.collectives.places import check_places
 from unisono.data.loader import Loader
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
@@ -17,6 +18,7 @@ from unisono.strategies.base import Strategy
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.train.loop import Batch
+from unisono.world import World
 
 _LARGEST = 1 << 62  # as in a checkpoint's manifest
 
@@ -49,11 +51,7 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
 
 
 def check_kinds(model: Any, optimizer: Any, *, is_again: bool = False) -> None:
-    """Refuse what is no model, or no optimizer, and a second pair of them.
-
-    Raises:
-        ConfigError: Names it, and says what to do with two models.
-    """
+    """Refuse (`ConfigError`) what is no model, or no optimizer, and a second pair of them."""
     many = (list, tuple, dict)
     if is_again:
         raise ConfigError(
@@ -73,11 +71,7 @@ def check_kinds(model: Any, optimizer: Any, *, is_again: bool = False) -> None:
 
 
 def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as Python's numbers; whatever ``float`` takes will do, a tensor of one element too.
-
-    Raises:
-        ConfigError: One of them is no number, or its name is no text; names it.
-    """
+    """Return metrics as Python's numbers; `ConfigError` where ``float`` does not take one, or a name is no text."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
         try:
@@ -125,21 +119,13 @@ def _wrappers() -> tuple[type, ...]:
 
 
 def check_transport(transport: Any) -> None:
-    """Refuse a transport that is not known.
-
-    Raises:
-        ConfigError: Names those there are.
-    """
+    """Refuse (`ConfigError`) a transport that is not known."""
     if isinstance(transport, str) and transport not in ("auto", "gloo", "mpi"):
         raise ConfigError(f"expected transport 'auto', 'gloo', 'mpi' or a Transport, got {transport!r}.")
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse to step over what is not from `Run.loader`.
-
-    Raises:
-        ConfigError: Names what it is.
-    """
+    """Refuse (`ConfigError`) to step over what is not from `Run.loader`."""
     if not isinstance(loader, Loader):
         what = "its .dataset" if hasattr(loader, "dataset") else "the data set"
         raise ConfigError(
@@ -149,11 +135,7 @@ def check_loader(loader: Any) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse to do a step with what is not from `Run.steps`.
-
-    Raises:
-        ConfigError: Names what it is.
-    """
+    """Refuse (`ConfigError`) to do a step with what is not from `Run.steps`."""
     if not isinstance(batch, Batch):
         raise ConfigError(
             f"expected the batch that run.steps() yields, got {type(batch).__name__}. Hint: for batch in "
@@ -165,11 +147,7 @@ def check_batch(batch: Any) -> None:
 def check_loadable(
     strategy: Strategy, options: StrategyOptions, registered: Mapping[str, Any], *, is_open: bool
 ) -> None:
-    """Refuse to fill a prepared model where that would come too late, or leave copies behind.
-
-    Raises:
-        ConfigError: Steps have begun; the strategy, or something registered, may hold copies of the weights.
-    """
+    """Refuse (`ConfigError`) to fill a prepared model once steps have begun, or where copies would stay behind."""
     if is_open:
         raise ConfigError("expected run.load_weights(...) before run.steps(): the weights are part of the score.")
     copies = [name for name, part in registered.items() if holds_tensors(part.state_dict())]
@@ -191,11 +169,7 @@ def holds_tensors(state: Any) -> bool:
 
 
 def check_clipping(clipping: Clipping, model: nn.Module) -> None:
-    """Refuse to clip by value what has no order.
-
-    Raises:
-        ConfigError: The model has complex parameters.
-    """
+    """Refuse (`ConfigError`) to clip complex parameters by value: they have no order."""
     if clipping.value is not None:
         for name, parameter in model.named_parameters():
             if parameter.is_complex():
@@ -206,11 +180,7 @@ def check_clipping(clipping: Clipping, model: nn.Module) -> None:
 
 
 def check_layers(model: nn.Module, strategy: StrategyOptions) -> None:
-    """Refuse layers that meet those of other ranks in the forward pass, where the strategy has no place for it.
-
-    Raises:
-        ConfigError: Names the first.
-    """
+    """Refuse (`ConfigError`) layers that meet those of other ranks in the forward pass, where the strategy does not."""
     if strategy.meets_in_loss:
         return
     for name, module in model.named_modules():
@@ -222,12 +192,9 @@ def check_layers(model: nn.Module, strategy: StrategyOptions) -> None:
             )
 
 
-def check_metrics(metrics: Mapping[str, Any]) -> None:
-    """Refuse metrics that could not be merged.
-
-    Raises:
-        ConfigError: Names the first, and the adapter where it is torchmetrics'.
-    """
+def check_metrics(metrics: Mapping[str, Any], world: World) -> None:
+    """Refuse metrics that cannot run on these ranks (`PlaceError`) or not be merged (`ConfigError`)."""
+    check_places(metrics, world, everywhere=True)
     for name, metric in metrics.items():
         if not isinstance(metric, Metric):
             kind = type(metric)
@@ -241,11 +208,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def check_detail(detail: bool, strategy: StrategyOptions) -> None:
-    """Refuse a detailed record where no rank has the whole weights.
-
-    Raises:
-        ConfigError: The strategy is sharded.
-    """
+    """Refuse (`ConfigError`) a detailed record where no rank has the whole weights."""
     if detail and strategy.is_sharded:
         raise ConfigError(
             f"detail looks at whole weights on one rank, which strategy {strategy.name} spreads over all. "
@@ -254,11 +217,7 @@ def check_detail(detail: bool, strategy: StrategyOptions) -> None:
 
 
 def check_new_part(name: str, part: Any, registered: Mapping[str, Any], *, is_open: bool) -> None:
-    """Refuse to register what could not be saved.
-
-    Raises:
-        ConfigError: The name is taken, the methods are missing, or the run has been opened.
-    """
+    """Refuse (`ConfigError`) to register what could not be saved: a name twice, no methods, or a run that is open."""
     if name in registered:
         raise ConfigError(f"expected a new name, got {name!r}, which is registered already.")
     if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):

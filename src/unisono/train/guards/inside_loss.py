@@ -83,11 +83,7 @@ class InsideLoss(LossJudge):
         _reached.update({id(leaf): leaf for leaf in leaves if leaf is not None})
 
     def refuse_step(self, optimizer: Optimizer) -> None:
-        """Refuse to update what outlives the loss function.
-
-        Raises:
-            StepError: The optimizer was not made inside the loss function.
-        """
+        """Refuse (`StepError`) to step an optimizer that was not made inside the loss function."""
         if optimizer is self._optimizer:
             raise StepError(
                 f"step {self._step}: optimizer.step() was called inside the loss function{called_at()}, once for every "
@@ -102,11 +98,7 @@ class InsideLoss(LossJudge):
             )
 
     def refuse_zeroing(self, parameters: Iterable[Tensor], name: str) -> None:
-        """Refuse to clear gradients of the prepared model.
-
-        Raises:
-            StepError: They are among those.
-        """
+        """Refuse (`StepError`) to clear gradients of the prepared model."""
         ours = self._own()
         if any(id(parameter) in ours for parameter in parameters):
             raise StepError(
@@ -116,11 +108,7 @@ class InsideLoss(LossJudge):
             )
 
     def refuse_scaling(self) -> None:
-        """Refuse a loss that is scaled: nobody would divide the gradient again.
-
-        Raises:
-            StepError: Always.
-        """
+        """Refuse (`StepError`) a loss that is scaled: nobody would divide the gradient again."""
         raise StepError(
             f"step {self._step}: GradScaler.scale() was called inside the loss function{called_at()}: the gradient "
             "would be multiplied too, and nothing divides it again. Hint: return the loss as it is; with "
@@ -128,11 +116,7 @@ class InsideLoss(LossJudge):
         )
 
     def refuse_schedule(self, scheduler: Any) -> None:
-        """Refuse to move a schedule once for every micro-batch.
-
-        Raises:
-            StepError: Its optimizer was not made inside the loss function.
-        """
+        """Refuse (`StepError`) to move a schedule of an outer optimizer once for every micro-batch."""
         if getattr(scheduler, "optimizer", None) not in self._made:
             raise StepError(
                 f"step {self._step}: {type(scheduler).__name__}.step() was called inside the loss function"
@@ -141,11 +125,7 @@ class InsideLoss(LossJudge):
             )
 
     def refuse_collective(self, operation: str) -> None:
-        """Refuse a collective; strategies whose ranks compute their own means anyway may meet.
-
-        Raises:
-            PlaceError: The ranks call the loss function differently often, or the result would depend on them.
-        """
+        """Refuse (`PlaceError`) a collective; strategies whose ranks compute their own means anyway may meet."""
         options = self._options
         if options.is_sharded and _is_by_sharding():
             return
@@ -174,11 +154,7 @@ class InsideLoss(LossJudge):
 
 
 def refuse_leaked(optimizer: Optimizer) -> None:
-    """Refuse to update another model by gradients that a loss function has left in it.
-
-    Raises:
-        StepError: They are those of this rank's micro-batches only.
-    """
+    """Refuse (`StepError`) to update another model by gradients that a loss function has left in it."""
     if _reached and any(id(parameter) in _reached for parameter in _parameters_of(optimizer)):
         raise StepError(
             f"{type(optimizer).__name__}.step(){called_at()} would apply gradients that a loss function has added by "
@@ -197,11 +173,7 @@ OBSERVER = Observer(here=HERE, stepping=refuse_leaked, cleared=forget_cleared)
 
 
 def refuse_inside(what: str) -> None:
-    """Refuse what calls the loss function or waits for other ranks, where a loss function runs.
-
-    Raises:
-        PlaceError: It does.
-    """
+    """Refuse (`PlaceError`) inside a loss function what calls it or waits for other ranks."""
     if HERE.loss is not None:
         raise PlaceError(
             f"{what} was called inside the loss function{called_at()}, which ranks call as often as they have "

@@ -14,17 +14,11 @@ from unisono.train.run_directory.files import RunFiles
 
 
 def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:
-    """Refuse a directory of another score.
-
-    Raises:
-        ScoreMismatch: It differs; lists each differing field.
-    """
-    if lines := diff(recorded, score):
-        listed = "\n  ".join(lines)
-        raise ScoreMismatch(
-            f"{where} holds a run with another score:\n  {listed}\n"
-            "Hint: repeat its settings to resume it, or choose another --out for a new run."
-        )
+    """Refuse (`ScoreMismatch`) a directory of another score; list each differing field."""
+    _compare(
+        f"{where} holds a run with another score", recorded, score,
+        "repeat its settings to resume it, or choose another --out for a new run",
+    )  # fmt: skip
 
 
 def adopt_run(
@@ -38,20 +32,12 @@ def adopt_run(
 ) -> dict[str, Any]:
     """Write what a directory lacks, compare what it has, and return what is known of its newest valid checkpoint.
 
-    Args:
-        files: The directory's files.
-        checkpoints: Those in it.
-        run: The run's id.
-        score: As this program runs it.
-        environment: To be recorded; None: that is done already.
-        is_alone: Whether no other host has a directory of this run.
-
     Returns:
         Its ``name``, ``sha256``, ``step`` (-1 for none), ledger ``head``, what was ``spent``; the directory's
         ``result``; and ``hopeless``, why there is none that can be trusted.
 
     Raises:
-        CheckpointError: No checkpoint can be trusted, and there is no other directory.
+        CheckpointError: No checkpoint can be trusted, and no other host has a directory of this run (`is_alone`).
         ScoreMismatch: A file or the checkpoint is of another run.
     """
     for name, content in (("run.json", {"run": run}), ("score.json", score)):
@@ -89,9 +75,10 @@ def adopt_run(
 
 
 def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    what = f"{path} is of another run than this directory's"
+    _compare(what, there, ours, "move away what was put there, or choose another --out")
+
+
+def _compare(what: str, there: Mapping[str, Any], ours: Mapping[str, Any], hint: str) -> None:
     if lines := diff(there, ours):
-        listed = "\n  ".join(lines)
-        raise ScoreMismatch(
-            f"{path} is of another run than this directory's:\n  {listed}\n"
-            "Hint: move away what was put there, or choose another --out."
-        )
+        raise ScoreMismatch("\n  ".join([f"{what}:", *lines]) + f"\nHint: {hint}.")

@@ -71,16 +71,7 @@ class Checkpoints:
         return self._home
 
     def load(self, run: str, name: str, sha256: str) -> tuple[int, State]:
-        """Return step and state of a checkpoint that the leader has chosen.
-
-        Args:
-            run: The run it must belong to.
-            name: Of its directory.
-            sha256: Its manifest's, as the leader has verified it.
-
-        Raises:
-            CheckpointError: This rank cannot read it, or reads another.
-        """
+        """Return step and state of the checkpoint that the leader has verified; `CheckpointError` if it is not here."""
         deadline = time.monotonic() + _VISIBLE_S
         while self._transport.rank and not self._shows(name) and time.monotonic() < deadline:
             time.sleep(0.1)  # nothing tells us when the file system will show it
@@ -94,11 +85,7 @@ class Checkpoints:
         return manifest.step, state
 
     def check(self) -> None:
-        """Raise what the save in flight has failed with; never waits.
-
-        Raises:
-            CheckpointError: It does not exist; the older ones are untouched.
-        """
+        """Raise the `CheckpointError` that the save in flight has failed with; never waits."""
         self._saver.check()
 
     def reserve(self, state: Callable[[], State]) -> None:
@@ -165,11 +152,7 @@ class Checkpoints:
         self.facts = replace(self.facts, parent_step=step)
 
     def settle(self) -> None:
-        """Return when no checkpoint is in flight: the last one is committed and verified then; collective.
-
-        Raises:
-            CheckpointError: It failed.
-        """
+        """Return when the last checkpoint is committed and verified; `CheckpointError` if that failed; collective."""
         failure: CheckpointError | None = None
         if self._transport.rank:
             try:

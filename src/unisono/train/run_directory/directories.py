@@ -89,12 +89,7 @@ def find_directories(transport: Transport, path: Path | None, patience_s: float 
 
 
 def join_heads(heads: Sequence[int], seen: Sequence[list[int] | None]) -> tuple[int, ...]:
-    """Return each rank's keeper.
-
-    Args:
-        heads: For each rank, the lowest rank of its host with the same directory.
-        seen: For each head, the heads before it whose tokens it sees; None for other ranks.
-    """
+    """Return each rank's keeper, from the first rank of its directory (`heads`) and the earlier heads it has seen."""
     keepers: list[int] = []
     for head in heads:
         earlier = seen[head] or []

@@ -15,6 +15,7 @@ from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Manifest, read_manifest
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError, ConfigError
+from unisono.observe.compare import object_in
 from unisono.system.directory import Directory
 from unisono.system.disk import explained
 from unisono.system.owners import PROBE, adopt
@@ -103,12 +104,7 @@ class RunFiles:
         if data is None:
             return None
         assert self._path is not None
-        try:
-            return _object(data)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigError(
-                f"{self._path / name} is not the JSON that a run writes: {error}. Hint: choose another --out."
-            ) from error
+        return object_in(self._path / name, lambda: data, " Hint: choose another --out.")
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace a file; it is on the disk then, with its name.
@@ -126,9 +122,6 @@ class RunFiles:
 
     def run_id(self, checkpoints: Directory) -> str:
         """Return the id of the run that lives here, a new one where none does; checkpoints of another are not its own.
-
-        Args:
-            checkpoints: The directory of the run's checkpoints.
 
         Raises:
             CheckpointError: There are checkpoints but none can be trusted, and nothing else names the run.
@@ -212,10 +205,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    content = json.loads(data)
-    if not isinstance(content, dict):
-        raise TypeError(f"expected an object, got {type(content).__name__}")
-    return content

@@ -17,12 +17,7 @@ _PIECE_BYTES = 16 << 20
 
 
 def hand_over(transport: Transport, home: int, read: Callable[[], tuple[int, State]]) -> tuple[int, State]:
-    """Return on all ranks the step and state that one rank has; collective.
-
-    Args:
-        transport: Joins the ranks.
-        home: The rank that has them.
-        read: Called there.
+    """Return on all ranks the step and state that `read` gives at rank `home`; collective.
 
     Raises:
         Exception: At home, what `read` has raised.
@@ -45,14 +40,7 @@ def hand_over(transport: Transport, home: int, read: Callable[[], tuple[int, Sta
 
 
 def send_bytes(transport: Transport, home: int, data: bytes, size: int) -> bytes:
-    """Return on all ranks the bytes that one rank has; collective.
-
-    Args:
-        transport: Joins the ranks.
-        home: The rank that has them.
-        data: There; ignored elsewhere.
-        size: How many they are.
-    """
+    """Return on all ranks the `size` bytes that rank `home` has as `data`; collective."""
     others = transport.world_size - 1
     is_home = transport.rank == home
     whole = torch.from_numpy(np.frombuffer(data, np.uint8).copy()) if is_home else torch.empty(size, dtype=torch.uint8)

@@ -51,12 +51,9 @@ class Claim:
     def take(self, *, is_imposed: bool) -> None:
         """Note that the run uses its directory; an earlier run of this process that is idle leaves it.
 
-        Args:
-            is_imposed: The launcher has put it in the place of another.
-
         Raises:
             ConfigError: An earlier run is in the middle of its steps there; or it was another run, which only the
-                launcher's directory brings to the same place.
+                launcher's directory (`is_imposed`) brings to the same place.
         """
         assert self.directory is not None
         key = self.directory.resolve()
@@ -86,11 +83,7 @@ class Claim:
         return steps is not None and inspect.getgeneratorstate(steps) in _STEPPING
 
     def check(self) -> None:
-        """Refuse to work for a run that a later one has replaced.
-
-        Raises:
-            ConfigError: It has taken the directory.
-        """
+        """Refuse (`ConfigError`) to work for a run whose directory a later one has taken."""
         if self.is_over:
             raise ConfigError(
                 "a later run of this program has taken over this run's directory. Hint: go on with that run."
@@ -111,10 +104,7 @@ class Claim:
 def claim(transport: Transport, imposed: str | None, out: str | Path | None) -> Claim:
     """Return a run's claim, taken by the leader; collective where there is a directory.
 
-    Args:
-        transport: Joins the ranks.
-        imposed: The directory that the launcher has put into the place of the program's own, if it has.
-        out: The one that the program has asked for; None keeps nothing.
+    The directory that the launcher has `imposed` takes the place of the program's own, `out`.
 
     Raises:
         ConfigError: On the leader; see `Claim.take`.

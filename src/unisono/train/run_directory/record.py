@@ -86,11 +86,7 @@ class RunRecord:
             self.tell(str(self._directories))
 
     def recorded(self, *names: str) -> list[int | None]:
-        """Return whole numbers from the score of the run that is recorded here, None where there is none; collective.
-
-        Raises:
-            ConfigError: ``score.json`` is not what a run writes.
-        """
+        """Return numbers of the recorded score, None where there is none, `ConfigError` if damaged; collective."""
 
         def read() -> list[int | None]:
             found = self._files.recorded("score")
@@ -227,11 +223,7 @@ class RunRecord:
             self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True, home=home)
 
     def append(self, entry: Callable[[], Entry]) -> None:
-        """Write a step's ledger line (keepers only; the entry is made only where it is written, and when it is).
-
-        Raises:
-            CheckpointError: The save in flight has failed in the meantime.
-        """
+        """Write a step's ledger line (keepers only), made when it is written; raise what the save in flight has met."""
         if self._ledger is not None:
             self._ledger.append(entry)
         if self.checkpoints is not None:

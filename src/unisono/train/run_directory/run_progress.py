@@ -12,8 +12,8 @@ from unisono.train.guards.checks import plain_numbers
 from unisono.train.intervals import Every, steps_between
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.record import RunRecord
+from unisono.train.run_directory.usage import Usage
 from unisono.train.trained_parts import Parts
-from unisono.train.usage import Usage
 
 
 @final
@@ -64,11 +64,6 @@ class RunProgress:
     def open(self, score: dict[str, Any], parts: Parts, per_epoch: int) -> None:
         """Open the directory and load the newest checkpoint; a later call only checks the score; collective.
 
-        Args:
-            score: In JSON's types.
-            parts: Where the checkpoint is loaded to.
-            per_epoch: Steps of an epoch.
-
         Raises:
             ScoreMismatch: The directory, or an earlier call, has another score.
             CheckpointError: There are checkpoints but none can be trusted.
@@ -93,11 +88,7 @@ class RunProgress:
         self._first, self._began = self.done + 1, time.monotonic()
 
     def save_if_due(self, parts: Parts, *, is_last: bool) -> None:
-        """Save after a step what is due; collective.
-
-        Raises:
-            RunStopped: The ranks have agreed to stop; everything is saved.
-        """
+        """Save after a step what is due; `RunStopped` where the ranks have agreed to stop; collective."""
         if self.done == self._first and self._checkpoints is not None:
             with self._link.phases.within(CHECKPOINT):
                 parts.check_storable(is_begun=True)
@@ -135,11 +126,7 @@ class RunProgress:
             self._unsaved = error
 
     def close(self) -> None:
-        """Raise why the last steps could not be saved, unless another exception is on its way up.
-
-        Raises:
-            CheckpointError: What `leave` has met.
-        """
+        """Raise the `CheckpointError` that `leave` has met, unless another exception is on its way up."""
         unsaved, self._unsaved = self._unsaved, None
         if unsaved is not None and sys.exc_info()[1] is None:
             raise unsaved
@@ -165,11 +152,7 @@ class RunProgress:
         )
 
     def measured(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics, measured with the present weights, to the result and to a checkpoint of this step.
-
-        Raises:
-            ConfigError: One of them is no number; names it.
-        """
+        """Add metrics of the present weights to the result and to a checkpoint of this step; see `plain_numbers`."""
         numbers = plain_numbers(metrics)
         self._metrics |= numbers
         self._measured = {self.done: {**self._measured.get(self.done, {}), **numbers}}

@@ -4,7 +4,7 @@ import time
 
 from ranks import run_threads
 from unisono.observe.phases import PHASES
-from unisono.train.usage import Usage
+from unisono.train.run_directory.usage import Usage
 
 
 def test_steps_are_added_up_and_ranks_listed():

@@ -31,12 +31,7 @@ class Usage:
         self._seconds += time.perf_counter() - self._began
 
     def summary(self, transport: Transport, phases: Sequence[int]) -> dict[str, Any]:
-        """Return samples per second in steps, of the slowest rank, and each rank's costs; collective.
-
-        Args:
-            transport: Joins the ranks.
-            phases: Nanoseconds that this rank has spent in each of `PHASES`.
-        """
+        """Return samples per second of the slowest rank, and all ranks' costs; `phases` are nanoseconds; collective."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
         sent = transport.bytes_sent // max(1, self._num_steps)
         told = transport.all_gather_json([peak, sent, list(phases), self._seconds])
