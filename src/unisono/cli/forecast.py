@@ -12,17 +12,7 @@ from unisono.cli.options.lists import parse_counts
 from unisono.cli.options.settings import PATH, number, to_json
 from unisono.cli.outcome import nothing_kept, perform, tell
 from unisono.cli.tables import answer, section_lines
-from unisono.options.quantities import (
-    BATCH,
-    ELEMENT_BYTES,
-    FRACTION,
-    JITTER,
-    PARAMETERS,
-    RANKS,
-    RATE,
-    REPLICAS,
-    STEPS,
-)
+from unisono.options.quantities import BATCH, ELEMENT_BYTES, FRACTION, JITTER, PARAMETERS, RANKS, RATE, REPLICAS, STEPS
 
 
 @click.command(short_help="Forecast steps, efficiency and the best algorithm on 1 to 65,536 ranks.")

@@ -11,10 +11,7 @@ from unisono.cli.outcome import perform
 from unisono.launchers.spec import LaunchSpec, find_program
 
 
-@click.command(
-    context_settings=AFTER_SCRIPT,
-    short_help="Be one rank of a world that srun or mpirun has started.",
-)
+@click.command(context_settings=AFTER_SCRIPT, short_help="Be one rank of a world that srun or mpirun has started.")
 @field_options(LaunchSpec, "threads")
 @program_arguments
 def join(threads: int | None, is_module: bool, script: str, args: tuple[str, ...]) -> None:

@@ -10,13 +10,7 @@ from typing import Any
 import click
 
 from unisono.cli.completion import RecipeName, complete_recipe
-from unisono.cli.options.fields import (
-    ExplainedCommand,
-    field_options,
-    json_option,
-    recipe_options,
-    strategy_options,
-)
+from unisono.cli.options.fields import ExplainedCommand, field_options, json_option, recipe_options, strategy_options
 from unisono.cli.options.run_file import RUN_FILE, describe_run_file, take_config
 from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import INTERRUPTED, command_line, perform

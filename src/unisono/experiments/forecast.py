@@ -24,11 +24,7 @@ OPTIONS = (*_RATES, *_OTHER_TIMES, *_JOB, *_PLAIN)
 
 
 def forecast(
-    recipe: str | None = None,
-    *,
-    ranks: Sequence[int] | None = None,
-    tell: Tell = silent,
-    **options: Any,
+    recipe: str | None = None, *, ranks: Sequence[int] | None = None, tell: Tell = silent, **options: Any
 ) -> dict[str, Any]:
     """Forecast step time, efficiency and the best algorithm, from a cost model of machine and job.
 
