@@ -57,13 +57,14 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
     else:
         target = find_program(script, args, is_module=is_module)
     devices = resolve_devices(given.pop("gpus"), os.environ)
-    meant = understand(words, given.pop("workers"), taken(NodesOptions, given), is_module=is_module)
-    settings = {**taken(LaunchSpec, given), **meant.settings, "devices": devices, "again": command_line()}
+    hosts = taken(NodesOptions, given)
+    workers, nodes, meant = understand(words, given.pop("workers"), hosts, is_module=is_module)
+    settings = {**taken(LaunchSpec, given), **meant, "devices": devices, "again": command_line()}
     settings["backend_module"] = gloo_hook.__name__
     if settings.get("output") == "auto":
         settings["output"] = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
-    spec = LaunchSpec(target=target, workers=resolve_workers(meant.workers, devices=devices), **settings)
-    start(spec, meant.nodes.plan())
+    spec = LaunchSpec(target=target, workers=resolve_workers(workers, devices=devices), **settings)
+    start(spec, nodes.plan())
 
 
 read_environment_too(run)

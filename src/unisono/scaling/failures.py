@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from unisono.options.quantities import settle
+from unisono.options.fields import check, option
 from unisono.scaling.machine import TIME
 
 
@@ -18,21 +18,18 @@ from unisono.scaling.machine import TIME
 class Reliability:
     """How a machine fails, and what saving and starting again cost.
 
-    Attributes:
-        rank_mtbf_s: Mean time between failures of one rank; they fail independently.
-        checkpoint_s: Training time lost to one checkpoint.
-        restart_s: From a failure to the first new step, lost steps left out.
-
     Raises:
         ConfigError: A number is out of range.
     """
 
-    rank_mtbf_s: float
-    checkpoint_s: float
-    restart_s: float
+    rank_mtbf_s: float = option(
+        text="Mean time between failures of one rank; they fail independently.", of=replace(TIME, above=True)
+    )
+    checkpoint_s: float = option(text="Training time lost to one checkpoint.", of=replace(TIME, above=True))
+    restart_s: float = option(text="From a failure to the first new step, lost steps left out.", of=TIME)
 
     def __post_init__(self) -> None:
-        settle(self, rank_mtbf_s=replace(TIME, above=True), checkpoint_s=replace(TIME, above=True), restart_s=TIME)
+        check(self)
 
 
 @final

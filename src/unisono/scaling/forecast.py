@@ -14,7 +14,8 @@ from typing import final
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.tree import owned_nodes
 from unisono.errors import ConfigError
-from unisono.options.quantities import BATCH, FRACTION, JITTER, RANKS, RATE, REPLICAS, STEPS, Amount, settle
+from unisono.options.fields import check, option
+from unisono.options.quantities import BATCH, FRACTION, JITTER, RANKS, RATE, REPLICAS, STEPS, Amount
 from unisono.scaling.costs import ALGORITHMS, Cost, asynchronous_cycle_s, owner_computes, parameter_server
 from unisono.scaling.failures import Losses, Reliability, expected_losses
 from unisono.scaling.machine import COST, TIME, Machine
@@ -30,51 +31,39 @@ STRATEGIES = (*ALGORITHMS, "ps", "ps-async")
 class Workload:
     """What is trained.
 
-    Attributes:
-        gradient_bytes: Bytes reduced in a step.
-        batch_size: Samples of a step over all ranks; with `weak`, of each rank.
-        sample_s: Forward and backward of one sample on a rank that is alone.
-        micro_s: Fixed part of a forward and backward, whatever its samples.
-        update_s: Clipping and optimizer, on every rank.
-        step_s: Everything else that a step costs on every rank: ledger, checks, loop.
-        replicas: Micro-batches that the batch is cut into (with `weak`, of each rank); None: one for each rank.
-        jitter: Standard deviation of a rank's compute time over its mean.
-        overlap: Part of the backward pass, taken as two thirds of compute, beside which communication can go on.
-        data_samples_per_s: What storage and loaders give to all ranks together; None: enough.
-        servers: Parameter servers.
-        launch_s: From the start of the launch to the first step.
-        launch_rank_s: More of it for each rank.
-        steps: Of the whole run, for launch and failures; None: a run without end.
-        messages: Collectives of small control messages in a step.
-        weak: The batch grows with the ranks.
-
     Raises:
         ConfigError: A number is out of range.
     """
 
-    gradient_bytes: float
-    batch_size: int
-    sample_s: float
-    micro_s: float = 0.0
-    update_s: float = 0.0
-    step_s: float = 0.0
-    replicas: int | None = None
-    jitter: float = 0.0
-    overlap: float = 0.0
-    data_samples_per_s: float | None = None
-    servers: int = 1
-    launch_s: float = 0.0
-    launch_rank_s: float = 0.0
-    steps: int | None = None
-    messages: int = 0
-    weak: bool = False
+    gradient_bytes: float = option(text="Bytes reduced in a step.", of=Amount(0, 2e18, "bytes"))
+    batch_size: int = option(text="Samples of a step over all ranks; with `weak`, of each rank.", of=BATCH)
+    sample_s: float = option(text="Forward and backward of one sample on a rank that is alone.", of=TIME)
+    micro_s: float = option(0.0, "Fixed part of a forward and backward, whatever its samples.", of=TIME)
+    update_s: float = option(0.0, "Clipping and optimizer, on every rank.", of=TIME)
+    step_s: float = option(0.0, "Everything else that a step costs on every rank: ledger, checks, loop.", of=TIME)
+    replicas: int | None = option(
+        None,
+        "Micro-batches that the batch is cut into (with `weak`, of each rank); None: one for each rank.",
+        of=REPLICAS,
+    )
+    jitter: float = option(0.0, "Standard deviation of a rank's compute time over its mean.", of=JITTER)
+    overlap: float = option(
+        0.0,
+        "Part of the backward pass, taken as two thirds of compute, beside which communication can go on.",
+        of=FRACTION,
+    )
+    data_samples_per_s: float | None = option(
+        None, "What storage and loaders give to all ranks together; None: enough.", of=RATE
+    )
+    servers: int = option(1, "Parameter servers.", of=RANKS)
+    launch_s: float = option(0.0, "From the start of the launch to the first step.", of=TIME)
+    launch_rank_s: float = option(0.0, "More of it for each rank.", of=TIME)
+    steps: int | None = option(None, "Of the whole run, for launch and failures; None: a run without end.", of=STEPS)
+    messages: int = option(0, "Collectives of small control messages in a step.", of=COST)
+    weak: bool = option(False, "The batch grows with the ranks.")
 
     def __post_init__(self) -> None:
-        settle(
-            self, gradient_bytes=Amount(0, 2e18, "bytes"), sample_s=TIME, micro_s=TIME, update_s=TIME, step_s=TIME,
-            jitter=JITTER, launch_s=TIME, launch_rank_s=TIME, messages=COST, batch_size=BATCH, replicas=REPLICAS,
-            servers=RANKS, steps=STEPS, overlap=FRACTION, data_samples_per_s=RATE,
-        )  # fmt: skip
+        check(self)
         if not self.sample_s + self.micro_s > 0:
             raise ConfigError("expected a compute time above 0 for a sample or a micro-batch.")
 

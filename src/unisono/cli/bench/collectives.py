@@ -1,9 +1,6 @@
 """``unisono bench collectives``: time them on this machine, or explain one."""
 
-import inspect
-import re
-import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,9 +11,6 @@ from unisono.cli.tables import answer, table
 from unisono.errors import ConfigError
 from unisono.options.quantities import RUNS, Count
 from unisono.system.words import spell_bytes, spell_seconds
-
-if TYPE_CHECKING:
-    from unisono.collectives.schedules import Schedule
 
 EXPLAINED = Count(1, 256, "ranks")
 _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in its place
@@ -118,45 +112,11 @@ def _short(number: float) -> str:
 
 def _explain(name: str, ranks: int, picture: str | None, as_json: bool) -> None:
     from unisono.collectives.schedules import plan
+    from unisono.experiments.collectives import describe_schedule, schedule_as_plain
 
     schedule = plan(name, ranks)
     if picture is not None:
         from unisono.report.schedule_picture import draw_schedule
 
         draw_schedule(schedule, f"{name}: {ranks} ranks" if ranks > 1 else f"{name}: 1 rank", picture)
-    answer(as_plain(schedule), as_json, lambda: words(schedule))
-
-
-def as_plain(schedule: "Schedule") -> dict[str, Any]:
-    """Return a schedule as plain values; ``sent`` is in chunks, for each rank."""
-    from unisono.collectives.schedules import bytes_sent
-
-    return {
-        "name": schedule.name,
-        "ranks": schedule.world_size,
-        "chunks": schedule.num_chunks,
-        "holds": [list(held) for held in schedule.holds],
-        "rounds": [
-            [{"source": m.source, "target": m.target, "chunk": m.chunk, "action": m.action} for m in moves]
-            for moves in schedule.rounds
-        ],
-        "sent": bytes_sent(schedule, schedule.num_chunks),
-    }
-
-
-def words(schedule: "Schedule") -> list[str]:
-    """Return a schedule in words: what it is, its moves round by round, and what each rank sends."""
-    from unisono.collectives.schedules import SCHEDULES, bytes_sent
-
-    text = (inspect.getdoc(SCHEDULES[schedule.name]) or "").removeprefix("Return ")
-    text = re.sub("[`*]{1,2}(?=\\S)|(?<=\\S)[`*]{1,2}", "", text[:1].upper() + text[1:])
-    lines = [line for paragraph in text.split("\n\n") for line in [*textwrap.wrap(paragraph, 80), ""]]
-    for turn, moves in enumerate(schedule.rounds, start=1):
-        lines.append(f"round {turn}")
-        for source in sorted({move.source for move in moves}):
-            sent = [f"{m.action} chunk {m.chunk} to rank {m.target}" for m in moves if m.source == source]
-            line = f"rank {source}: {', '.join(sent)}"
-            lines += textwrap.wrap(line, 78, initial_indent="  ", subsequent_indent="    ")
-    sent_by = [f"{count / schedule.num_chunks:.3g} S" for count in bytes_sent(schedule, schedule.num_chunks)]
-    lines += textwrap.wrap(f"each rank sends, of a buffer of S bytes: {', '.join(sent_by)}", 80)
-    return lines
+    answer(schedule_as_plain(schedule), as_json, lambda: describe_schedule(schedule))

@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import target_arguments
-from unisono.cli.options.fields import (
-    ExplainedCommand,
-    counts_option,
-    json_option,
-    out_option,
-    recipe_options,
-    repeat_option,
-    single,
-    steps_option,
-    strategy_options,
-    warmup_option,
-)
+from unisono.cli.options import fields
 from unisono.cli.options.lists import parse_workers
 from unisono.cli.outcome import FAILED, command_line, nothing_kept, tell, verb
 from unisono.cli.tables import section_lines, table
@@ -27,20 +16,20 @@ if TYPE_CHECKING:
     from unisono.scaling.study import Study
 
 
-@click.command(cls=ExplainedCommand, short_help="Time a recipe or script on several numbers of workers.")
+@click.command(cls=fields.ExplainedCommand, short_help="Time a recipe or script on several numbers of workers.")
 @target_arguments
-@counts_option
-@repeat_option(3, "Runs of each.")
+@fields.counts_option
+@fields.repeat_option(3, "Runs of each.")
 @click.option("--weak", is_flag=True, help="Batch and replicas grow with the workers: B and V are those of one worker.")
-@steps_option(100)
-@warmup_option(10)
-@single("replicas", "Logical workers; at least the most workers.", of=REPLICAS, word="V", basic=True)
-@recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
-@single("threads", "Threads per worker.", of=THREADS, default=1, word="T", basic=True)
-@single("num_workers", "Recipes: loader processes of each worker.", of=LOADERS, word="N", basic=True)
-@strategy_options
-@out_option("For scaling.json, scaling.svg, report.html.", word="DIR", usual="scaling-NAME")
-@json_option
+@fields.steps_option(100)
+@fields.warmup_option(10)
+@fields.single("replicas", "Logical workers; at least the most workers.", of=REPLICAS, word="V", basic=True)
+@fields.recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
+@fields.single("threads", "Threads per worker.", of=THREADS, default=1, word="T", basic=True)
+@fields.single("num_workers", "Recipes: loader processes of each worker.", of=LOADERS, word="N", basic=True)
+@fields.strategy_options
+@fields.out_option("For scaling.json, scaling.svg, report.html.", word="DIR", usual="scaling-NAME")
+@fields.json_option
 @verb("bench scaling", nothing_kept("the measurement"))
 def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, as_json: bool, **given: Any) -> int:
     """Train RECIPE or SCRIPT on each number of workers, and show where a step's time goes and what more workers give.

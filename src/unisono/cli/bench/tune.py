@@ -7,16 +7,7 @@ import click
 
 from unisono.cli.bench.links import spell_rates
 from unisono.cli.completion import recipe_argument
-from unisono.cli.options.fields import (
-    ExplainedCommand,
-    json_option,
-    recipe_options,
-    repeat_option,
-    single,
-    steps_option,
-    strategy_options,
-    warmup_option,
-)
+from unisono.cli.options import fields
 from unisono.cli.options.lists import parse_loaders
 from unisono.cli.outcome import nothing_kept, tell, verb
 from unisono.cli.tables import answer, table
@@ -24,16 +15,16 @@ from unisono.options.quantities import REPLICAS
 from unisono.scaling.choice import spell
 
 
-@click.command(cls=ExplainedCommand, short_help="Propose workers, threads, loader processes and bucket size.")
+@click.command(cls=fields.ExplainedCommand, short_help="Propose workers, threads, loader processes and bucket size.")
 @recipe_argument
-@repeat_option(2, "Runs of each setting.")
-@steps_option(40, least=4)
-@warmup_option(8)
-@single("loaders", "Loader processes to try.", default="0,1,2", word="N,N,...", basic=True)
-@single("replicas", "Logical workers.", of=REPLICAS, word="V", basic=True)
-@recipe_options("batch_size", "model", "data")
-@strategy_options
-@json_option
+@fields.repeat_option(2, "Runs of each setting.")
+@fields.steps_option(40, least=4)
+@fields.warmup_option(8)
+@fields.single("loaders", "Loader processes to try.", default="0,1,2", word="N,N,...", basic=True)
+@fields.single("replicas", "Logical workers.", of=REPLICAS, word="V", basic=True)
+@fields.recipe_options("batch_size", "model", "data")
+@fields.strategy_options
+@fields.json_option
 @verb("bench tune", nothing_kept("the measurement"))
 def tune(recipe: str, loaders: str, as_json: bool, **given: Any) -> None:
     """Measure settings of RECIPE, and propose the fastest; nothing is changed.
