@@ -10,7 +10,7 @@ import click
 
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import ExplainedCommand, field_options, json_option, recipe_options, strategy_options
-from unisono.cli.options.run_file import RUN_FILE, describe_run_file, take_config
+from unisono.cli.options.run_file import RUN_FILE, take_config
 from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.outcome import INTERRUPTED, command_line, verb
 from unisono.launchers.spec import LaunchSpec
@@ -68,7 +68,7 @@ def train(recipe: str, as_json: bool, **given: Any) -> None:
 
 def _train(recipe: str, as_json: bool, given: dict[str, Any]) -> None:
     from unisono.errors import RunStopped
-    from unisono.experiments.job import plan, run_job
+    from unisono.experiments.job import describe_run_file, plan, run_job
     from unisono.launchers.scratch import scratch_directory
     from unisono.system.owners import adopt
 

@@ -49,18 +49,9 @@ class ChaosReport:
 
 
 def chaos(
-    target: str,
-    args: Sequence[str] = (),
-    *,
-    env: Mapping[str, str],
-    workers: int = 2,
-    kills: int = 10,
-    seed: int = 0,
-    kinds: Sequence[str] = tuple(KINDS),
-    out: str | None = None,
-    tell: Tell = silent,
-    **options: Any,
-) -> ChaosReport:
+    target: str, args: Sequence[str] = (), *, env: Mapping[str, str], workers: int = 2, kills: int = 10, seed: int = 0,
+    kinds: Sequence[str] = tuple(KINDS), out: str | None = None, tell: Tell = silent, **options: Any,
+) -> ChaosReport:  # fmt: skip
     """Run a recipe or a script undisturbed, then once more under a schedule of faults, and compare.
 
     Args:
@@ -118,7 +109,6 @@ def _undisturbed(
 
 
 def _disturb(injector: Injector, faults: Sequence[Fault], tell: Tell) -> tuple[list[Injection], int]:
-    """Return what came of the faults, and the exit code of the run."""
     found = []
     try:
         injector.start()

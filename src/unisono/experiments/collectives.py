@@ -5,6 +5,7 @@ import json
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -73,16 +74,11 @@ def time_collectives(ranks: int, sizes: Sequence[int], names: Sequence[str], rep
 def schedule_as_plain(schedule: Schedule) -> dict[str, Any]:
     """Return a schedule as plain values; ``sent`` is in chunks, for each rank."""
     return {
-        "name": schedule.name,
-        "ranks": schedule.world_size,
-        "chunks": schedule.num_chunks,
+        "name": schedule.name, "ranks": schedule.world_size, "chunks": schedule.num_chunks,
         "holds": [list(held) for held in schedule.holds],
-        "rounds": [
-            [{"source": m.source, "target": m.target, "chunk": m.chunk, "action": m.action} for m in moves]
-            for moves in schedule.rounds
-        ],
+        "rounds": [[asdict(move) for move in moves] for moves in schedule.rounds],
         "sent": bytes_sent(schedule, schedule.num_chunks),
-    }
+    }  # fmt: skip
 
 
 def describe_schedule(schedule: Schedule) -> list[str]:

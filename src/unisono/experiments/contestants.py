@@ -179,16 +179,10 @@ def _send_recv(group: dist.ProcessGroup, length: int) -> Contestant:
 
 
 BUFFERED: Mapping[str, Callable[[dist.ProcessGroup, int], Contestant]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
-    "scatter": _scatter,
-    "gather": _gather,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
+    "all_reduce": _all_reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter, "broadcast": _broadcast,
+    "scatter": _scatter, "gather": _gather, "all_gather": _all_gather, "all_to_all": _all_to_all,
     "send_recv": _send_recv,
-}
+}  # fmt: skip
 """torch.distributed's collectives of a buffer, by name."""
 
 

@@ -85,12 +85,9 @@ class Injector:
         self._temporary.mkdir(mode=0o700)
         with self.log.open("ab") as log:
             self._launcher = subprocess.Popen(
-                self._command(self.workers),
-                env={**self._env, "TMPDIR": str(self._temporary)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+                self._command(self.workers), env={**self._env, "TMPDIR": str(self._temporary)},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
 
     def inject(self, fault: Fault) -> Injection:
         """Wait for the fault's step, inject it, and wait until the run has done a step more.

@@ -118,21 +118,13 @@ def _compete(contestants: Sequence[Contestant], repeat: int, control: Transport)
         slowest = [max(times) for times in zip(*control.all_gather_json(mine_s), strict=True)]
         q1, median, q3 = statistics.quantiles(slowest, n=4, method="inclusive") if repeat > 1 else slowest * 3
         yield Timing(
-            ranks=control.world_size,
-            collective=one.collective,
-            transport=one.transport,
-            bytes=one.num_bytes,
-            repeat=repeat,
-            calls=count,
-            median_s=median,
-            q1_s=q1,
-            q3_s=q3,
+            ranks=control.world_size, collective=one.collective, transport=one.transport, bytes=one.num_bytes,
+            repeat=repeat, calls=count, median_s=median, q1_s=q1, q3_s=q3,
             bytes_per_s=one.num_bytes / median if one.num_bytes else None,
-        )
+        )  # fmt: skip
 
 
 def _time(one: Contestant, calls: int, control: Transport) -> float:
-    """Return the seconds per call of one repetition on this rank, and check its result."""
     one.prepare()
     control.barrier()
     began = time.perf_counter()

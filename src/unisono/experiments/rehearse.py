@@ -38,16 +38,9 @@ class Rehearsal:
 
 
 def rehearse(
-    directory: str,
-    args: Sequence[str] = (),
-    *,
-    step: int | None = None,
-    script: str | None = None,
-    workers: str = "1",
-    data: str | None = None,
-    allow_drift: bool = False,
-    tell: Tell = silent,
-) -> Rehearsal:
+    directory: str, args: Sequence[str] = (), *, step: int | None = None, script: str | None = None, workers: str = "1",
+    data: str | None = None, allow_drift: bool = False, tell: Tell = silent,
+) -> Rehearsal:  # fmt: skip
     """Load a checkpoint, run one step in a copy of its run, and compare the step with what the ledger says of it.
 
     Args:
@@ -205,7 +198,6 @@ def _run_recipe(
     home: Path, score: dict[str, Any], args: Sequence[str], workers: str, line: dict[str, Any],
     options: dict[str, Any], env: dict[str, str],
 ) -> None:  # fmt: skip
-    """Run one step of a recipe in the run directory ``options["out"]``."""
     recipe = score.get("settings", {}).get("recipe")
     if recipe is None or args:
         raise ConfigError(

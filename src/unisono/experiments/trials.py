@@ -85,15 +85,9 @@ def check_target(target: str, args: Sequence[str], options: Mapping[str, Any], a
 
 
 def starter(
-    target: str,
-    args: Sequence[str],
-    workers: Sequence[int],
-    options: Mapping[str, Any],
-    *,
-    weak: bool = False,
-    steps: int | None = None,
-    scratch: str | None = None,
-) -> Start:
+    target: str, args: Sequence[str], workers: Sequence[int], options: Mapping[str, Any], *, weak: bool = False,
+    steps: int | None = None, scratch: str | None = None,
+) -> Start:  # fmt: skip
     """Return what runs a recipe or a script on one of several numbers of workers; all of them are checked here.
 
     Args:
@@ -212,8 +206,6 @@ def check_picture(picture: str | None) -> None:
     Raises:
         ConfigError: It is no SVG file, or its directory is missing.
     """
-    from unisono.errors import ConfigError
-
     if picture is None:
         return
     path = Path(picture)

@@ -207,7 +207,6 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
 
 
 def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4) -> Drawing:
-    """Return rows with their names, and the legend of what will stand in them below an axis of that height."""
     out = Drawing(label, 6 + _BAR * len(names) + axis)
     for row, name in enumerate(names):
         out.text(_NAMES - 8, row * _BAR + 21, cut(name, _NAMES - 10), at="end")

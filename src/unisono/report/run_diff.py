@@ -125,7 +125,6 @@ def compare_runs(left: Path, right: Path) -> RunDiff:
 
 
 def _explain(ours: _Run, theirs: _Run, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return step, first, fields and all that is known about them."""
     step = old["step"]
     fields = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     seeds = ours.score.get("seed"), theirs.score.get("seed")

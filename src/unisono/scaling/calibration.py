@@ -66,10 +66,9 @@ def step_times(records: Sequence[StepPhases], warmup: int) -> StepTimes:
         return statistics.median(sum(record.ns.get(phase, 0) for phase in phases) for record in kept) / 1e9
 
     return StepTimes(
-        compute_s=median_s("data", "forward", "backward"),
-        update_s=median_s("update"),
+        compute_s=median_s("data", "forward", "backward"), update_s=median_s("update"),
         rest_s=median_s("reduce", "other"),
-    )
+    )  # fmt: skip
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

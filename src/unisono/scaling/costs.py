@@ -144,14 +144,9 @@ def hierarchical_ring(ranks: int, num_bytes: float, machine: Machine) -> Cost:
 
 
 ALGORITHMS: Mapping[str, Formula] = {
-    "ring": ring,
-    "tree": tree,
-    "owner-computes": owner_computes,
-    "halving-doubling": halving_doubling,
-    "hierarchical": hierarchical,
-    "hierarchical-ring": hierarchical_ring,
-    "naive-ring": naive_ring,
-}
+    "ring": ring, "tree": tree, "owner-computes": owner_computes, "halving-doubling": halving_doubling,
+    "hierarchical": hierarchical, "hierarchical-ring": hierarchical_ring, "naive-ring": naive_ring,
+}  # fmt: skip
 """All-reduces by name."""
 
 
@@ -215,13 +210,11 @@ def _burst(link: Link, messages: int, num_bytes: float, share: float) -> Cost:
         return Cost()
     return Cost(
         latency_s=link.latency_s + messages * link.overhead_s,
-        transfer_s=messages * num_bytes * link.s_per_byte * share,
-        sent_bytes=messages * num_bytes,
-    )
+        transfer_s=messages * num_bytes * link.s_per_byte * share, sent_bytes=messages * num_bytes,
+    )  # fmt: skip
 
 
 def _all_to_all(ranks: int, chunk: float, machine: Machine) -> Cost:
-    """Return a message of `chunk` bytes from each rank to each other one."""
     local = min(ranks, machine.node_size)
     ways = [_burst(machine.inside, local - 1, chunk, 1.0)]
     if ranks > local:

@@ -92,10 +92,7 @@ def expected_losses(ranks: int, reliability: Reliability) -> Losses:
     saving, restart = reliability.checkpoint_s, reliability.restart_s
     interval = daly_interval_s(mtbf_s, saving)
     return Losses(
-        mtbf_s=mtbf_s,
-        young_s=young_interval_s(mtbf_s, saving),
-        interval_s=interval,
-        useful=useful_part(mtbf_s, interval, saving, restart),
-        lost_s=lost_per_failure_s(mtbf_s, interval, saving),
+        mtbf_s=mtbf_s, young_s=young_interval_s(mtbf_s, saving), interval_s=interval,
+        useful=useful_part(mtbf_s, interval, saving, restart), lost_s=lost_per_failure_s(mtbf_s, interval, saving),
         failures_per_day=86400 / mtbf_s,
-    )
+    )  # fmt: skip

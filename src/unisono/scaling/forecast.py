@@ -217,12 +217,10 @@ def forecast(
             training_s = job.steps * best.step_s
             run_s = launch_s + (training_s if losses is None else training_s / losses.useful if losses.useful else
                                 math.inf)  # fmt: skip
-        found.append(
-            Forecast(
-                ranks=count, predictions=predictions, best=best.strategy, losses=losses, run_s=run_s,
-                idle=_idle(job, count),
-            )
-        )  # fmt: skip
+        found.append(Forecast(
+            ranks=count, predictions=predictions, best=best.strategy, losses=losses, run_s=run_s,
+            idle=_idle(job, count),
+        ))  # fmt: skip
     return found
 
 
@@ -231,7 +229,6 @@ def _batch(job: Workload, ranks: int) -> int:
 
 
 def _idle(job: Workload, ranks: int) -> int:
-    """Return how many ranks have no sample or no replica."""
     parts = ranks if job.weak or not job.replicas else job.replicas
     return max(0, ranks - min(_batch(job, ranks), parts))
 

@@ -215,18 +215,16 @@ def summarise(study: Study) -> list[Row]:
         phases = {
             phase: statistics.median(rank[phase] for trial in found for rank in trial.phases_s) for phase in STEP_PHASES
         }
-        rows.append(
-            Row(
-                workers=count, batch_size=only.batch_size, step_s=step_s,
-                low_s=only.step_q1_s if len(found) == 1 else min(trial.step_s for trial in found),
-                high_s=only.step_q3_s if len(found) == 1 else max(trial.step_s for trial in found),
-                samples_per_s=rate, speedup=rate / base_rate, efficiency=rate / base_rate / count,
-                startup_s=statistics.median(trial.startup_s for trial in found),
-                total_s=statistics.median(trial.total_s for trial in found),
-                checkpoint_s=statistics.median(between),
-                is_oversubscribed=study.device == "cpu" and count * study.threads > study.cores, phases_s=phases,
-            )
-        )  # fmt: skip
+        rows.append(Row(
+            workers=count, batch_size=only.batch_size, step_s=step_s,
+            low_s=only.step_q1_s if len(found) == 1 else min(trial.step_s for trial in found),
+            high_s=only.step_q3_s if len(found) == 1 else max(trial.step_s for trial in found),
+            samples_per_s=rate, speedup=rate / base_rate, efficiency=rate / base_rate / count,
+            startup_s=statistics.median(trial.startup_s for trial in found),
+            total_s=statistics.median(trial.total_s for trial in found),
+            checkpoint_s=statistics.median(between),
+            is_oversubscribed=study.device == "cpu" and count * study.threads > study.cores, phases_s=phases,
+        ))  # fmt: skip
     return rows
 
 

@@ -106,7 +106,6 @@ def timings_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _short(number: float) -> str:
-    """Return a number in at most six characters."""
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 

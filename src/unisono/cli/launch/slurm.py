@@ -5,16 +5,7 @@ from typing import Any
 
 import click
 
-from unisono.cli.launch import ENGINES
-from unisono.cli.launch.options import (
-    AFTER_SCRIPT,
-    dry_run_option,
-    follow_options,
-    join_command,
-    program_arguments,
-    python_option,
-    tell,
-)
+from unisono.cli.launch import ENGINES, options
 from unisono.cli.options.fields import field_options
 from unisono.cli.outcome import INTERRUPTED, verb
 from unisono.errors import ConfigError
@@ -22,12 +13,12 @@ from unisono.launchers.engines.slurm import SlurmJob, render
 from unisono.options.fields import taken
 
 
-@click.command(context_settings=AFTER_SCRIPT, short_help=ENGINES["slurm"])
+@click.command(context_settings=options.AFTER_SCRIPT, short_help=ENGINES["slurm"])
 @field_options(SlurmJob)
-@python_option
-@dry_run_option("the batch script")
-@follow_options("the job's number")
-@program_arguments
+@options.python_option
+@options.dry_run_option("the batch script")
+@options.follow_options("the job's number")
+@options.program_arguments
 @verb("launch slurm")
 def slurm(
     script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval: float, **given: Any
@@ -48,7 +39,7 @@ def slurm(
     from unisono.launchers.engines.following import write_to_stdout
     from unisono.launchers.engines.slurm_client import follow, submit
 
-    command = join_command(given.pop("python"), script, args, is_module=is_module)
+    command = options.join_command(given.pop("python"), script, args, is_module=is_module)
     own = {"name": script if is_module else Path(script).stem, **taken(SlurmJob, given)}
     logs = Path(own.pop("logs", "logs")).absolute()
     text = render(SlurmJob(command=command, chdir=str(Path.cwd()), logs=str(logs), **own))
@@ -61,9 +52,9 @@ def slurm(
         click.echo(job_id)
         return 0
     try:
-        return follow(job_id, tell=tell, write=write_to_stdout, interval_s=interval)
+        return follow(job_id, tell=options.tell, write=write_to_stdout, interval_s=interval)
     except KeyboardInterrupt:
-        tell(f"job {job_id} goes on. To end it: scancel {job_id}")
+        options.tell(f"job {job_id} goes on. To end it: scancel {job_id}")
         return INTERRUPTED
 
 

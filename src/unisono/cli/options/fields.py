@@ -168,7 +168,6 @@ def help_all(context: click.Context) -> str:
 
 
 def _heading(parameter: click.Parameter, meta: dict[str, Any]) -> str:
-    """Return the heading under which an option is shown; empty where it is not."""
     if not isinstance(parameter, FieldOption):
         return "" if isinstance(parameter, click.Argument) else _PLAIN.get(parameter.opts[-1], "Options")
     item, shows_all = parameter.item, meta.get(_ALL, False)

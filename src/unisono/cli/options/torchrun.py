@@ -7,7 +7,7 @@ set). Out: our own settings. What cannot be given its meaning is refused by its 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import click
 from click.core import ParameterSource
@@ -62,6 +62,14 @@ _FLAGS = ("--run-path", "--use-env", "--virtual-local-rank")
 _JOIN_KEYS = ("join_timeout", "timeout")
 
 
+class Understood(NamedTuple):
+    """What torchrun's words mean here: the workers as ``-n`` takes them, the hosts, more of the `LaunchSpec`."""
+
+    workers: str
+    nodes: NodesOptions
+    settings: dict[str, Any]
+
+
 def inert_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that are accepted without effect, or refused by name."""
 
@@ -82,10 +90,8 @@ def read_environment_too(command: click.Command) -> None:
             parameter.envvar = f"PET_{parameter.name.upper()}"
 
 
-def understand(
-    words: TorchrunWords, workers: str, hosts: dict[str, Any], *, is_module: bool
-) -> tuple[str, NodesOptions, dict[str, Any]]:
-    """Return what was given, in our words: the workers as ``-n`` takes them, the hosts, more of the `LaunchSpec`.
+def understand(words: TorchrunWords, workers: str, hosts: dict[str, Any], *, is_module: bool) -> Understood:
+    """Return what was given, in our words.
 
     Args:
         words: torchrun's.
@@ -116,7 +122,7 @@ def understand(
     }
     if words.shutdown_timeout is not None:
         settings |= {"grace_s": words.shutdown_timeout, "stop_grace_s": words.shutdown_timeout}
-    return _workers(words.nproc_per_node, workers), nodes, settings
+    return Understood(_workers(words.nproc_per_node, workers), nodes, settings)
 
 
 def _workers(asked: str | None, workers: str) -> str:
