@@ -29,32 +29,20 @@ _REPETITION_S = 2e-3  # calls are repeated until a repetition takes about as lon
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """One row: a collective over a transport at one size.
+    """One row: a collective over a transport at one size."""
 
-    Attributes:
-        ranks: Number of ranks.
-        collective: A function of torch.distributed, ``tree_all_reduce`` (this package's sum, which the exact step
-            uses), or ``memcpy``.
-        transport: ``shm`` or ``gloo``; ``memory``: each rank copies a buffer of its own.
-        bytes: The whole buffer: what is reduced or broadcast, cut into parts, or put together from parts.
-        repeat: Number of repetitions.
-        calls: Calls in one repetition; times are per call.
-        median_s: Median over the repetitions.
-        q1_s: A quarter of them were not slower.
-        q3_s: Three quarters of them were not slower.
-        bytes_per_s: ``bytes / median_s``; None for a barrier.
-    """
-
-    ranks: int
+    ranks: int  #: Number of ranks.
+    #: A function of torch.distributed, ``tree_all_reduce`` (this package's sum, which the exact step uses), or
+    #: ``memcpy``.
     collective: str
-    transport: str
-    bytes: int
-    repeat: int
-    calls: int
-    median_s: float
-    q1_s: float
-    q3_s: float
-    bytes_per_s: float | None
+    transport: str  #: ``shm`` or ``gloo``; ``memory``: each rank copies a buffer of its own.
+    bytes: int  #: The whole buffer: what is reduced or broadcast, cut into parts, or put together from parts.
+    repeat: int  #: Number of repetitions.
+    calls: int  #: Calls in one repetition; times are per call.
+    median_s: float  #: Median over the repetitions.
+    q1_s: float  #: A quarter of them were not slower.
+    q3_s: float  #: Three quarters of them were not slower.
+    bytes_per_s: float | None  #: ``bytes / median_s``; None for a barrier.
 
 
 def measure(sizes: Sequence[int], repeat: int, only: Sequence[str], out: str) -> None:

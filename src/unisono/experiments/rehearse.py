@@ -24,16 +24,11 @@ _FACTS = ("metrics", "parent_step", "fencing_token", "run", "ledger_head")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """What came of one step from a checkpoint.
+    """What came of one step from a checkpoint."""
 
-    Attributes:
-        checkpoint: Its name.
-        step: The step that was run.
-        differing: Fields of the step that are others than in the ledger; empty where it is the same to the last bit.
-    """
-
-    checkpoint: str
-    step: int
+    checkpoint: str  #: Its name.
+    step: int  #: The step that was run.
+    #: Fields of the step that are others than in the ledger; empty where it is the same to the last bit.
     differing: list[str]
 
 

@@ -25,23 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A run that began anew and has ended.
+    """A run that began anew and has ended."""
 
-    Attributes:
-        out: Its directory.
-        launched_ns: When the launch began, in nanoseconds since 1970.
-        seconds: Wall time of the launch, process start included.
-        load: Load average of the machine before.
-        result: Its ``result.json``.
-        score: Its ``score.json``.
-    """
-
-    out: Path
-    launched_ns: int
-    seconds: float
-    load: float
-    result: dict[str, Any]
-    score: dict[str, Any]
+    out: Path  #: Its directory.
+    launched_ns: int  #: When the launch began, in nanoseconds since 1970.
+    seconds: float  #: Wall time of the launch, process start included.
+    load: float  #: Load average of the machine before.
+    result: dict[str, Any]  #: Its ``result.json``.
+    score: dict[str, Any]  #: Its ``score.json``.
 
 
 def silent(_: str) -> None:

@@ -23,19 +23,12 @@ from unisono.scaling.machine import Link, Machine
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Seconds of one collective on the slowest rank.
+    """Seconds of one collective on the slowest rank."""
 
-    Attributes:
-        latency_s: Waiting for messages that are on their way, and overheads of messages.
-        transfer_s: Bytes leaving.
-        add_s: Bytes being added.
-        sent_bytes: Bytes that the busiest rank sends.
-    """
-
-    latency_s: float = 0.0
-    transfer_s: float = 0.0
-    add_s: float = 0.0
-    sent_bytes: float = 0.0
+    latency_s: float = 0.0  #: Waiting for messages that are on their way, and overheads of messages.
+    transfer_s: float = 0.0  #: Bytes leaving.
+    add_s: float = 0.0  #: Bytes being added.
+    sent_bytes: float = 0.0  #: Bytes that the busiest rank sends.
 
     @property
     def seconds(self) -> float:

@@ -35,23 +35,14 @@ class Reliability:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """What failures cost a run on some ranks, saving every `interval_s`.
+    """What failures cost a run on some ranks, saving every `interval_s`."""
 
-    Attributes:
-        mtbf_s: Mean time between failures of any rank.
-        young_s: Young's interval of training between two checkpoints.
-        interval_s: Daly's, which holds also where a checkpoint is not short against the time between failures.
-        useful: Part of the time that is training which counts; 0 where the run never gets anywhere.
-        lost_s: Training thrown away by one failure, on average.
-        failures_per_day: How often.
-    """
-
-    mtbf_s: float
-    young_s: float
-    interval_s: float
-    useful: float
-    lost_s: float
-    failures_per_day: float
+    mtbf_s: float  #: Mean time between failures of any rank.
+    young_s: float  #: Young's interval of training between two checkpoints.
+    interval_s: float  #: Daly's, which holds also where a checkpoint is not short against the time between failures.
+    useful: float  #: Part of the time that is training which counts; 0 where the run never gets anywhere.
+    lost_s: float  #: Training thrown away by one failure, on average.
+    failures_per_day: float  #: How often.
 
 
 def young_interval_s(mtbf_s: float, checkpoint_s: float) -> float:

@@ -71,60 +71,38 @@ class Workload:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """One strategy on one number of ranks.
+    """One strategy on one number of ranks."""
 
-    Attributes:
-        ranks: Ranks that compute; servers come on top.
-        strategy: One of `STRATEGIES`.
-        step_s: Time between two updates; of ``ps-async``, in which as many samples are used as in a synchronous step.
-        compute_s: Forward and backward of the average rank.
-        wait_s: More of it on the slowest rank.
-        data_s: Waiting for data beyond that.
-        communication_s: What of the communication is not hidden behind the backward pass.
-        update_s: Optimizer, and what a step costs whatever the ranks.
-        samples_per_s: Throughput.
-        speedup: Throughput over that of one rank.
-        efficiency: Speed-up over ranks.
-        sent_bytes: Of the busiest rank or server in a step.
-        limit: What takes most of the time: ``compute``, ``stragglers``, ``data``, ``communication``, ``update``; or
-            ``batch`` where ranks have nothing to compute.
-    """
-
-    ranks: int
-    strategy: str
+    ranks: int  #: Ranks that compute; servers come on top.
+    strategy: str  #: One of `STRATEGIES`.
+    #: Time between two updates; of ``ps-async``, in which as many samples are used as in a synchronous step.
     step_s: float
-    compute_s: float
-    wait_s: float
-    data_s: float
-    communication_s: float
-    update_s: float
-    samples_per_s: float
-    speedup: float
-    efficiency: float
-    sent_bytes: float
+    compute_s: float  #: Forward and backward of the average rank.
+    wait_s: float  #: More of it on the slowest rank.
+    data_s: float  #: Waiting for data beyond that.
+    communication_s: float  #: What of the communication is not hidden behind the backward pass.
+    update_s: float  #: Optimizer, and what a step costs whatever the ranks.
+    samples_per_s: float  #: Throughput.
+    speedup: float  #: Throughput over that of one rank.
+    efficiency: float  #: Speed-up over ranks.
+    sent_bytes: float  #: Of the busiest rank or server in a step.
+    #: What takes most of the time: ``compute``, ``stragglers``, ``data``, ``communication``, ``update``; or ``batch``
+    #: where ranks have nothing to compute.
     limit: str
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """All strategies on one number of ranks.
+    """All strategies on one number of ranks."""
 
-    Attributes:
-        ranks: Ranks that compute.
-        predictions: In the order of `STRATEGIES`.
-        best: The fastest synchronous strategy.
-        losses: What failures cost; None where nothing is known of them.
-        run_s: The whole run with the best strategy, launch and failures included; None for a run without end.
-        idle: Ranks without a sample or replica.
-    """
-
-    ranks: int
-    predictions: tuple[Prediction, ...]
-    best: str
-    losses: Losses | None = None
+    ranks: int  #: Ranks that compute.
+    predictions: tuple[Prediction, ...]  #: In the order of `STRATEGIES`.
+    best: str  #: The fastest synchronous strategy.
+    losses: Losses | None = None  #: What failures cost; None where nothing is known of them.
+    #: The whole run with the best strategy, launch and failures included; None for a run without end.
     run_s: float | None = None
-    idle: int = 0
+    idle: int = 0  #: Ranks without a sample or replica.
 
     def of(self, strategy: str) -> Prediction:
         """Return the prediction of one strategy."""
