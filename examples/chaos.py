@@ -2,7 +2,7 @@
 
     python examples/chaos.py
 
-Every life of the job knows from the run directory how far it got. `unisono chaos SCRIPT` does it from outside, at
+Each start of the job reads from the run directory which steps are done. `unisono chaos SCRIPT` kills from outside, at
 moments a seed decides, with more kinds of faults. Expect 2 equal fingerprints in 24 s on 2 cores (48 CPU seconds).
 """
 

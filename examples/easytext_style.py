@@ -1,8 +1,8 @@
 """Components as easytext has them: model, loss, metric and callback, the same in one process and in many.
 
-A metric counts and is merged by counts; a callback says where it runs; a function for one rank returns a sentinel on
-the others. `python easytext_style.py`, or `unisono run -n 4 easytext_style.py`: one fingerprint. Expect an F1 of 0.87
-after five epochs in 9 s on 2 cores (18 CPU seconds).
+A metric counts, and counts are merged; a callback declares where it runs; a function for one rank returns a sentinel
+on the others. `python easytext_style.py`, or `unisono run -n 4 easytext_style.py`: one fingerprint. Expect an F1 of
+0.87 after five epochs in 9 s on 2 cores (18 CPU seconds).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from unisono.data.digits import load_digits
 
 
 class Classifier(nn.Module):
-    """A model needs to inherit nothing of ours."""
+    """A model needs no base class of ours."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Classifier(nn.Module):
 
 
 class ErrorsOfDigit(unisono.Metric):
-    """How many images of one digit are taken for another: a count, added up over all ranks."""
+    """How many images of one digit are classified as another: a count, added up over all ranks."""
 
     def __init__(self, digit: int) -> None:
         self.state = [0]
@@ -43,7 +43,7 @@ class ErrorsOfDigit(unisono.Metric):
 
 
 class History(unisono.Callback):
-    """Writes one line per evaluation, on the leader; its state goes on after an interruption."""
+    """Writes one line per evaluation, on the leader; its state is restored after an interruption."""
 
     runs_on = "leader"
 

@@ -2,7 +2,7 @@
 
     python examples/fine_tune.py
 
-`load_weights` reads run directories, checkpoints and `state_dict` files, without running code of theirs; the weights
+`load_weights` reads run directories, checkpoints and `state_dict` files, without running code from them; the weights
 are then part of the score. Expect 92 to 96 % right after one epoch, a little more than from scratch (90 to 93 %), in
 12 s on 2 cores (22 CPU seconds).
 """
@@ -15,7 +15,7 @@ from unisono.data.digits import load_digits
 
 
 class Net(nn.Module):
-    """A body, and a head that has a name of its own for each task."""
+    """A body, and a head with a different name for each task."""
 
     def __init__(self, task: str, classes: int) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Sharded training: every process keeps a slice of weights and moments, and the fingerprint stays.
+"""Sharded training: every process keeps a slice of weights and moments; the fingerprint does not change.
 
     python examples/fsdp.py
 
 torch's FSDP2 gathers a module when it is needed; our reduction adds along the same tree as `exact`. Two processes write
-a checkpoint; one goes on. Expect 2 equal fingerprints in 21 s on 2 cores (42 CPU seconds).
+a checkpoint; one continues. Expect 2 equal fingerprints in 21 s on 2 cores (42 CPU seconds).
 """
 
 import shutil

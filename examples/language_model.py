@@ -1,4 +1,4 @@
-"""A small GPT with dropout, character by character, on text at hand: docstrings of Python's own library.
+"""A small GPT with dropout, character by character, on docstrings of Python's own library.
 
     python examples/language_model.py
 
@@ -32,7 +32,7 @@ def read_text() -> str:
 
 
 class Windows:
-    """Pieces of the text of `LENGTH` characters, and the same a character later."""
+    """Pieces of the text of `LENGTH` characters; targets are the same pieces, one character later."""
 
     def __init__(self, codes: Tensor) -> None:
         self.codes, self.fingerprint = codes, unisono.ArrayDataset(codes).fingerprint

@@ -1,8 +1,8 @@
-"""Your own images: a folder of PNG files per class to a classifier. The folder here: handwritten digits, written out.
+"""Your own images: a folder of PNG files per class to a classifier. Without a folder, digits are written as one.
 
     python examples/own_images.py         (or with a folder of yours: own_images.py pictures)
 
-Images are decoded once per machine; what happens to one in training is decided by (seed, epoch, sample).
+Images are decoded once per machine; how one is changed in training depends on (seed, epoch, sample).
 `unisono train images --data FOLDER` does the same without a program. Expect 97 to 99 % of held-out digits right after
 12 s on 2 cores (22 CPU seconds).
 """

@@ -1,7 +1,7 @@
-"""Own the loop: your training loop, made exact. Run it with `python`, `unisono run -n 4`, torchrun, srun or mpirun.
+"""Your own training loop, made exact. Run it with `python`, `unisono run -n 4`, torchrun, srun or mpirun.
 
-Expect a loss of 1.675 in the last step and one fingerprint however it is started, that of `trainer.py` too, in 8 s on
-2 cores (16 CPU seconds).
+Expect a loss of 1.675 in the last step and the same fingerprint for every way to start it, also that of `trainer.py`,
+in 8 s on 2 cores (16 CPU seconds).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Your own texts: from a CSV file to a classifier. The file here: docstrings of Python's library, by package.
+"""Your own texts: from a CSV file to a classifier. Without a file: docstrings of Python.
 
     python examples/own_texts.py          (or with a file of yours: own_texts.py reviews.csv)
 
@@ -41,7 +41,7 @@ def write_docstrings(file: Path) -> None:
 
 def main(file: str, out: str, epochs: int = 6) -> None:
     run = unisono.Run(seed=0, replicas=4, clip_norm=1.0, out=out)
-    data = load_texts(Path(file))  # tokenised once per machine, whoever comes first
+    data = load_texts(Path(file))  # tokenised once per machine, by the first process
     train_set, test_set = (
         Texts(store, max_length=400, length_pool=20, content=data.key) for store in (data.train, data.test)
     )

@@ -3,7 +3,7 @@
     python examples/parameter_server.py
 
 The synchronous one adds the workers' gradients along the tree, the same each time. The asynchronous one applies each
-push at once, with a bound on staleness: nobody waits for a slow worker, and no two runs are alike. Expect 94 to 98 %
+push at once, with a bound on staleness: no worker waits for a slow one, and no two runs are equal. Expect 94 to 98 %
 right from both, in 22 s on 2 cores (44 CPU seconds).
 """
 

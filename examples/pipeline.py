@@ -1,8 +1,8 @@
-"""A pipeline: a network in stages on several processes, with the fingerprint of the undivided one.
+"""A pipeline: a network in stages on several processes, with the same fingerprint as on one process.
 
     python examples/pipeline.py
 
-Two stages pass micro-batches on; four processes are two pipelines side by side. Stages, schedule and number of
+Micro-batches go through two stages; four processes are two pipelines in parallel. Stages, schedule and number of
 processes change no bit. Expect 3 equal fingerprints in 30 s on 2 cores (57 CPU seconds).
 """
 

@@ -10,9 +10,9 @@ On two real machines write the first one's address in place of 127.0.0.1, and ad
 
     python examples/several_machines.py runs/alone
 
-Replicas and seed belong to the program, hosts and processes to the command. Ctrl-C on one host stops both, saved; the
-same two commands go on. Expect one fingerprint from all of them, in 15 s on 2 cores for both hosts
-(29 CPU seconds).
+Replicas and seed belong to the program, hosts and processes to the command. Ctrl-C on one host stops and saves both;
+the same two commands continue. Expect one fingerprint from all of them, in 15 s on 2 cores for both hosts (29 CPU
+seconds).
 """
 
 import sys
@@ -34,7 +34,7 @@ def main(out: str) -> None:
         for batch in run.steps(loader, epochs=2):
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
         world, fingerprint = run.world, run.fingerprint()
-        if world.local_rank == 0:  # one of each host speaks
+        if world.local_rank == 0:  # one rank of each host prints
             print(f"host {world.node_rank}: {world.local_world_size} of {world.world_size} ranks, {fingerprint}")
 
 

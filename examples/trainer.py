@@ -1,4 +1,4 @@
-"""The same with evaluation, metrics and progress in place.
+"""The same as `own_loop.py`, with evaluation, metrics and progress.
 
     python examples/trainer.py
 

@@ -2,8 +2,8 @@
 
     python examples/uneven_shares.py
 
-With plain data parallelism everybody waits for the slowest, or the result changes. Here only the placement does: the
-fingerprints of both runs are equal. Expect 2 of them, equal, in 15 s on 2 cores (29 CPU seconds).
+With plain data parallelism all workers wait for the slowest, or the result changes. Here only the placement changes.
+Expect 2 equal fingerprints, of both runs, in 15 s on 2 cores (29 CPU seconds).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The same with unisono: one optimizer step is one schedule step, and the state is saved by itself.
+"""The same with unisono: one optimizer step is one schedule step, and the run saves the state.
 
 unisono run -n 2 accelerate_after.py
 """

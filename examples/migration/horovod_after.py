@@ -1,4 +1,4 @@
-"""The same with unisono: the batch is that of all ranks, so the learning rate stays what it is.
+"""The same with unisono: the batch is that of all ranks, so the learning rate does not depend on them.
 
 unisono run -n 2 horovod_after.py, or: mpirun -np 2 python horovod_after.py
 """

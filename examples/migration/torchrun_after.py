@@ -1,4 +1,4 @@
-"""The same with unisono; torchrun may still start it: accumulation is `replicas`, the checkpoint comes by itself.
+"""The same with unisono; torchrun may still start it: accumulation is `replicas`, the run writes checkpoints.
 
 torchrun --standalone --nproc-per-node 2 torchrun_after.py, or: unisono run -n 2 torchrun_after.py
 """

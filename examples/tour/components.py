@@ -2,7 +2,7 @@
 
     python examples/tour/components.py
 
-A second; all ranks run inside this process. A whole training in this style: examples/easytext_style.py.
+It takes a second; all ranks run inside this process. A whole training in this style: examples/easytext_style.py.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import unisono
 from unisono.metrics.exchange import merge_over_ranks
 
-RIGHT = torch.tensor([1, 1, 1, 1, 0, 1, 1])  # seven samples, six of them taken for what they are
+RIGHT = torch.tensor([1, 1, 1, 1, 0, 1, 1])  # seven samples, six of them classified right
 
 
 def scores(transport: Any) -> tuple[float, float]:
@@ -25,7 +25,7 @@ def scores(transport: Any) -> tuple[float, float]:
 
 
 def places(transport: Any) -> str:
-    """Call a collective where only one rank is: an error that says so, where other programs wait for ever."""
+    """Call a collective where only one rank is: an error says so; other programs wait for ever."""
     run = unisono.Run(transport=transport, replicas=2)
 
     @unisono.on_rank(1)
@@ -41,7 +41,7 @@ def places(transport: Any) -> str:
 
 
 class Careless:
-    """A callback that does not say where it runs."""
+    """A component that does not declare where it runs."""
 
 
 def refused(transport: Any) -> str:

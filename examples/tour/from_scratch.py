@@ -1,8 +1,8 @@
-"""Distributed training from scratch, and where the usual programs go wrong: shares, sums, rings.
+"""Distributed training from scratch, and what usual programs do wrong: shares, sums, rings.
 
     python examples/tour/from_scratch.py
 
-All ranks run inside this process, so every bit can be looked at. Some seconds.
+All ranks run inside this process, so every bit can be compared. It takes some seconds.
 """
 
 import warnings

@@ -2,7 +2,7 @@
 
     python examples/tour/strategies.py
 
-All ranks run inside this process (the asynchronous server needs real ones: examples/parameter_server.py). Seconds.
+All ranks run inside this process (the asynchronous server needs real ones: examples/parameter_server.py).
 """
 
 from typing import Any
@@ -27,8 +27,8 @@ def train(transport: Any, name: str, options: dict[str, Any], replicas: int | No
     return run.fingerprint(), run.transport.bytes_sent
 
 
-def play(ranks: int, name: str, replicas: int | None = None, **options: Any) -> str:
-    """Train on some ranks, tell what was sent, return the fingerprint."""
+def train_on(ranks: int, name: str, replicas: int | None = None, **options: Any) -> str:
+    """Train on some ranks, print what was sent, return the fingerprint."""
     found = unisono.run_ranks(lambda transport: train(transport, name, options, replicas), ranks)
     sent = ", ".join(f"{count / 1e3:.0f}" for _, count in found)
     print(f"{name} {options or ''} on {ranks}: {found[-1][0][:16]}  kilobytes sent by each rank: {sent}")
@@ -38,10 +38,14 @@ def play(ranks: int, name: str, replicas: int | None = None, **options: Any) -> 
 if __name__ == "__main__":
     # A server that waits for its two workers computes what the two would compute with an all-reduce among themselves,
     # but all bytes pass through it.
-    assert play(3, "ps") == play(2, "allreduce", algorithm="tree")
+    assert train_on(3, "ps") == train_on(2, "allreduce", algorithm="tree")
     # A ring adds each chunk in another order than the tree, from three ranks on; between two there is only one order.
-    assert play(2, "allreduce", algorithm="ring") == play(2, "allreduce", algorithm="tree")
-    assert play(3, "allreduce", algorithm="ring") != play(3, "allreduce", algorithm="tree")
+    assert train_on(2, "allreduce", algorithm="ring") == train_on(2, "allreduce", algorithm="tree")
+    assert train_on(3, "allreduce", algorithm="ring") != train_on(3, "allreduce", algorithm="tree")
     # DataParallel in one process; the first device takes 10 samples of 64. And what the result does not depend on:
-    play(1, "balanced_dp", devices=2, gpu0_bsz=10)
-    assert play(1, "exact", replicas=4) == play(3, "exact", replicas=4) == play(2, "exact", replicas=4, shares=(3, 1))
+    train_on(1, "balanced_dp", devices=2, gpu0_bsz=10)
+    assert (
+        train_on(1, "exact", replicas=4)
+        == train_on(3, "exact", replicas=4)
+        == train_on(2, "exact", replicas=4, shares=(3, 1))
+    )

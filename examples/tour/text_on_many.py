@@ -1,4 +1,4 @@
-"""A gated CNN on texts, on one process and several, stopped in the middle of an epoch: what scripts get wrong, right.
+"""A gated CNN on texts, on one process and several, stopped in the middle of an epoch: common mistakes, corrected.
 
     python examples/tour/text_on_many.py
 
@@ -37,7 +37,7 @@ def write_docstrings(file: Path) -> None:
 
 
 def train(transport: Any, data: TextData, out: Path, stop_after: int | None = None) -> dict[str, Any]:
-    """Train to the end, or stop after a step; the batch is 32 texts, whoever computes them."""
+    """Train to the end, or stop after a step; the batch is 32 texts on any number of workers."""
     run = unisono.Run(seed=0, replicas=4, clip_norm=0.1, out=out, transport=transport)
     train_set, test_set = (Texts(store, max_length=300, content=data.key) for store in (data.train, data.test))
     model = GatedCNN(len(data.vocabulary), num_classes=2, readout="all")

@@ -2,14 +2,14 @@
 
     python examples/tour/words.py
 
-Starts nothing and loads no model: a second.
+It starts nothing and loads no model; it takes a second.
 """
 
 import unisono
 
 
 def places() -> None:
-    """Two machines, four processes each, as torchrun's variables tell them."""
+    """Two machines, four processes each, as torchrun's variables describe them."""
     for node in range(2):
         for local in range(4):
             variables = {
@@ -41,7 +41,7 @@ def save() -> str:
 
 
 def saving() -> None:
-    """Whoever asks gets an answer, and no barrier is needed."""
+    """Every rank that calls it gets an answer, and no barrier is needed."""
 
     def program(transport: object) -> str:
         run = unisono.Run(transport=transport, replicas=3)

@@ -24,7 +24,7 @@ def test_a_wide_table_goes_on_below(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert len(table(head, rows)) == 2
     monkeypatch.setenv("COLUMNS", "40")
-    assert table(("n", "print"), [(1, "f" * 64)], left=("print",))[1] == f"1  {'f' * 64}"
+    assert table(("n", "print"), [(1, "f" * 64)], left=("print",))[1] == f"1 {'f' * 64}"
 
 
 def test_nothing_measured_is_an_empty_table():

@@ -212,7 +212,7 @@ def _another_run_is_open():
 
 
 ELSEWHERE = {
-    "launchers/worker/child.py": "puts shared memory in gloo's place, where --backend shm asks for it",
+    "collectives/shm/gloo_hook.py": "puts shared memory in gloo's place, where --backend shm asks for it",
     "collectives/shm/in_place_of_gloo.py": "names such a group gloo",
 }
 """Files outside of `determinism/` that change torch."""

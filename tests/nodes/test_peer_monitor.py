@@ -31,7 +31,7 @@ def server():
 
 @pytest.fixture
 def boards(server):
-    """A board of the job and one of an attempt."""
+    """Shared values of the job, and those of one attempt."""
     client = Client("127.0.0.1", server.port, KEY)
     yield SharedValues(client, "job"), SharedValues(client, "attempt")
     client.close()

@@ -1,4 +1,4 @@
-"""Knocking finds out who reaches whom, and says why not."""
+"""Probing finds out which host reaches which, and says why not."""
 
 import contextlib
 

@@ -206,7 +206,7 @@ def test_the_server_ends(server, client):
     threading.Timer(0.2, server.close).start()
     with pytest.raises(StoreLost, match=r"closed the connection|broke"):
         client.get(b"never", 60)
-    with pytest.raises(StoreLost, match="no connection"):
+    with pytest.raises(StoreLost, match=r"no connection|broke"):  # the server's last moments may still take it
         client.get(b"never", 60)
 
 

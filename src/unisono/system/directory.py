@@ -13,19 +13,26 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, final
+from typing import Protocol, Self, final
 
 from unisono.errors import CheckpointError
 from unisono.system.descriptors import File, pieces
-
-if TYPE_CHECKING:
-    from unisono.system.owners import Owners
 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would block for ever
 _KINDS = {
     stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFREG: "a file",
 }  # fmt: skip
+
+
+class Judge(Protocol):
+    """Refuses what belongs to, or may be written by, the wrong users (`owners`)."""
+
+    def check_directory(self, path: Path, status: os.stat_result) -> None:
+        """Look at a directory."""
+
+    def check_file(self, path: Path, status: os.stat_result) -> None:
+        """Look at a file."""
 
 
 @final
@@ -42,7 +49,7 @@ class Directory:
         owners: As given.
     """
 
-    def __init__(self, path: Path, descriptor: int, owners: "Owners | None" = None) -> None:
+    def __init__(self, path: Path, descriptor: int, owners: Judge | None = None) -> None:
         self.path = path
         self.owners = owners
         self._descriptor = descriptor

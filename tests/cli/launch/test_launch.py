@@ -205,3 +205,12 @@ def test_what_engines_share_is_said_in_the_same_words():
     for option, engines in {"--env": 4, "--dry-run": 4, "--threads": 4, "--detach": 2, "--interval": 2, "--nodes": 2,
                             "--python": 2, "--name": 2, "-m, --module": 4}.items():  # fmt: skip
         assert len([text for text in helps.values() if f" {option}" in text]) == engines, option
+
+
+@pytest.mark.parametrize(("engine", "option"), [("ray", "--workers"), ("mpi", "--workers"), ("kubernetes", "--image")])
+def test_what_must_be_given_is_asked_for(engine, option):
+    """Code 2 and the option's name, not a traceback."""
+    result = invoke(engine, __file__)
+    assert result.exit_code == 2
+    assert "Missing option" in result.output
+    assert option in result.output

@@ -19,7 +19,7 @@ from unisono.cli.options.run_file import read_run_file
 from unisono.cli.train import train
 from unisono.launchers.engines.kubernetes import KubernetesJob
 from unisono.launchers.engines.mpi import MpiJob
-from unisono.launchers.engines.ray_runner import RayJob
+from unisono.launchers.engines.ray_job import RayJob
 from unisono.launchers.engines.slurm import SlurmJob
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
@@ -161,7 +161,7 @@ def test_defaults_are_those_of_the_dataclass():
     """What help calls the default is what a dataclass takes; nothing is given where nothing was typed."""
     for _, command in commands():
         for made in command.params:
-            if isinstance(made, FieldOption) and made.default is not None and not made.item.also:
+            if isinstance(made, FieldOption) and not (made.default is None or made.required or made.item.also):
                 assert made.default == made.item.default != MISSING
     assert "[default: 3" in shown("train", "--help") and "[default: 0]" in shown("run", "--help")
 

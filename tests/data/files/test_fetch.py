@@ -12,7 +12,6 @@ import pytest
 
 from unisono.data.files.fetch import (
     Pin,
-    atomic_write,
     check_pin,
     download,
     file_lock,
@@ -179,21 +178,6 @@ def test_default_cache(environ, expected):
     assert default_cache({}).is_absolute()
 
 
-def test_atomic_write_keeps_the_old_content_on_failure(tmp_path):
-    """A writer that fails half-way changes nothing and leaves no temporary file."""
-    path = tmp_path / "file"
-    atomic_write(path, lambda file: file.write(b"old"))
-
-    def fail(file):
-        file.write(b"half")
-        raise RuntimeError("full")
-
-    with pytest.raises(RuntimeError):
-        atomic_write(path, fail)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_lock_is_exclusive_ends_with_its_holder_and_times_out(tmp_path):
     """Another process waits for the lock, for a limited time; the death of the holder frees it."""
     lock = tmp_path / "deep" / "lock"
@@ -228,6 +212,6 @@ def test_cache_that_cannot_be_written_is_explained(tmp_path):
 
 def test_data_sources_import_no_torch():
     """The launcher can prepare data without loading torch."""
-    names = "digits files.archive files.cache files.fetch files.idx sets.imdb sets.mnist sets.text"
+    names = "files.archive files.cache files.fetch files.idx sets.digits sets.imdb sets.mnist sets.text"
     code = "".join(f"import unisono.data.{name};" for name in names.split())
     subprocess.run([sys.executable, "-c", code + "import sys; sys.exit('torch' in sys.modules)"], check=True)

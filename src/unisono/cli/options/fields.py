@@ -46,9 +46,10 @@ class FieldOption(click.Option):
         flag = f"{item.flag}/--no-{item.flag[2:]}" if item.kind is bool else item.flag
         super().__init__(
             [*filter(None, [item.short]), flag, *item.old, item.key], type=None if item.kind is bool else _type(item),
-            metavar=None if item.kind is bool else self._word(), help=item.help, hidden=item.hidden, default=default,
+            metavar=None if item.kind is bool else self._word(), help=item.help, hidden=item.hidden,
             multiple=item.repeats or item.kind is dict,
-            required=item.default is MISSING and not item.usual,
+            # click takes a default of None for a value, and asks for no other
+            **({"required": True} if item.default is MISSING and not item.usual else {"default": default}),
         )  # fmt: skip
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":

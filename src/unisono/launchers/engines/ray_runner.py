@@ -11,60 +11,18 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from unisono.errors import ConfigError, LaunchError, RunStopped
+from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.engines.following import write_to_stdout
-from unisono.launchers.engines.job import Job
+from unisono.launchers.engines.ray_job import RayJob
 from unisono.launchers.engines.ray_places import Place, assign
-from unisono.options.fields import option
-from unisono.options.quantities import CPUS, DEVICES, RANKS, RESTARTS, SECONDS
 from unisono.store.secret import given_secret, new_secret
 from unisono.system.messages import tell
 
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _GRACE_S = 10.0
 _LOST = 255
 _FINAL_CODES = (0, 2, RunStopped.exit_code)  # starting again would end in the same way
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RayJob(Job):
-    """One launch on Ray; the fields that users set say what they are.
-
-    Attributes:
-        kind: ``script`` or ``module``.
-        target: Path or name of it.
-        args: Its arguments.
-    """
-
-    kind: str
-    target: str
-    args: tuple[str, ...] = ()
-    workers: int = option(text="Ranks on all machines together.", of=RANKS, short="-n", word="N")
-    cpus: float = option(1, "CPUs that Ray keeps for each rank.", of=CPUS, key="cpus_per_worker", word="C")
-    gpus: int = option(0, "GPUs that Ray keeps for each rank.", of=DEVICES, key="gpus_per_worker", word="G")
-    strategy: str = option("PACK", "How Ray spreads the ranks over nodes.", *STRATEGIES)
-    address: str | None = option(None, "Of the cluster.", usual="what Ray finds, else one on this machine")
-    working_dir: str | None = option(
-        None, "Let Ray copy DIR to all nodes and start there.", usual="this directory, which they must share",
-        word="DIR", is_path=True,
-    )  # fmt: skip
-    max_restarts: int = option(
-        0, "Start the ranks again after one has failed or its node is lost; for scripts that resume.", of=RESTARTS
-    )
-    wait_s: float = option(300.0, "Longest wait for room.", of=SECONDS, key="wait", word="S")
-
-    def __post_init__(self) -> None:
-        Job.__post_init__(self)
-        if self.working_dir is not None and not Path(self.working_dir).is_dir():
-            raise ConfigError(f"expected --working-dir with a directory that exists, got {self.working_dir!r}.")
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """What Ray keeps for each rank."""
-        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
 
 @dataclass(frozen=True, slots=True)
