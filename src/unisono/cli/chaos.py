@@ -1,7 +1,6 @@
 """``unisono chaos``: disturb a run on purpose, and compare its bits with those of an undisturbed one."""
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
@@ -9,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.completion import RecipeName, complete_target
-from unisono.cli.options.fields import json_option, out_option, recipe_options
-from unisono.cli.options.settings import number
-from unisono.cli.outcome import FAILED, command_line, conclude, nothing_kept, perform, tell
+from unisono.cli.completion import target_arguments
+from unisono.cli.options.fields import json_option, out_option, recipe_options, single
+from unisono.cli.outcome import FAILED, command_line, conclude, nothing_kept, tell, verb
 from unisono.cli.tables import answer
 from unisono.experiments.fault_schedule import KINDS
 from unisono.options.quantities import REPLICAS, RUNS, SEED, STEPS, WORKERS
@@ -21,34 +19,26 @@ if TYPE_CHECKING:
     from unisono.experiments.chaos import ChaosReport
 
 
+def _kept(given: dict[str, Any]) -> str:
+    if given["out"] is None:
+        return nothing_kept("the two runs")()
+    return f"{given['out']} holds both runs as far as they came. Hint: remove it, then again: {command_line()}"
+
+
 @click.command(short_help="Kill a run's processes, and prove that its bits stay the same.")
-@click.argument("target", metavar="RECIPE|SCRIPT", type=RecipeName("a script, or "), shell_complete=complete_target)
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
-@click.option("-n", "--workers", type=number(WORKERS), default=2, show_default=True, metavar="N", help="Processes.")
-@click.option("--kills", type=number(RUNS), default=10, show_default=True, metavar="K", help="Faults in all.")
-@click.option(
-    "--seed", type=number(SEED), default=0, metavar="S", show_default=True, help="Repeats the schedule of faults."
-)
-@click.option(
-    "--fault",
-    "kinds",
-    type=click.Choice(list(KINDS)),
-    multiple=True,
-    help="Kind of fault; may be given several times.  [default: all]",
-)
-@click.option(
-    "--replicas", type=number(REPLICAS), metavar="V", help="Logical workers.  [default: the recipe's; for a script, N]"
-)
+@target_arguments
+@single("workers", "Processes.", of=WORKERS, default=2, short="-n", word="N")
+@single("kills", "Faults in all.", of=RUNS, default=10)
+@single("seed", "Repeats the schedule of faults.", of=SEED, default=0, word="S")
+@click.option("--fault", "kinds", type=click.Choice(list(KINDS)), multiple=True,
+              help="Kind of fault; may be given several times.  [default: all]")  # fmt: skip
+@single("replicas", "Logical workers.", of=REPLICAS, word="V", usual="the recipe's; for a script, N")
 @recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
-@click.option(
-    "--checkpoint-every",
-    type=number(STEPS),
-    metavar="STEPS",
-    help="Recipes.  [default: a quarter of the steps between faults]",
-)
+@single("checkpoint_every", "Recipes.", of=STEPS, word="STEPS", usual="a quarter of the steps between faults")
 @out_option("Keep both run directories and the log here.", word="DIR")
 @json_option
-def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, **given: Any) -> None:
+@verb("chaos", _kept)
+def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
 
     Faults come at steps that the seed decides: kill one worker, kill all, kill the launcher and start the command
@@ -59,29 +49,22 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: b
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
     settings; 130 after Ctrl-C.
     """
+    from unisono.experiments import chaos as experiment
 
-    def act() -> int:
-        from unisono.experiments import chaos as experiment
-
-        chosen = kinds or tuple(KINDS)
-        found = experiment.chaos(target, args, env=os.environ, kinds=chosen, tell=tell, **given)
-        parted = found.parted
-        plain = {
-            "equal": found.equal, "seed": found.seed, "seconds": found.seconds, "landed": found.landed,
-            "exit_code": found.exit_code, "reference": found.reference, "disturbed": found.disturbed,
-            "parted_at_step": parted and parted[0], "faults": [asdict(fault) for fault in found.faults],
-        }  # fmt: skip
-        answer(plain, as_json, lambda: _lines(found))
-        if found.exit_code:
-            tell(f"the disturbed run ended with exit code {found.exit_code}.")
-        if parted:
-            tell(f"the ledgers part at step {parted[0]} in: {', '.join(parted[1])}.")
-        return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
-
-    def kept() -> str:
-        return f"{given['out']} holds both runs as far as they came. Hint: remove it, then again: {command_line()}"
-
-    sys.exit(perform("chaos", act, kept if given["out"] else nothing_kept("the two runs")))
+    chosen = kinds or tuple(KINDS)
+    found = experiment.chaos(target, args, env=os.environ, kinds=chosen, tell=tell, **given)
+    parted = found.parted
+    plain = {
+        "equal": found.equal, "seed": found.seed, "seconds": found.seconds, "landed": found.landed,
+        "exit_code": found.exit_code, "reference": found.reference, "disturbed": found.disturbed,
+        "parted_at_step": parted and parted[0], "faults": [asdict(fault) for fault in found.faults],
+    }  # fmt: skip
+    answer(plain, as_json, lambda: _lines(found))
+    if found.exit_code:
+        tell(f"the disturbed run ended with exit code {found.exit_code}.")
+    if parted:
+        tell(f"the ledgers part at step {parted[0]} in: {', '.join(parted[1])}.")
+    return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
 
 
 def _lines(found: "ChaosReport") -> Iterator[str]:

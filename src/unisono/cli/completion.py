@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, final
 
 import click
 
+from unisono.cli.options.settings import stack
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -51,20 +53,20 @@ class RecipeName(click.types.StringParamType):
         lines = [f"  {name:<{width}}  {recipe.summary}" for name, recipe in RECIPES.items()]
         return "\n".join([f"Expected {self._also}one of the recipes:", *lines])
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+        """Return the recipes that begin so; where none does, let the shell look for a script."""
+        from click.shell_completion import CompletionItem
 
-def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> "list[CompletionItem]":
-    """Return the recipes that begin so."""
-    from click.shell_completion import CompletionItem
+        from unisono.recipes.catalog import RECIPES
 
-    from unisono.recipes.catalog import RECIPES
-
-    return [
-        CompletionItem(name, help=recipe.summary) for name, recipe in RECIPES.items() if name.startswith(incomplete)
-    ]
+        fits = {name: recipe.summary for name, recipe in RECIPES.items() if name.startswith(incomplete)}
+        found = [CompletionItem(name, help=summary) for name, summary in fits.items()]
+        return found or ([CompletionItem(incomplete, type="file")] if self._also else [])
 
 
-def complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> "list[CompletionItem]":
-    """Return the recipes that begin so; where none does, let the shell look for a script."""
-    from click.shell_completion import CompletionItem
-
-    return complete_recipe(context, parameter, incomplete) or [CompletionItem(incomplete, type="file")]
+recipe_argument = click.argument("recipe", metavar="RECIPE", type=RecipeName())
+target_arguments = stack(
+    click.argument("target", metavar="RECIPE|SCRIPT", type=RecipeName("a script, or ")),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]"),
+)
+"""A recipe, or a script and its arguments, as `target` and `args`."""

@@ -1,6 +1,5 @@
 """``unisono diff``: where two runs part, and what differed first."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ import click
 
 from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH
-from unisono.cli.outcome import conclude, perform, tell
+from unisono.cli.outcome import conclude, tell, verb
 from unisono.cli.tables import answer
 
 if TYPE_CHECKING:
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
 @click.argument("run_a", metavar="RUN_A", type=PATH)
 @click.argument("run_b", metavar="RUN_B", type=PATH)
 @json_option
-def diff(run_a: str, run_b: str, as_json: bool) -> None:
+@verb("diff")
+def diff(run_a: str, run_b: str, as_json: bool) -> int:
     """Compare the run directories RUN_A and RUN_B: scores, ledgers step by step, fingerprints and metrics.
 
     Names the first differing step and what differed first in it: weights, sample ids, generator seed, loss or
@@ -31,17 +31,13 @@ def diff(run_a: str, run_b: str, as_json: bool) -> None:
 
     Exit code: 0 when the runs are equal; 1 when they differ; 2 where there is no run.
     """
+    from unisono.report.run_diff import compare_runs
 
-    def act() -> int:
-        from unisono.report.run_diff import compare_runs
-
-        found = compare_runs(Path(run_a), Path(run_b))
-        answer(asdict(found), as_json, lambda: _lines(found))
-        if found.hint and not as_json:
-            tell(found.hint)
-        return conclude(found.equal)
-
-    sys.exit(perform("diff", act))
+    found = compare_runs(Path(run_a), Path(run_b))
+    answer(asdict(found), as_json, lambda: _lines(found))
+    if found.hint and not as_json:
+        tell(found.hint)
+    return conclude(found.equal)
 
 
 def _lines(found: "RunDiff") -> Iterator[str]:

@@ -1,7 +1,6 @@
 """``unisono doctor``: look at this machine, or at a script, before a run."""
 
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ import click
 
 from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH, to_json
-from unisono.cli.outcome import FAILED, perform
+from unisono.cli.outcome import FAILED, verb
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
 @click.argument("script", required=False, metavar="[SCRIPT]")
 @click.option("--dir", "directory", type=PATH, metavar="DIR", help="Also test whether checkpoints are safe in DIR.")
 @json_option
-def doctor(script: str | None, directory: str | None, as_json: bool) -> None:
+@verb("doctor")
+def doctor(script: str | None, directory: str | None, as_json: bool) -> int:
     """Look at this machine; with SCRIPT, look for known mistakes in it instead, without running it.
 
     The machine: cores, threads, memory, shared memory, open files, network, clock, torch, GPUs, and two processes that
@@ -32,17 +32,9 @@ def doctor(script: str | None, directory: str | None, as_json: bool) -> None:
 
     Exit code: 0 when nothing fails; 1 when something does; 2 for wrong usage.
     """
-    sys.exit(perform("doctor", lambda: _doctor(script, directory, as_json)))
-
-
-def _doctor(script: str | None, directory: str | None, as_json: bool) -> int:
-    if script is not None and directory is not None:
-        raise ConfigError("expected SCRIPT or --dir, got both. Hint: call doctor once for each.")
-    found = _machine(directory) if script is None else _script(script)
+    found = _machine(directory) if script is None else _script(script, directory)
     is_ok = all(finding.status != "fail" for finding in found)
-    lines = [_line(finding, script) for finding in found]
-    if script is not None and not found:
-        lines = [f"{script}: no known mistake"]
+    lines = [_line(finding, script) for finding in found] or [f"{script}: no known mistake"] * (script is not None)
     if as_json:
         click.echo(to_json({"ok": is_ok, "findings": [asdict(finding) for finding in found]}, indent=1))
     else:
@@ -61,9 +53,11 @@ def _machine(directory: str | None) -> "list[Finding]":
     return [*found, *check_talk(list_gpus(), os.environ)]
 
 
-def _script(script: str) -> "list[Finding]":
+def _script(script: str, directory: str | None) -> "list[Finding]":
     from unisono.doctor.script import examine
 
+    if directory is not None:
+        raise ConfigError("expected SCRIPT or --dir, got both. Hint: call doctor once for each.")
     try:
         text = Path(script).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # also bytes that are no UTF-8, or a zero byte in the name

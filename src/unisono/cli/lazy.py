@@ -23,14 +23,9 @@ class LazyGroup(click.Group):
     """
 
     def __init__(
-        self,
-        *,
-        entries: Mapping[str, str],
-        module: str,
-        noun: str,
-        meant: Callable[[str], str] | None = None,
+        self, *, entries: Mapping[str, str], module: str, noun: str, meant: Callable[[str], str] | None = None,
         **settings: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**settings)
         self._entries, self._module, self._noun = entries, module, noun
         self._meant = meant or self._nearest

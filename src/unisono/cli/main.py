@@ -66,14 +66,9 @@ def _meant(word: str) -> str:
 
 
 @click.group(
-    cls=LazyGroup,
-    entries=VERBS,
-    module="unisono.cli.{}",
-    noun="verb",
-    meant=_meant,
-    invoke_without_command=True,
+    cls=LazyGroup, entries=VERBS, module="unisono.cli.{}", noun="verb", meant=_meant, invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], **UNDERSCORES},
-)
+)  # fmt: skip
 @click.version_option(__version__)
 @click.pass_context
 def unisono(context: click.Context) -> None:

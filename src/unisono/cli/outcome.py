@@ -1,9 +1,11 @@
 """From errors to exit codes and one message, the same for every verb."""
 
+import functools
 import os
 import shlex
 import sys
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 import click
 
@@ -26,9 +28,9 @@ def command_line() -> str:
     return shlex.join(["unisono", *sys.argv[1:]])
 
 
-def nothing_kept(what: str) -> Callable[[], str]:
+def nothing_kept(what: str) -> Callable[..., str]:
     """Return what a verb with runs of its own says after Ctrl-C: that it keeps nothing, and how to begin anew."""
-    return lambda: f"Nothing is kept of {what}. Again: {command_line()}"
+    return lambda *_: f"Nothing is kept of {what}. Again: {command_line()}"
 
 
 def tell(line: str) -> None:
@@ -40,6 +42,28 @@ def conclude(equal: bool) -> int:
     """Say whether runs are equal, and return the exit code."""
     tell("equal" if equal else "DIFFERENT")
     return 0 if equal else FAILED
+
+
+def verb(
+    name: str, interrupted: Callable[[dict[str, Any]], str] | None = None, *, keeps_runs: bool = False
+) -> Callable[[Callable[..., int | None]], Callable[..., NoReturn]]:
+    """Return a decorator that makes a verb of its work: the process ends with the code of `perform`.
+
+    Args:
+        name: Named in messages.
+        interrupted: As `perform` takes it, but is given the verb's options.
+        keeps_runs: As `perform` takes it.
+    """
+
+    def make(action: Callable[..., int | None]) -> Callable[..., NoReturn]:
+        @functools.wraps(action)
+        def run(**given: Any) -> NoReturn:
+            said = None if interrupted is None else lambda: interrupted(given)
+            sys.exit(perform(name, lambda: action(**given), said, keeps_runs=keeps_runs))
+
+        return run
+
+    return make
 
 
 def perform(

@@ -1,13 +1,12 @@
 """``unisono report``: runs, scaling studies and forecasts on one page; and all ranks on one time line."""
 
-import sys
 from pathlib import Path
 
 import click
 
 from unisono.cli.options.fields import out_option
 from unisono.cli.options.settings import PATH
-from unisono.cli.outcome import perform, tell
+from unisono.cli.outcome import tell, verb
 from unisono.errors import ConfigError
 
 
@@ -16,6 +15,7 @@ from unisono.errors import ConfigError
 @out_option("The page.", usual="report.html")
 @click.option("--timeline", type=PATH, metavar="FILE",
               help="Write all ranks' steps of one RUN for Perfetto or chrome://tracing, and no page.")  # fmt: skip
+@verb("report")
 def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> None:
     """Write one self-contained HTML page: it needs no network, runs no script and is under 1 MB.
 
@@ -25,25 +25,25 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> N
 
     Exit code: 0 when it was written; 2 where a source is none of these, damaged, or cannot be compared.
     """
-    sys.exit(perform("report", lambda: _report([Path(source) for source in sources], out, timeline)))
-
-
-def _report(sources: list[Path], out: str | None, timeline: str | None) -> None:
     _check_suffix("--timeline", timeline, (".json",), "a time line for Perfetto")
     _check_suffix("--out", out, (".html", ".htm"), "a page")
     if timeline is not None:
         from unisono.report.timeline import write_timeline
 
-        if out is not None or len(sources) != 1:
-            raise ConfigError("--timeline is of one run, and no page: expected one RUN and no --out.")
-        num_events = write_timeline(sources[0], Path(timeline))
+        _check_single(sources, out)
+        num_events = write_timeline(Path(sources[0]), Path(timeline))
         tell(f"{num_events} events in {timeline}: open it in ui.perfetto.dev or chrome://tracing")
         return
     from unisono.report.page import write_page
 
     place = Path(out or "report.html")
-    write_page(sources, place)
+    write_page([Path(source) for source in sources], place)
     tell(f"{place} ({place.stat().st_size // 1024} KB)")
+
+
+def _check_single(sources: tuple[str, ...], out: str | None) -> None:
+    if out is not None or len(sources) != 1:
+        raise ConfigError("--timeline is of one run, and no page: expected one RUN and no --out.")
 
 
 def _check_suffix(option: str, name: str | None, suffixes: tuple[str, ...], what: str) -> None:

@@ -13,15 +13,8 @@ import click
 from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
 from unisono.cli.options.fields import ExplainedCommand, field_options
 from unisono.cli.options.torchrun import TorchrunWords, inert_options, read_environment_too, understand
-from unisono.cli.outcome import command_line, perform
-from unisono.launchers.spec import (
-    LaunchSpec,
-    ProgramTarget,
-    Target,
-    check_target,
-    find_program,
-    resolve_workers,
-)
+from unisono.cli.outcome import command_line, verb
+from unisono.launchers.spec import LaunchSpec, ProgramTarget, Target, check_target, find_program, resolve_workers
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
 from unisono.system.machine import resolve_devices
@@ -37,6 +30,7 @@ from unisono.system.machine import resolve_devices
 @field_options(TorchrunWords)
 @inert_options
 @program_arguments
+@verb("run")
 def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> None:
     """Start SCRIPT on several processes of this machine; on several machines with --nnodes.
 
@@ -52,28 +46,25 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
     n); 75 if the run was asked to stop and has saved; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if
     the reader of the output went away; 2 for wrong usage or settings.
     """
+    # Not at the top: `--help` must not pay for the launcher.
+    from unisono.collectives.shm import gloo_hook
+    from unisono.nodes.start import start
 
-    def act() -> None:
-        # Not at the top: `--help` must not pay for the launcher.
-        from unisono.collectives.shm import gloo_hook
-        from unisono.nodes.start import start
-
-        words = TorchrunWords(**taken(TorchrunWords, given))
-        target: Target = ProgramTarget(name=script, args=args)
-        if words.no_python:
-            check_target(target)
-        else:
-            target = find_program(script, args, is_module=is_module)
-        devices = resolve_devices(given.pop("gpus"), os.environ)
-        meant = understand(words, given.pop("workers"), taken(NodesOptions, given), is_module=is_module)
-        settings = {**taken(LaunchSpec, given), **meant.settings, "devices": devices, "again": command_line()}
-        settings["backend_module"] = gloo_hook.__name__
-        if settings.get("output") == "auto":
-            settings["output"] = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
-        spec = LaunchSpec(target=target, workers=resolve_workers(meant.workers, devices=devices), **settings)
-        start(spec, meant.nodes.plan())
-
-    sys.exit(perform("run", act))
+    words = TorchrunWords(**taken(TorchrunWords, given))
+    target: Target = ProgramTarget(name=script, args=args)
+    if words.no_python:
+        check_target(target)
+    else:
+        target = find_program(script, args, is_module=is_module)
+    devices = resolve_devices(given.pop("gpus"), os.environ)
+    hosts = taken(NodesOptions, given)
+    workers, nodes, meant = understand(words, given.pop("workers"), hosts, is_module=is_module)
+    settings = {**taken(LaunchSpec, given), **meant, "devices": devices, "again": command_line()}
+    settings["backend_module"] = gloo_hook.__name__
+    if settings.get("output") == "auto":
+        settings["output"] = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
+    spec = LaunchSpec(target=target, workers=resolve_workers(workers, devices=devices), **settings)
+    start(spec, nodes.plan())
 
 
 read_environment_too(run)

@@ -2,24 +2,17 @@
 
 import contextlib
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from unisono.cli.completion import RecipeName, complete_recipe
-from unisono.cli.options.fields import (
-    ExplainedCommand,
-    field_options,
-    json_option,
-    recipe_options,
-    strategy_options,
-)
-from unisono.cli.options.run_file import RUN_FILE, describe_run_file, take_config
+from unisono.cli.completion import recipe_argument
+from unisono.cli.options.fields import ExplainedCommand, field_options, json_option, recipe_options, strategy_options
+from unisono.cli.options.run_file import RUN_FILE, take_config
 from unisono.cli.options.settings import PATH, to_json
-from unisono.cli.outcome import INTERRUPTED, command_line, perform
+from unisono.cli.outcome import INTERRUPTED, command_line, verb
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
@@ -30,8 +23,19 @@ _SETTINGS = ("max_restarts", "share_devices", "heartbeat_s", "hang_s", "stop_gra
 """Of a launch, beside what depends on the recipe."""
 
 
+def _kept(given: dict[str, Any]) -> str:
+    """Return what to say after Ctrl-C where the run could not stop between two steps."""
+    out = given["out"]
+    if out is None:
+        return f"Nothing is kept; --out DIR keeps runs. Again: {command_line()}"
+    saved = max(Path(out).glob("checkpoints/step-[0-9]*.????????"), default=None)  # names of equal length
+    if saved is None:
+        return f"{out} holds no checkpoint yet. Again, from the beginning: {command_line()}"
+    return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
+
+
 @click.command(cls=ExplainedCommand, short_help="Train a ready-made recipe.")
-@click.argument("recipe", metavar="RECIPE", type=RecipeName(), shell_complete=complete_recipe)
+@recipe_argument
 @click.option(
     "--config",
     type=PATH,
@@ -46,6 +50,7 @@ _SETTINGS = ("max_restarts", "share_devices", "heartbeat_s", "hang_s", "stop_gra
 @recipe_options()
 @field_options(NodesOptions)
 @json_option
+@verb("train", _kept, keeps_runs=True)
 def train(recipe: str, as_json: bool, **given: Any) -> None:
     """Train RECIPE: digits, mnist, imdb, or text and images of your own.
 
@@ -58,23 +63,12 @@ def train(recipe: str, as_json: bool, **given: Any) -> None:
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
-    out = given["out"]
-    sys.exit(perform("train", lambda: _train(recipe, as_json, given), lambda: _kept(out), keeps_runs=True))
-
-
-def _kept(out: str | None) -> str:
-    """Return what to say after Ctrl-C where the run could not stop between two steps."""
-    if out is None:
-        return f"Nothing is kept; --out DIR keeps runs. Again: {command_line()}"
-    saved = max(Path(out).glob("checkpoints/step-[0-9]*.????????"), default=None)  # names of equal length
-    if saved is None:
-        return f"{out} holds no checkpoint yet. Again, from the beginning: {command_line()}"
-    return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
+    _train(recipe, as_json, given)
 
 
 def _train(recipe: str, as_json: bool, given: dict[str, Any]) -> None:
     from unisono.errors import RunStopped
-    from unisono.experiments.job import plan, run_job
+    from unisono.experiments.job import describe_run_file, plan, run_job
     from unisono.launchers.scratch import scratch_directory
     from unisono.system.owners import adopt
 

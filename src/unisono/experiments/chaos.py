@@ -20,27 +20,16 @@ from unisono.observe.compare import first_difference
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChaosReport:
-    """What the faults have changed.
+    """What the faults have changed."""
 
-    Attributes:
-        equal: The disturbed run ended well, with fingerprint and ledger of the undisturbed one.
-        seed: Of the schedule.
-        seconds: How long the disturbed run took.
-        exit_code: Of the disturbed run.
-        reference: Fingerprint of the undisturbed run.
-        disturbed: Fingerprint of the disturbed run; None where it failed.
-        parted: The first step at which the ledgers part, and the fields that differ.
-        faults: What came of each fault.
-    """
-
-    equal: bool
-    seed: int
-    seconds: float
-    exit_code: int
-    reference: str
-    disturbed: str | None
-    parted: tuple[int, list[str]] | None
-    faults: list[Injection]
+    equal: bool  #: The disturbed run ended well, with fingerprint and ledger of the undisturbed one.
+    seed: int  #: Of the schedule.
+    seconds: float  #: How long the disturbed run took.
+    exit_code: int  #: Of the disturbed run.
+    reference: str  #: Fingerprint of the undisturbed run.
+    disturbed: str | None  #: Fingerprint of the disturbed run; None where it failed.
+    parted: tuple[int, list[str]] | None  #: The first step at which the ledgers part, and the fields that differ.
+    faults: list[Injection]  #: What came of each fault.
 
     @property
     def landed(self) -> int:
@@ -49,18 +38,9 @@ class ChaosReport:
 
 
 def chaos(
-    target: str,
-    args: Sequence[str] = (),
-    *,
-    env: Mapping[str, str],
-    workers: int = 2,
-    kills: int = 10,
-    seed: int = 0,
-    kinds: Sequence[str] = tuple(KINDS),
-    out: str | None = None,
-    tell: Tell = silent,
-    **options: Any,
-) -> ChaosReport:
+    target: str, args: Sequence[str] = (), *, env: Mapping[str, str], workers: int = 2, kills: int = 10, seed: int = 0,
+    kinds: Sequence[str] = tuple(KINDS), out: str | None = None, tell: Tell = silent, **options: Any,
+) -> ChaosReport:  # fmt: skip
     """Run a recipe or a script undisturbed, then once more under a schedule of faults, and compare.
 
     Args:
@@ -118,7 +98,6 @@ def _undisturbed(
 
 
 def _disturb(injector: Injector, faults: Sequence[Fault], tell: Tell) -> tuple[list[Injection], int]:
-    """Return what came of the faults, and the exit code of the run."""
     found = []
     try:
         injector.start()

@@ -1,11 +1,16 @@
 """How long collectives take on this machine, over shared memory and gloo; must not import torch."""
 
+import inspect
 import json
+import re
+import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from unisono.collectives.schedules import SCHEDULES, Schedule, bytes_sent
 from unisono.experiments.trials import Tell, silent
 from unisono.launchers.api import describe_function
 from unisono.launchers.local import run_local
@@ -64,3 +69,29 @@ def time_collectives(ranks: int, sizes: Sequence[int], names: Sequence[str], rep
         run_local(LaunchSpec(target=target, workers=ranks, threads=1, output="quiet"))
         found: dict[str, Any] = json.loads(out.read_text())
         return found
+
+
+def schedule_as_plain(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule as plain values; ``sent`` is in chunks, for each rank."""
+    return {
+        "name": schedule.name, "ranks": schedule.world_size, "chunks": schedule.num_chunks,
+        "holds": [list(held) for held in schedule.holds],
+        "rounds": [[asdict(move) for move in moves] for moves in schedule.rounds],
+        "sent": bytes_sent(schedule, schedule.num_chunks),
+    }  # fmt: skip
+
+
+def describe_schedule(schedule: Schedule) -> list[str]:
+    """Return a schedule in words: what it is, its moves round by round, and what each rank sends."""
+    text = (inspect.getdoc(SCHEDULES[schedule.name]) or "").removeprefix("Return ")
+    text = re.sub("[`*]{1,2}(?=\\S)|(?<=\\S)[`*]{1,2}", "", text[:1].upper() + text[1:])
+    lines = [line for paragraph in text.split("\n\n") for line in [*textwrap.wrap(paragraph, 80), ""]]
+    for turn, moves in enumerate(schedule.rounds, start=1):
+        lines.append(f"round {turn}")
+        for source in sorted({move.source for move in moves}):
+            sent = [f"{m.action} chunk {m.chunk} to rank {m.target}" for m in moves if m.source == source]
+            line = f"rank {source}: {', '.join(sent)}"
+            lines += textwrap.wrap(line, 78, initial_indent="  ", subsequent_indent="    ")
+    sent_by = [f"{count / schedule.num_chunks:.3g} S" for count in bytes_sent(schedule, schedule.num_chunks)]
+    lines += textwrap.wrap(f"each rank sends, of a buffer of S bytes: {', '.join(sent_by)}", 80)
+    return lines

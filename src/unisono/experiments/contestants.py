@@ -29,25 +29,15 @@ _PERIOD = 16  # the test data repeats itself after so many elements; divides eve
 @final
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to do one collective with one buffer.
+    """One way to do one collective with one buffer."""
 
-    Attributes:
-        prepare: Spoils the output, and fills the input where the call overwrites it.
-        call: What is timed.
-        is_right: Whether the output is right after so many calls.
-        most_calls: Calls after which a check is still possible.
-        collective: Its name.
-        transport: What carries the bytes.
-        num_bytes: The whole buffer: what is reduced, broadcast, cut into parts, or put together from parts.
-    """
-
-    prepare: Callable[[], object]
-    call: Callable[[], object]
-    is_right: Callable[[int], bool]
-    most_calls: int = MOST_CALLS
-    collective: str = ""
-    transport: str = ""
-    num_bytes: int = 0
+    prepare: Callable[[], object]  #: Spoils the output, and fills the input where the call overwrites it.
+    call: Callable[[], object]  #: What is timed.
+    is_right: Callable[[int], bool]  #: Whether the output is right after so many calls.
+    most_calls: int = MOST_CALLS  #: Calls after which a check is still possible.
+    collective: str = ""  #: Its name.
+    transport: str = ""  #: What carries the bytes.
+    num_bytes: int = 0  #: The whole buffer: what is reduced, broadcast, cut into parts, or put together from parts.
 
 
 def rounds(
@@ -179,16 +169,10 @@ def _send_recv(group: dist.ProcessGroup, length: int) -> Contestant:
 
 
 BUFFERED: Mapping[str, Callable[[dist.ProcessGroup, int], Contestant]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
-    "scatter": _scatter,
-    "gather": _gather,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
+    "all_reduce": _all_reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter, "broadcast": _broadcast,
+    "scatter": _scatter, "gather": _gather, "all_gather": _all_gather, "all_to_all": _all_to_all,
     "send_recv": _send_recv,
-}
+}  # fmt: skip
 """torch.distributed's collectives of a buffer, by name."""
 
 

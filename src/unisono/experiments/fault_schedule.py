@@ -23,23 +23,14 @@ _USED_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One planned fault.
+    """One planned fault."""
 
-    Attributes:
-        number: From 1 on.
-        kind: One of `KINDS`.
-        step: It comes when this step (1-based) is in progress, or as soon after as can be.
-        rank: The worker that is hit, where it is one.
-        workers: Number of workers from here on.
-        hold_s: How long a stopped worker stays so.
-    """
-
-    number: int
-    kind: str
-    step: int
-    rank: int
-    workers: int
-    hold_s: float
+    number: int  #: From 1 on.
+    kind: str  #: One of `KINDS`.
+    step: int  #: It comes when this step (1-based) is in progress, or as soon after as can be.
+    rank: int  #: The worker that is hit, where it is one.
+    workers: int  #: Number of workers from here on.
+    hold_s: float  #: How long a stopped worker stays so.
 
 
 def plan_faults(

@@ -8,27 +8,20 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.experiments.calibrate import calibrate
 from unisono.experiments.trials import Tell, flag_of, silent
+from unisono.options.fields import options_of
 from unisono.report.forecast_section import KIND, VERSION
 from unisono.scaling import forecast as model
 from unisono.scaling.failures import Reliability
 from unisono.scaling.machine import Link, Machine, parse_rate, parse_seconds
+from unisono.scaling.options import BANDWIDTH, TIME, ForecastOptions
 
-_RATES = ("inside", "between", "add_rate")
-_TIMES = {"sample_time": "sample_s", "update_time": "update_s"}
-_TIMES |= {"launch_time": "launch_s", "launch_rank_time": "launch_rank_s"}
-_OTHER_TIMES = ("inside_latency", "between_latency", "overhead", "mtbf", "checkpoint_time", "restart_time")
 _JOB = {name: name for name in ("replicas", "jitter", "overlap", "servers", "steps", "batch_size")}
-_JOB |= {"data_rate": "data_samples_per_s", **_TIMES}
-_PLAIN = ("parameters", "parameter_bytes", "weak", "node_size", "nics", "data")
-OPTIONS = (*_RATES, *_OTHER_TIMES, *_JOB, *_PLAIN)
+_JOB |= {"data_rate": "data_samples_per_s", "sample_time": "sample_s", "update_time": "update_s"}
+_JOB |= {"launch_time": "launch_s", "launch_rank_time": "launch_rank_s"}
 
 
 def forecast(
-    recipe: str | None = None,
-    *,
-    ranks: Sequence[int] | None = None,
-    tell: Tell = silent,
-    **options: Any,
+    recipe: str | None = None, *, ranks: Sequence[int] | None = None, tell: Tell = silent, **options: Any
 ) -> dict[str, Any]:
     """Forecast step time, efficiency and the best algorithm, from a cost model of machine and job.
 
@@ -36,7 +29,7 @@ def forecast(
         recipe: Is measured on this machine for half a minute; None: machine and job come from the options alone.
         ranks: Numbers of ranks, ascending. None: powers of two up to 1024; of a recipe on this machine, up to 8.
         tell: Takes a line about what is going on.
-        **options: Those of ``unisono forecast``, of `OPTIONS`; times and rates are texts (``12ms``, ``400Gb/s``),
+        **options: Those of ``unisono forecast``: `ForecastOptions`; times and rates as texts (``12ms``, ``400Gb/s``),
             or seconds and bytes a second. What is given takes the place of what was measured.
 
     Returns:
@@ -64,11 +57,11 @@ def forecast(
 
 
 def _read(name: str, value: Any) -> Any:
-    if name not in OPTIONS:
-        raise ConfigError(f"expected options of unisono forecast: {', '.join(OPTIONS)}; got {name!r}.")
-    if not isinstance(value, str):
-        return value
-    return parse_rate(value) if name in _RATES else parse_seconds(value) if name not in _PLAIN else value
+    known = options_of(ForecastOptions)
+    if name not in known:
+        raise ConfigError(f"expected options of unisono forecast: {', '.join(known)}; got {name!r}.")
+    read = {TIME: parse_seconds, BANDWIDTH: parse_rate}.get(known[name].word)
+    return read(value) if read is not None and isinstance(value, str) else value
 
 
 def _reliability(asked: Mapping[str, Any]) -> Reliability | None:

@@ -28,20 +28,13 @@ _STOP_S = 120.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Injection:
-    """What came of one fault.
+    """What came of one fault."""
 
-    Attributes:
-        fault: As planned.
-        step: The step in progress when it came; 0 where the run had ended before.
-        phase: What the worker that was hit was doing.
-        has_landed: Whether the processes have really died or stopped, in the middle of the run.
-        recovery_s: Until the first step after it was finished; None where the run ended first, or nothing had died.
-    """
-
-    fault: Fault
-    step: int
-    phase: str
-    has_landed: bool
+    fault: Fault  #: As planned.
+    step: int  #: The step in progress when it came; 0 where the run had ended before.
+    phase: str  #: What the worker that was hit was doing.
+    has_landed: bool  #: Whether the processes have really died or stopped, in the middle of the run.
+    #: Until the first step after it was finished; None where the run ended first, or nothing had died.
     recovery_s: float | None = None
 
 
@@ -85,12 +78,9 @@ class Injector:
         self._temporary.mkdir(mode=0o700)
         with self.log.open("ab") as log:
             self._launcher = subprocess.Popen(
-                self._command(self.workers),
-                env={**self._env, "TMPDIR": str(self._temporary)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+                self._command(self.workers), env={**self._env, "TMPDIR": str(self._temporary)},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
 
     def inject(self, fault: Fault) -> Injection:
         """Wait for the fault's step, inject it, and wait until the run has done a step more.

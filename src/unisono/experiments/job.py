@@ -1,7 +1,7 @@
 """A recipe as a job: checked before anything starts, then run on the workers of one host or of several."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from unisono.nodes.plan import NodesPlan
     from unisono.recipes.catalog import Options
     from unisono.strategies.options import StrategyOptions
+
+_OF_THE_PLACE = ("out", "cache", "allow_drift", "offline", "strategy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +36,9 @@ def take_strategy(given: dict[str, Any]) -> "StrategyOptions":
 
 
 def plan(
-    recipe: str,
-    workers: str,
-    given: dict[str, Any],
-    devices: tuple[str, ...] | None = None,
+    recipe: str, workers: str, given: dict[str, Any], devices: tuple[str, ...] | None = None,
     nodes: "NodesPlan | None" = None,
-) -> TrainJob:
+) -> TrainJob:  # fmt: skip
     """Check recipe, settings, world and data, before anything starts.
 
     Args:
@@ -146,3 +145,29 @@ def run_job(job: TrainJob, *, output: str, **settings: Any) -> dict[str, Any]:
 def run_in(job: TrainJob, out: Path, **settings: Any) -> dict[str, Any]:
     """Run a job in the run directory `out`, without its output; see `run_job`."""
     return run_job(replace(job, options=replace(job.options, out=str(out))), output="quiet", **settings)
+
+
+def describe_run_file(options: "Options") -> str:
+    """Return the text of ``run.toml``, which gives the same fingerprint again: every option that is set.
+
+    The run directory, and what is of this machine alone, are left out.
+
+    Args:
+        options: As resolved, paths included.
+    """
+    entries = {name: value for name, value in asdict(options).items() if name not in _OF_THE_PLACE}
+    for name in ("data", "test_data"):
+        if entries[name] is not None:
+            entries[name] = str(Path(entries[name]).resolve())
+    entries = {name: value for name, value in entries.items() if value is not None and value is not False}
+    strategy = options.strategy
+    chosen = {name: value for name, value in asdict(strategy).items() if value is not None}
+    entries |= {"strategy": strategy.name, **chosen}
+    lines = [f"{name} = {_to_toml(value)}\n" for name, value in entries.items()]
+    return "# The options of this run; `unisono train --config DIR` runs it again.\n" + "".join(lines)
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_to_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)

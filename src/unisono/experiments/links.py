@@ -13,16 +13,9 @@ from unisono.scaling.slow_links import WAYS, command, propose
 
 
 def compare_links(
-    recipe: str,
-    ways: Sequence[str] = tuple(WAYS),
-    *,
-    workers: int | None = None,
-    repeat: int = 2,
-    steps: int = 40,
-    nodes: NodesPlan | None = None,
-    tell: Tell = silent,
-    **options: Any,
-) -> dict[str, Any]:
+    recipe: str, ways: Sequence[str] = tuple(WAYS), *, workers: int | None = None, repeat: int = 2, steps: int = 40,
+    nodes: NodesPlan | None = None, tell: Tell = silent, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Train a few steps of a recipe in each way that slow links invite, and propose one.
 
     Args:

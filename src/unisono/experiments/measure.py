@@ -29,32 +29,20 @@ _REPETITION_S = 2e-3  # calls are repeated until a repetition takes about as lon
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """One row: a collective over a transport at one size.
+    """One row: a collective over a transport at one size."""
 
-    Attributes:
-        ranks: Number of ranks.
-        collective: A function of torch.distributed, ``tree_all_reduce`` (this package's sum, which the exact step
-            uses), or ``memcpy``.
-        transport: ``shm`` or ``gloo``; ``memory``: each rank copies a buffer of its own.
-        bytes: The whole buffer: what is reduced or broadcast, cut into parts, or put together from parts.
-        repeat: Number of repetitions.
-        calls: Calls in one repetition; times are per call.
-        median_s: Median over the repetitions.
-        q1_s: A quarter of them were not slower.
-        q3_s: Three quarters of them were not slower.
-        bytes_per_s: ``bytes / median_s``; None for a barrier.
-    """
-
-    ranks: int
+    ranks: int  #: Number of ranks.
+    #: A function of torch.distributed, ``tree_all_reduce`` (this package's sum, which the exact step uses), or
+    #: ``memcpy``.
     collective: str
-    transport: str
-    bytes: int
-    repeat: int
-    calls: int
-    median_s: float
-    q1_s: float
-    q3_s: float
-    bytes_per_s: float | None
+    transport: str  #: ``shm`` or ``gloo``; ``memory``: each rank copies a buffer of its own.
+    bytes: int  #: The whole buffer: what is reduced or broadcast, cut into parts, or put together from parts.
+    repeat: int  #: Number of repetitions.
+    calls: int  #: Calls in one repetition; times are per call.
+    median_s: float  #: Median over the repetitions.
+    q1_s: float  #: A quarter of them were not slower.
+    q3_s: float  #: Three quarters of them were not slower.
+    bytes_per_s: float | None  #: ``bytes / median_s``; None for a barrier.
 
 
 def measure(sizes: Sequence[int], repeat: int, only: Sequence[str], out: str) -> None:
@@ -118,21 +106,13 @@ def _compete(contestants: Sequence[Contestant], repeat: int, control: Transport)
         slowest = [max(times) for times in zip(*control.all_gather_json(mine_s), strict=True)]
         q1, median, q3 = statistics.quantiles(slowest, n=4, method="inclusive") if repeat > 1 else slowest * 3
         yield Timing(
-            ranks=control.world_size,
-            collective=one.collective,
-            transport=one.transport,
-            bytes=one.num_bytes,
-            repeat=repeat,
-            calls=count,
-            median_s=median,
-            q1_s=q1,
-            q3_s=q3,
+            ranks=control.world_size, collective=one.collective, transport=one.transport, bytes=one.num_bytes,
+            repeat=repeat, calls=count, median_s=median, q1_s=q1, q3_s=q3,
             bytes_per_s=one.num_bytes / median if one.num_bytes else None,
-        )
+        )  # fmt: skip
 
 
 def _time(one: Contestant, calls: int, control: Transport) -> float:
-    """Return the seconds per call of one repetition on this rank, and check its result."""
     one.prepare()
     control.barrier()
     began = time.perf_counter()

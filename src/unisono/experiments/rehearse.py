@@ -1,50 +1,41 @@
-"""Can a checkpoint be gone on from: load it, run its next step on a copy, compare with the ledger."""
+"""Look after the checkpoints of a run: describe, choose and prune them; run the next step of one on a copy."""
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unisono.checkpoint.store import list_steps, newest_valid, verify
-from unisono.errors import ConfigError
+from unisono.checkpoint.manifest import read_manifest
+from unisono.checkpoint.policy import CheckpointPolicy
+from unisono.checkpoint.store import choose_removed, list_steps, newest_valid, remove, verify
+from unisono.errors import CheckpointError, ConfigError
 from unisono.experiments.job import plan, run_in
 from unisono.experiments.trials import Tell, run_script, silent
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import ScriptTarget, check_target, resolve_workers
-from unisono.observe.ledger import read_lines
+from unisono.observe.ledger import changed_line, damaged_from, read_lines
 from unisono.system.directory import Directory
 
 _COPIED = ("run.json", "score.json", "environment.json", "ledger.jsonl")
+_FACTS = ("metrics", "parent_step", "fencing_token", "run", "ledger_head")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """What came of one step from a checkpoint.
+    """What came of one step from a checkpoint."""
 
-    Attributes:
-        checkpoint: Its name.
-        step: The step that was run.
-        differing: Fields of the step that are others than in the ledger; empty where it is the same to the last bit.
-    """
-
-    checkpoint: str
-    step: int
+    checkpoint: str  #: Its name.
+    step: int  #: The step that was run.
+    #: Fields of the step that are others than in the ledger; empty where it is the same to the last bit.
     differing: list[str]
 
 
 def rehearse(
-    directory: str,
-    args: Sequence[str] = (),
-    *,
-    step: int | None = None,
-    script: str | None = None,
-    workers: str = "1",
-    data: str | None = None,
-    allow_drift: bool = False,
-    tell: Tell = silent,
-) -> Rehearsal:
+    directory: str, args: Sequence[str] = (), *, step: int | None = None, script: str | None = None, workers: str = "1",
+    data: str | None = None, allow_drift: bool = False, tell: Tell = silent,
+) -> Rehearsal:  # fmt: skip
     """Load a checkpoint, run one step in a copy of its run, and compare the step with what the ledger says of it.
 
     Args:
@@ -133,6 +124,60 @@ def choose_checkpoint(found: Path, step: int | None, tell: Tell = silent) -> Pat
     return chosen
 
 
+def describe_checkpoints(found: Path, *, is_thorough: bool) -> list[dict[str, Any]]:
+    """Return what the manifests of checkpoints say, newest first; ``problem`` is what is wrong with one, or None.
+
+    Args:
+        found: As `find_checkpoints` returns it.
+        is_thorough: Every file is read and compared with its hash, too.
+    """
+    rows: list[dict[str, Any]] = []
+    for step, path in list_steps(found):
+        row: dict[str, Any] = {"step": step, "name": path.name}
+        try:
+            manifest = verify(path) if is_thorough else read_manifest(path)
+            size, more = sum(entry.bytes for entry in manifest.files.values()), asdict(manifest.facts)
+            row |= {"epoch": manifest.facts.epoch, "bytes": size, "files": len(manifest.files)}
+            row |= {**{name: more[name] for name in _FACTS}, "problem": None}
+        except CheckpointError as error:
+            row["problem"] = str(error)
+        rows.append(row)
+    return rows
+
+
+def ledger_problem(ledger: Path, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what is wrong with the ledger beside described checkpoints; None: nothing, or there is none."""
+    if not ledger.exists():
+        return None
+    if (number := damaged_from(ledger)) is not None:
+        return f"line {number} is no entry"
+    return changed_line(ledger, {row["step"]: row["ledger_head"] for row in rows if row["problem"] is None})
+
+
+def prune_checkpoints(
+    directory: str, *, dry_run: bool = False, tell: Tell = silent, **policy: Any
+) -> tuple[list[str], str]:
+    """Remove all but the newest valid checkpoints of a run, and return the names of those, and of the newest.
+
+    Args:
+        directory: The run directory, or the ``checkpoints/`` in it.
+        dry_run: Nothing is removed.
+        tell: Takes a line about what is going on.
+        **policy: Of `CheckpointPolicy`: ``keep``, ``best``, ``best_mode``.
+
+    Raises:
+        ConfigError: There are no checkpoints, or a wrong policy.
+        CheckpointError: None can be trusted; nothing is removed then.
+    """
+    chosen = CheckpointPolicy(**policy)
+    newest = choose_checkpoint(find_checkpoints(directory), None, tell)
+    with Directory.open(newest.parent) as home:
+        removed = choose_removed(home, newest.name, verify(newest), chosen)
+        for name in [] if dry_run else removed:
+            remove(home, name)
+    return list(removed), newest.name
+
+
 def _newest_with_next(found: Path, lines: dict[int, Any]) -> Path:
     for step, path in list_steps(found):
         if step + 1 in lines:
@@ -148,7 +193,6 @@ def _run_recipe(
     home: Path, score: dict[str, Any], args: Sequence[str], workers: str, line: dict[str, Any],
     options: dict[str, Any], env: dict[str, str],
 ) -> None:  # fmt: skip
-    """Run one step of a recipe in the run directory ``options["out"]``."""
     recipe = score.get("settings", {}).get("recipe")
     if recipe is None or args:
         raise ConfigError(

@@ -23,20 +23,10 @@ FILES = ("scaling.json", "scaling.svg", "report.html")
 
 
 def measure_scaling(
-    target: str,
-    args: Sequence[str] = (),
-    *,
-    workers: Sequence[int] = (1, 2),
-    repeat: int = 3,
-    steps: int = 100,
-    warmup: int = 10,
-    weak: bool = False,
-    threads: int = 1,
-    out: str | None = None,
-    command: str = "",
-    tell: Tell = silent,
-    **options: Any,
-) -> Study:
+    target: str, args: Sequence[str] = (), *, workers: Sequence[int] = (1, 2), repeat: int = 3, steps: int = 100,
+    warmup: int = 10, weak: bool = False, threads: int = 1, out: str | None = None, command: str = "",
+    tell: Tell = silent, **options: Any,
+) -> Study:  # fmt: skip
     """Train a recipe or a script on each number of workers, several times by turns, and return the study.
 
     Args:

@@ -51,11 +51,8 @@ def _row(recipe: str, workers: int, name: str, given: dict[str, Any], tell: Tell
     with scratch_directory("bench") as scratch:
         result = run_in(plan(recipe, str(count), chosen), Path(scratch) / "run")
     return {
-        "strategy": name,
-        "processes": count,
-        "samples_per_s": result["samples_per_s"],
-        "peak_memory_bytes": max(result["peak_memory_bytes"]),
-        "bytes_per_step": sum(result["bytes_sent_per_step"]),
+        "strategy": name, "processes": count, "samples_per_s": result["samples_per_s"],
+        "peak_memory_bytes": max(result["peak_memory_bytes"]), "bytes_per_step": sum(result["bytes_sent_per_step"]),
         **{key: result[key] for key in ("steps", "metrics", "fingerprint")},
         **{key: result[key] for key in ("idle_share", "idle_share_by_formula") if key in result},
-    }
+    }  # fmt: skip

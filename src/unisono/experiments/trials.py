@@ -25,23 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A run that began anew and has ended.
+    """A run that began anew and has ended."""
 
-    Attributes:
-        out: Its directory.
-        launched_ns: When the launch began, in nanoseconds since 1970.
-        seconds: Wall time of the launch, process start included.
-        load: Load average of the machine before.
-        result: Its ``result.json``.
-        score: Its ``score.json``.
-    """
-
-    out: Path
-    launched_ns: int
-    seconds: float
-    load: float
-    result: dict[str, Any]
-    score: dict[str, Any]
+    out: Path  #: Its directory.
+    launched_ns: int  #: When the launch began, in nanoseconds since 1970.
+    seconds: float  #: Wall time of the launch, process start included.
+    load: float  #: Load average of the machine before.
+    result: dict[str, Any]  #: Its ``result.json``.
+    score: dict[str, Any]  #: Its ``score.json``.
 
 
 def silent(_: str) -> None:
@@ -85,15 +76,9 @@ def check_target(target: str, args: Sequence[str], options: Mapping[str, Any], a
 
 
 def starter(
-    target: str,
-    args: Sequence[str],
-    workers: Sequence[int],
-    options: Mapping[str, Any],
-    *,
-    weak: bool = False,
-    steps: int | None = None,
-    scratch: str | None = None,
-) -> Start:
+    target: str, args: Sequence[str], workers: Sequence[int], options: Mapping[str, Any], *, weak: bool = False,
+    steps: int | None = None, scratch: str | None = None,
+) -> Start:  # fmt: skip
     """Return what runs a recipe or a script on one of several numbers of workers; all of them are checked here.
 
     Args:
@@ -212,8 +197,6 @@ def check_picture(picture: str | None) -> None:
     Raises:
         ConfigError: It is no SVG file, or its directory is missing.
     """
-    from unisono.errors import ConfigError
-
     if picture is None:
         return
     path = Path(picture)

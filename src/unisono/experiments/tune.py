@@ -17,16 +17,9 @@ _BUCKET_OPTIONS = {"ddp": "bucket_cap_mb", "allreduce": "bucket_mb"}
 
 
 def tune(
-    recipe: str,
-    *,
-    repeat: int = 2,
-    steps: int = 40,
-    warmup: int = 8,
-    loaders: Sequence[int] = (0, 1, 2),
-    strategy: str = "exact",
-    tell: Tell = silent,
-    **options: Any,
-) -> dict[str, Any]:
+    recipe: str, *, repeat: int = 2, steps: int = 40, warmup: int = 8, loaders: Sequence[int] = (0, 1, 2),
+    strategy: str = "exact", tell: Tell = silent, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Measure settings of a recipe, and propose the fastest; nothing is changed.
 
     Args:

@@ -13,16 +13,12 @@ from unisono.observe.compare import first_difference
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Whether the number of workers has changed a bit.
+    """Whether the number of workers has changed a bit."""
 
-    Attributes:
-        equal: All fingerprints and ledgers are equal.
-        trials: For each run, in the given order: ``workers``, ``seconds`` of wall time, ``steps``, ``fingerprint``.
-        parted: For each run whose ledger is not that of the first: its workers, the step, and the fields that differ.
-    """
-
-    equal: bool
+    equal: bool  #: All fingerprints and ledgers are equal.
+    #: For each run, in the given order: ``workers``, ``seconds`` of wall time, ``steps``, ``fingerprint``.
     trials: list[dict[str, Any]]
+    #: For each run whose ledger is not that of the first: its workers, the step, and the fields that differ.
     parted: list[tuple[int, int, list[str]]]
 
 

@@ -22,51 +22,28 @@ _TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """What can be given for one field of a dataclass.
+    """What can be given for one field of a dataclass."""
 
-    Attributes:
-        name: Of the field: the keyword in Python.
-        key: In run files; with dashes, the flag of the command line.
-        kind: ``bool``, ``int``, ``float``, ``str``, or ``dict`` for texts by name.
-        is_list: Whether it takes several of that kind.
-        default: Of the field; ``MISSING`` where there is none.
-        help: One or two sentences.
-        usual: What stands for the default where nobody gives a value and the field alone does not say it.
-        of: What a number (of a list: each) may be.
-        choices: The words that are allowed; any where empty.
-        also: A word that may stand in place of a value on the command line; the default there.
-        word: What ``--help`` calls the value.
-        short: One letter, such as ``-n``.
-        old: Flags by which it was known; they work, and are not shown.
-        group: Heading in ``--help``.
-        basic: Whether ``--help`` shows it; ``--help-all`` shows every option.
-        hidden: Whether no help page shows it.
-        recipes: The recipes that it belongs to; empty for all.
-        scored: Whether a recipe's value, where it is given, stands in the score.
-        is_path: Whether it names a file or directory.
-        repeats: Whether a list is given by repeating the flag, and not with commas.
-    """
-
-    name: str = ""
-    key: str = ""
-    kind: type = str
-    is_list: bool = False
-    default: Any = None
-    help: str = ""
-    usual: str = ""
-    of: Quantity | None = None
-    choices: tuple[str, ...] = ()
-    also: str = ""
-    word: str = ""
-    short: str = ""
-    old: tuple[str, ...] = ()
-    group: str = ""
-    basic: bool = False
-    hidden: bool = False
-    recipes: tuple[str, ...] = ()
-    scored: bool = False
-    is_path: bool = False
-    repeats: bool = False
+    name: str = ""  #: Of the field: the keyword in Python.
+    key: str = ""  #: In run files; with dashes, the flag of the command line.
+    kind: type = str  #: ``bool``, ``int``, ``float``, ``str``, or ``dict`` for texts by name.
+    is_list: bool = False  #: Whether it takes several of that kind.
+    default: Any = None  #: Of the field; ``MISSING`` where there is none.
+    help: str = ""  #: One or two sentences.
+    usual: str = ""  #: What stands for the default where nobody gives a value and the field alone does not say it.
+    of: Quantity | None = None  #: What a number (of a list: each) may be.
+    choices: tuple[str, ...] = ()  #: The words that are allowed; any where empty.
+    also: str = ""  #: A word that may stand in place of a value on the command line; the default there.
+    word: str = ""  #: What ``--help`` calls the value.
+    short: str = ""  #: One letter, such as ``-n``.
+    old: tuple[str, ...] = ()  #: Flags by which it was known; they work, and are not shown.
+    group: str = ""  #: Heading in ``--help``.
+    basic: bool = False  #: Whether ``--help`` shows it; ``--help-all`` shows every option.
+    hidden: bool = False  #: Whether no help page shows it.
+    recipes: tuple[str, ...] = ()  #: The recipes that it belongs to; empty for all.
+    scored: bool = False  #: Whether a recipe's value, where it is given, stands in the score.
+    is_path: bool = False  #: Whether it names a file or directory.
+    repeats: bool = False  #: Whether a list is given by repeating the flag, and not with commas.
 
     @property
     def flag(self) -> str:

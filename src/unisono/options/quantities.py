@@ -104,15 +104,10 @@ class Count(Quantity):
 @final
 @dataclass(frozen=True, slots=True)
 class Amount(Quantity):
-    """A number with or without decimals.
+    """A number with or without decimals."""
 
-    Attributes:
-        above: Whether the smallest value itself is too small.
-        below: Whether the largest value itself is too large.
-    """
-
-    above: bool = False
-    below: bool = False
+    above: bool = False  #: Whether the smallest value itself is too small.
+    below: bool = False  #: Whether the largest value itself is too large.
 
     @property
     def bounds(self) -> str:

@@ -48,13 +48,11 @@ def _timings(
     series = []
     for transport in transports:
         own = sorted((row for row in rows if row["transport"] == transport), key=lambda row: row["bytes"])
-        series.append(
-            Series(
-                name=transport, spread=[(row["q1_s"], row["q3_s"]) for row in own],
-                points=[(row["bytes"] if has_sizes else transports.index(transport), row["median_s"]) for row in own],
-                labels=[] if has_sizes else [spell_seconds(row["median_s"]) for row in own],
-            )
-        )  # fmt: skip
+        series.append(Series(
+            name=transport, spread=[(row["q1_s"], row["q3_s"]) for row in own],
+            points=[(row["bytes"] if has_sizes else transports.index(transport), row["median_s"]) for row in own],
+            labels=[] if has_sizes else [spell_seconds(row["median_s"]) for row in own],
+        ))  # fmt: skip
     if not has_sizes:
         return line_view(title, series, "no message", lambda at: transports[round(at)], spell_seconds, log_y=ends,
                          ticks_at_points=True)  # fmt: skip

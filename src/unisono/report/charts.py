@@ -22,41 +22,26 @@ Scale = Callable[[float], float]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One line.
+    """One line."""
 
-    Attributes:
-        name: Of the line.
-        points: (x, y), ascending in x.
-        spread: For each point (low, high), for error bars; empty where there is none.
-        labels: For each point a text beside it; empty where there is none.
-        is_limit: A dashed line without points, such as the ideal.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float]]
+    name: str  #: Of the line.
+    points: Sequence[tuple[float, float]]  #: (x, y), ascending in x.
+    #: For each point (low, high), for error bars; empty where there is none.
     spread: Sequence[tuple[float, float]] = ()
-    labels: Sequence[str] = ()
-    is_limit: bool = False
+    labels: Sequence[str] = ()  #: For each point a text beside it; empty where there is none.
+    is_limit: bool = False  #: A dashed line without points, such as the ideal.
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Something that lasted.
+    """Something that lasted."""
 
-    Attributes:
-        row: Name of the row it stands in.
-        began: On the chart's axis.
-        ended: Not before `began`.
-        kind: Names its colour in the legend.
-        text: Shown on hover.
-    """
-
-    row: str
-    began: float
-    ended: float
-    kind: str
-    text: str
+    row: str  #: Name of the row it stands in.
+    began: float  #: On the chart's axis.
+    ended: float  #: Not before `began`.
+    kind: str  #: Names its colour in the legend.
+    text: str  #: Shown on hover.
 
 
 def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
@@ -207,7 +192,6 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
 
 
 def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4) -> Drawing:
-    """Return rows with their names, and the legend of what will stand in them below an axis of that height."""
     out = Drawing(label, 6 + _BAR * len(names) + axis)
     for row, name in enumerate(names):
         out.text(_NAMES - 8, row * _BAR + 21, cut(name, _NAMES - 10), at="end")

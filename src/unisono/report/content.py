@@ -16,39 +16,24 @@ _MOST_VALUES = 24
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table of text.
+    """A table of text."""
 
-    Attributes:
-        title: Its caption.
-        head: Names of the columns.
-        rows: Cells; the first of a row names it.
-        numeric: Columns set flush right.
-        mono: Columns in a fixed-width font.
-    """
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: frozenset[int] = frozenset()
-    mono: frozenset[int] = frozenset()
+    title: str  #: Its caption.
+    head: Sequence[str]  #: Names of the columns.
+    rows: Sequence[Sequence[str]]  #: Cells; the first of a row names it.
+    numeric: frozenset[int] = frozenset()  #: Columns set flush right.
+    mono: frozenset[int] = frozenset()  #: Columns in a fixed-width font.
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """A chart and its values.
+    """A chart and its values."""
 
-    Attributes:
-        title: Above it.
-        drawing: From `charts`.
-        values: The same as a table.
-        note: Below it.
-    """
-
-    title: str
-    drawing: Drawing
-    values: Table
-    note: str = ""
+    title: str  #: Above it.
+    drawing: Drawing  #: From `charts`.
+    values: Table  #: The same as a table.
+    note: str = ""  #: Below it.
 
 
 @final
@@ -63,23 +48,14 @@ class Remark:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A part of the page.
+    """A part of the page."""
 
-    Attributes:
-        title: Its heading.
-        lines: Below it.
-        findings: What the numbers say.
-        tables: Always shown.
-        charts: Two in a row where there is room.
-        folded: Tables to be opened.
-    """
-
-    title: str
-    lines: Sequence[str] = ()
-    findings: Sequence[Remark] = ()
-    tables: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
-    folded: Sequence[Table] = ()
+    title: str  #: Its heading.
+    lines: Sequence[str] = ()  #: Below it.
+    findings: Sequence[Remark] = ()  #: What the numbers say.
+    tables: Sequence[Table] = ()  #: Always shown.
+    charts: Sequence[Chart] = ()  #: Two in a row where there is room.
+    folded: Sequence[Table] = ()  #: Tables to be opened.
 
 
 def line_view(

@@ -39,13 +39,11 @@ def _section(told: Mapping[str, Any]) -> Section:
     for row, one in zip(rows, best, strict=True):
         losses = row["losses"]
         saving = [spell_seconds(losses["interval_s"]), f"{losses['useful']:.1%}"] if losses else ["", ""]
-        cells.append(
-            [
-                spell_count(row["ranks"]), row["best"], spell_seconds(one["step_s"]), f"{one['speedup']:,.4g}",
-                f"{one['efficiency']:.1%}", one["limit"], *saving,
-                _run_text(row["run_s"]), spell_count(row["idle"]) if row["idle"] else "",
-            ]
-        )  # fmt: skip
+        cells.append([
+            spell_count(row["ranks"]), row["best"], spell_seconds(one["step_s"]), f"{one['speedup']:,.4g}",
+            f"{one['efficiency']:.1%}", one["limit"], *saving,
+            _run_text(row["run_s"]), spell_count(row["idle"]) if row["idle"] else "",
+        ])  # fmt: skip
     head = ["ranks", "best", "step", "speed-up", "efficiency", "limit", "save every", "useful", "whole run", "idle"]
     names = [one["strategy"] for one in rows[0]["predictions"]]
     series = [

@@ -34,14 +34,8 @@ def render(title: str, sections: Sequence[Section]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_shown)
     template = environment.from_string(resources.files("unisono.report").joinpath("page.html").read_text())
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    page = template.render(
-        title=title,
-        sections=sections,
-        light=LIGHT,
-        chart_style=Markup(STYLE),
-        version=metadata.version("unisono"),
-        written=written,
-    )
+    facts = {"version": metadata.version("unisono"), "written": written}
+    page = template.render(title=title, sections=sections, light=LIGHT, chart_style=Markup(STYLE), **facts)
     size = len(page.encode())
     if size > MOST_BYTES:
         raise ConfigError(f"expected a page of at most {MOST_BYTES} bytes, got {size}. Hint: report fewer at once.")

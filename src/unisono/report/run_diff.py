@@ -27,39 +27,25 @@ _HINT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDiff:
-    """What differs between two runs.
+    """What differs between two runs."""
 
-    Attributes:
-        equal: Scores, ledgers, fingerprints and metrics agree, and the ledgers are those that were written.
-        step: The first differing step (1-based); None where all common steps agree.
-        first: What differed first in it: one of `ORDER`; ``length`` where one run ends before it; ``final weights``
-            where all steps agree but not what came out.
-        fields: All that differs in that step, causes first.
-        notes: What is known about each of them, for people.
-        replicas: Whose losses differ; None without detail.
-        samples: The samples that differ, or those of `replicas`; None where unknown.
-        parameters: Names whose weights (or else gradients) differ, in the model's order; None without detail.
-        score: One line per differing entry.
-        environment: One line per differing entry; an explanation, never a difference of its own.
-        metrics: One line per differing metric; names that end in ``_s`` are times and do not count.
-        fingerprints: Of both runs; None where a run has no result yet.
-        hint: What to do to know more; empty where there is nothing more.
-        damage: Ledgers whose lines are not those that were written, in words; what they tell is not the runs'.
-    """
-
-    equal: bool
-    step: int | None = None
+    equal: bool  #: Scores, ledgers, fingerprints and metrics agree, and the ledgers are those that were written.
+    step: int | None = None  #: The first differing step (1-based); None where all common steps agree.
+    #: What differed first in it: one of `ORDER`; ``length`` where one run ends before it; ``final weights`` where all
+    #: steps agree but not what came out.
     first: str | None = None
-    fields: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    replicas: list[int] | None = None
-    samples: list[int] | None = None
+    fields: list[str] = field(default_factory=list)  #: All that differs in that step, causes first.
+    notes: list[str] = field(default_factory=list)  #: What is known about each of them, for people.
+    replicas: list[int] | None = None  #: Whose losses differ; None without detail.
+    samples: list[int] | None = None  #: The samples that differ, or those of `replicas`; None where unknown.
+    #: Names whose weights (or else gradients) differ, in the model's order; None without detail.
     parameters: list[str] | None = None
-    score: list[str]
-    environment: list[str]
-    metrics: list[str]
-    fingerprints: tuple[str | None, str | None]
-    hint: str = ""
+    score: list[str]  #: One line per differing entry.
+    environment: list[str]  #: One line per differing entry; an explanation, never a difference of its own.
+    metrics: list[str]  #: One line per differing metric; names that end in ``_s`` are times and do not count.
+    fingerprints: tuple[str | None, str | None]  #: Of both runs; None where a run has no result yet.
+    hint: str = ""  #: What to do to know more; empty where there is nothing more.
+    #: Ledgers whose lines are not those that were written, in words; what they tell is not the runs'.
     damage: list[str] = field(default_factory=list)
 
 
@@ -125,7 +111,6 @@ def compare_runs(left: Path, right: Path) -> RunDiff:
 
 
 def _explain(ours: _Run, theirs: _Run, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return step, first, fields and all that is known about them."""
     step = old["step"]
     fields = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     seeds = ours.score.get("seed"), theirs.score.get("seed")

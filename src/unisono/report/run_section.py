@@ -39,14 +39,12 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     metrics = list(dict.fromkeys(name for run in runs for name in run.result.get("metrics", {})))[:4]
     for run, name in zip(runs, names, strict=True):
         result = run.result
-        rows.append(
-            [
-                name, str(result.get("strategy", "")), _worlds(run), spell_count(len(run.ledger)),
-                _seconds(result.get("wall_s")), _number(result.get("samples_per_s")),
-                *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
-                str(result.get("fingerprint", "not finished"))[:16],
-            ]
-        )  # fmt: skip
+        rows.append([
+            name, str(result.get("strategy", "")), _worlds(run), spell_count(len(run.ledger)),
+            _seconds(result.get("wall_s")), _number(result.get("samples_per_s")),
+            *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
+            str(result.get("fingerprint", "not finished"))[:16],
+        ])  # fmt: skip
     for run, name in zip(runs[1:], names[1:], strict=True):
         found = compare_runs(runs[0].path, run.path)
         if found.damage:
@@ -171,7 +169,6 @@ def _phases(run: RunView) -> Iterator[Chart]:
 
 
 def _stragglers(run: RunView) -> Iterator[Table]:
-    """Who works longest before the exchange, and how often."""
     if not run.launches or run.launches[-1].world_size < 2:
         return
     world = run.launches[-1].world_size

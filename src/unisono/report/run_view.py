@@ -16,53 +16,31 @@ from unisono.scaling.study import STEP_PHASES
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """One launch of the run directory.
+    """One launch of the run directory."""
 
-    Attributes:
-        number: As counted by the directory.
-        world_size: Its ranks.
-        first_step: The first step it recorded.
-        last_step: The last one.
-        began_s: When its first step began, in seconds since 1970.
-        ended_s: When its last step ended.
-    """
-
-    number: int
-    world_size: int
-    first_step: int
-    last_step: int
-    began_s: float
-    ended_s: float
+    number: int  #: As counted by the directory.
+    world_size: int  #: Its ranks.
+    first_step: int  #: The first step it recorded.
+    last_step: int  #: The last one.
+    began_s: float  #: When its first step began, in seconds since 1970.
+    ended_s: float  #: When its last step ended.
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
-    """What a run has left.
+    """What a run has left."""
 
-    Attributes:
-        path: Its directory.
-        name: To show.
-        score: ``score.json``.
-        environment: ``environment.json``; empty where there is none.
-        result: ``result.json``; empty where the run has not ended.
-        ledger: Lines by step.
-        logged: Lines of ``metrics.jsonl``.
-        phases: Records of all launches; a step done twice appears for each.
-        launches: In order.
-        changed: Which line of the ledger is not the one that was written, in words; None: none is.
-    """
-
-    path: Path
-    name: str
-    score: dict[str, Any]
-    environment: dict[str, Any]
-    result: dict[str, Any]
-    ledger: list[dict[str, Any]]
-    logged: list[dict[str, Any]]
-    phases: list[StepPhases]
-    launches: list[Launch]
-    changed: str | None = None
+    path: Path  #: Its directory.
+    name: str  #: To show.
+    score: dict[str, Any]  #: ``score.json``.
+    environment: dict[str, Any]  #: ``environment.json``; empty where there is none.
+    result: dict[str, Any]  #: ``result.json``; empty where the run has not ended.
+    ledger: list[dict[str, Any]]  #: Lines by step.
+    logged: list[dict[str, Any]]  #: Lines of ``metrics.jsonl``.
+    phases: list[StepPhases]  #: Records of all launches; a step done twice appears for each.
+    launches: list[Launch]  #: In order.
+    changed: str | None = None  #: Which line of the ledger is not the one that was written, in words; None: none is.
 
     @property
     def losses(self) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from unisono.report.content import Chart, Remark, Section, Table, bar_view, line
 from unisono.scaling.study import STEP_PHASES, Study, beyond_ideal, summarise
 from unisono.system.words import spell_count, spell_seconds
 
+_HEAD = ["workers", "step", "fastest to slowest", "samples/s", "speed-up", "efficiency", "start-up", "saving", "load"]
 _MEANING = {
     "data": "waiting for data",
     "forward": "computing forward",
@@ -97,28 +98,15 @@ def scaling_sections(studies: Sequence[Study]) -> list[Section]:
 
 def _section(study: Study) -> Section:
     rows = summarise(study)
-    head = [
-        "workers",
-        "step",
-        "fastest to slowest",
-        "samples/s",
-        "speed-up",
-        "efficiency",
-        "start-up",
-        "saving",
-        "load",
-    ]
     cells = []
     for row in rows:
         loads = [trial.load for trial in study.trials if trial.workers == row.workers]
-        cells.append(
-            [
-                f"{row.workers}{' (more than cores)' if row.is_oversubscribed else ''}", spell_seconds(row.step_s),
-                f"{spell_seconds(row.low_s)} to {spell_seconds(row.high_s)}", spell_count(round(row.samples_per_s)),
-                f"{row.speedup:.2f}", f"{row.efficiency:.0%}", spell_seconds(row.startup_s),
-                spell_seconds(row.checkpoint_s), f"{min(loads):.1f}-{max(loads):.1f}",
-            ]
-        )  # fmt: skip
+        cells.append([
+            f"{row.workers}{' (more than cores)' if row.is_oversubscribed else ''}", spell_seconds(row.step_s),
+            f"{spell_seconds(row.low_s)} to {spell_seconds(row.high_s)}", spell_count(round(row.samples_per_s)),
+            f"{row.speedup:.2f}", f"{row.efficiency:.0%}", spell_seconds(row.startup_s),
+            spell_seconds(row.checkpoint_s), f"{min(loads):.1f}-{max(loads):.1f}",
+        ])  # fmt: skip
     findings = [Remark(text=line) for line in why_it_flattens(study)]
     if study.agrees is not None:
         text = f"{len(study.fingerprints)} different fingerprints, where one is promised"
@@ -156,7 +144,7 @@ def _section(study: Study) -> Section:
                spell_seconds(t.total_s), f"{t.load:.1f}", t.fingerprint[:16]] for t in study.trials]  # fmt: skip
     return Section(
         title=title_of(study), lines=[describe_machine(study), f"Made by: {study.command}"], findings=findings,
-        tables=[Table(title="Scaling", head=head, rows=cells, numeric=frozenset(range(1, 9)))], charts=charts,
+        tables=[Table(title="Scaling", head=_HEAD, rows=cells, numeric=frozenset(range(1, 9)))], charts=charts,
         folded=[
             Table(title="All runs", head=["workers", "run", "step", "start-up", "in all", "load", "fingerprint"],
                   rows=trials, numeric=frozenset(range(1, 6)), mono=frozenset({6})),

@@ -156,13 +156,11 @@ def _plan(schedule: Schedule) -> _Layout:
     adds = any(move.action != "copy" for moves in schedule.rounds for move in moves)
     column = (WIDTH - _LEFT - _RIGHT) / n
     return _Layout(
-        schedule=schedule,
-        column=column,
+        schedule=schedule, column=column,
         cell=min((column - (16 if n > 4 else 36)) / chunks, 64 if chunks == 1 else 46),
-        band=(18 if n <= 4 else 15) if adds else 34,
-        num_bands=n if adds else 1,
+        band=(18 if n <= 4 else 15) if adds else 34, num_bands=n if adds else 1,
         gap=130 if any(len(moves) > 12 for moves in schedule.rounds) else 84,
-    )
+    )  # fmt: skip
 
 
 def _draw_head(out: Drawing, layout: _Layout, title: str) -> None:

@@ -23,33 +23,21 @@ EVERYWHERE = 1 << 16
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """A step of one rank that is alone; medians in seconds.
+    """A step of one rank that is alone; medians in seconds."""
 
-    Attributes:
-        compute_s: Data, forward and backward of all micro-batches.
-        update_s: The optimizer.
-        rest_s: All else: the exchange of one rank with nobody, the ledger, the loop.
-    """
-
-    compute_s: float
-    update_s: float
-    rest_s: float
+    compute_s: float  #: Data, forward and backward of all micro-batches.
+    update_s: float  #: The optimizer.
+    rest_s: float  #: All else: the exchange of one rank with nobody, the ledger, the loop.
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solo:
-    """What was measured on one rank at a time.
+    """What was measured on one rank at a time."""
 
-    Attributes:
-        batch_size: Samples of a step.
-        times: By number of micro-batches: two numbers at least.
-        crowded: The same as the first of `times`, while all cores do it; None where there is one core.
-    """
-
-    batch_size: int
-    times: Mapping[int, StepTimes]
-    crowded: StepTimes | None
+    batch_size: int  #: Samples of a step.
+    times: Mapping[int, StepTimes]  #: By number of micro-batches: two numbers at least.
+    crowded: StepTimes | None  #: The same as the first of `times`, while all cores do it; None where there is one core.
 
 
 def step_times(records: Sequence[StepPhases], warmup: int) -> StepTimes:
@@ -66,10 +54,9 @@ def step_times(records: Sequence[StepPhases], warmup: int) -> StepTimes:
         return statistics.median(sum(record.ns.get(phase, 0) for phase in phases) for record in kept) / 1e9
 
     return StepTimes(
-        compute_s=median_s("data", "forward", "backward"),
-        update_s=median_s("update"),
+        compute_s=median_s("data", "forward", "backward"), update_s=median_s("update"),
         rest_s=median_s("reduce", "other"),
-    )
+    )  # fmt: skip
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

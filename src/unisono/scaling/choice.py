@@ -14,17 +14,11 @@ MARGIN = 0.03
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One setting and how fast it was.
+    """One setting and how fast it was."""
 
-    Attributes:
-        setting: Names and values, as on the command line.
-        processes: All that it keeps busy, loader processes and threads included.
-        rates: Samples per second of each run of it.
-    """
-
-    setting: dict[str, Any]
-    processes: int
-    rates: list[float]
+    setting: dict[str, Any]  #: Names and values, as on the command line.
+    processes: int  #: All that it keeps busy, loader processes and threads included.
+    rates: list[float]  #: Samples per second of each run of it.
 
     @property
     def median(self) -> float:

@@ -23,19 +23,12 @@ from unisono.scaling.machine import Link, Machine
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Seconds of one collective on the slowest rank.
+    """Seconds of one collective on the slowest rank."""
 
-    Attributes:
-        latency_s: Waiting for messages that are on their way, and overheads of messages.
-        transfer_s: Bytes leaving.
-        add_s: Bytes being added.
-        sent_bytes: Bytes that the busiest rank sends.
-    """
-
-    latency_s: float = 0.0
-    transfer_s: float = 0.0
-    add_s: float = 0.0
-    sent_bytes: float = 0.0
+    latency_s: float = 0.0  #: Waiting for messages that are on their way, and overheads of messages.
+    transfer_s: float = 0.0  #: Bytes leaving.
+    add_s: float = 0.0  #: Bytes being added.
+    sent_bytes: float = 0.0  #: Bytes that the busiest rank sends.
 
     @property
     def seconds(self) -> float:
@@ -144,14 +137,9 @@ def hierarchical_ring(ranks: int, num_bytes: float, machine: Machine) -> Cost:
 
 
 ALGORITHMS: Mapping[str, Formula] = {
-    "ring": ring,
-    "tree": tree,
-    "owner-computes": owner_computes,
-    "halving-doubling": halving_doubling,
-    "hierarchical": hierarchical,
-    "hierarchical-ring": hierarchical_ring,
-    "naive-ring": naive_ring,
-}
+    "ring": ring, "tree": tree, "owner-computes": owner_computes, "halving-doubling": halving_doubling,
+    "hierarchical": hierarchical, "hierarchical-ring": hierarchical_ring, "naive-ring": naive_ring,
+}  # fmt: skip
 """All-reduces by name."""
 
 
@@ -215,13 +203,11 @@ def _burst(link: Link, messages: int, num_bytes: float, share: float) -> Cost:
         return Cost()
     return Cost(
         latency_s=link.latency_s + messages * link.overhead_s,
-        transfer_s=messages * num_bytes * link.s_per_byte * share,
-        sent_bytes=messages * num_bytes,
-    )
+        transfer_s=messages * num_bytes * link.s_per_byte * share, sent_bytes=messages * num_bytes,
+    )  # fmt: skip
 
 
 def _all_to_all(ranks: int, chunk: float, machine: Machine) -> Cost:
-    """Return a message of `chunk` bytes from each rank to each other one."""
     local = min(ranks, machine.node_size)
     ways = [_burst(machine.inside, local - 1, chunk, 1.0)]
     if ranks > local:

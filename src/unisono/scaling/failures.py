@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from unisono.options.quantities import settle
+from unisono.options.fields import check, option
 from unisono.scaling.machine import TIME
 
 
@@ -18,43 +18,31 @@ from unisono.scaling.machine import TIME
 class Reliability:
     """How a machine fails, and what saving and starting again cost.
 
-    Attributes:
-        rank_mtbf_s: Mean time between failures of one rank; they fail independently.
-        checkpoint_s: Training time lost to one checkpoint.
-        restart_s: From a failure to the first new step, lost steps left out.
-
     Raises:
         ConfigError: A number is out of range.
     """
 
-    rank_mtbf_s: float
-    checkpoint_s: float
-    restart_s: float
+    rank_mtbf_s: float = option(
+        text="Mean time between failures of one rank; they fail independently.", of=replace(TIME, above=True)
+    )
+    checkpoint_s: float = option(text="Training time lost to one checkpoint.", of=replace(TIME, above=True))
+    restart_s: float = option(text="From a failure to the first new step, lost steps left out.", of=TIME)
 
     def __post_init__(self) -> None:
-        settle(self, rank_mtbf_s=replace(TIME, above=True), checkpoint_s=replace(TIME, above=True), restart_s=TIME)
+        check(self)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """What failures cost a run on some ranks, saving every `interval_s`.
+    """What failures cost a run on some ranks, saving every `interval_s`."""
 
-    Attributes:
-        mtbf_s: Mean time between failures of any rank.
-        young_s: Young's interval of training between two checkpoints.
-        interval_s: Daly's, which holds also where a checkpoint is not short against the time between failures.
-        useful: Part of the time that is training which counts; 0 where the run never gets anywhere.
-        lost_s: Training thrown away by one failure, on average.
-        failures_per_day: How often.
-    """
-
-    mtbf_s: float
-    young_s: float
-    interval_s: float
-    useful: float
-    lost_s: float
-    failures_per_day: float
+    mtbf_s: float  #: Mean time between failures of any rank.
+    young_s: float  #: Young's interval of training between two checkpoints.
+    interval_s: float  #: Daly's, which holds also where a checkpoint is not short against the time between failures.
+    useful: float  #: Part of the time that is training which counts; 0 where the run never gets anywhere.
+    lost_s: float  #: Training thrown away by one failure, on average.
+    failures_per_day: float  #: How often.
 
 
 def young_interval_s(mtbf_s: float, checkpoint_s: float) -> float:
@@ -95,10 +83,7 @@ def expected_losses(ranks: int, reliability: Reliability) -> Losses:
     saving, restart = reliability.checkpoint_s, reliability.restart_s
     interval = daly_interval_s(mtbf_s, saving)
     return Losses(
-        mtbf_s=mtbf_s,
-        young_s=young_interval_s(mtbf_s, saving),
-        interval_s=interval,
-        useful=useful_part(mtbf_s, interval, saving, restart),
-        lost_s=lost_per_failure_s(mtbf_s, interval, saving),
+        mtbf_s=mtbf_s, young_s=young_interval_s(mtbf_s, saving), interval_s=interval,
+        useful=useful_part(mtbf_s, interval, saving, restart), lost_s=lost_per_failure_s(mtbf_s, interval, saving),
         failures_per_day=86400 / mtbf_s,
-    )
+    )  # fmt: skip

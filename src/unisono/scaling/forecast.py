@@ -14,7 +14,8 @@ from typing import final
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.tree import owned_nodes
 from unisono.errors import ConfigError
-from unisono.options.quantities import BATCH, FRACTION, JITTER, RANKS, RATE, REPLICAS, STEPS, Amount, settle
+from unisono.options.fields import check, option
+from unisono.options.quantities import BATCH, FRACTION, JITTER, RANKS, RATE, REPLICAS, STEPS, Amount
 from unisono.scaling.costs import ALGORITHMS, Cost, asynchronous_cycle_s, owner_computes, parameter_server
 from unisono.scaling.failures import Losses, Reliability, expected_losses
 from unisono.scaling.machine import COST, TIME, Machine
@@ -30,51 +31,39 @@ STRATEGIES = (*ALGORITHMS, "ps", "ps-async")
 class Workload:
     """What is trained.
 
-    Attributes:
-        gradient_bytes: Bytes reduced in a step.
-        batch_size: Samples of a step over all ranks; with `weak`, of each rank.
-        sample_s: Forward and backward of one sample on a rank that is alone.
-        micro_s: Fixed part of a forward and backward, whatever its samples.
-        update_s: Clipping and optimizer, on every rank.
-        step_s: Everything else that a step costs on every rank: ledger, checks, loop.
-        replicas: Micro-batches that the batch is cut into (with `weak`, of each rank); None: one for each rank.
-        jitter: Standard deviation of a rank's compute time over its mean.
-        overlap: Part of the backward pass, taken as two thirds of compute, beside which communication can go on.
-        data_samples_per_s: What storage and loaders give to all ranks together; None: enough.
-        servers: Parameter servers.
-        launch_s: From the start of the launch to the first step.
-        launch_rank_s: More of it for each rank.
-        steps: Of the whole run, for launch and failures; None: a run without end.
-        messages: Collectives of small control messages in a step.
-        weak: The batch grows with the ranks.
-
     Raises:
         ConfigError: A number is out of range.
     """
 
-    gradient_bytes: float
-    batch_size: int
-    sample_s: float
-    micro_s: float = 0.0
-    update_s: float = 0.0
-    step_s: float = 0.0
-    replicas: int | None = None
-    jitter: float = 0.0
-    overlap: float = 0.0
-    data_samples_per_s: float | None = None
-    servers: int = 1
-    launch_s: float = 0.0
-    launch_rank_s: float = 0.0
-    steps: int | None = None
-    messages: int = 0
-    weak: bool = False
+    gradient_bytes: float = option(text="Bytes reduced in a step.", of=Amount(0, 2e18, "bytes"))
+    batch_size: int = option(text="Samples of a step over all ranks; with `weak`, of each rank.", of=BATCH)
+    sample_s: float = option(text="Forward and backward of one sample on a rank that is alone.", of=TIME)
+    micro_s: float = option(0.0, "Fixed part of a forward and backward, whatever its samples.", of=TIME)
+    update_s: float = option(0.0, "Clipping and optimizer, on every rank.", of=TIME)
+    step_s: float = option(0.0, "Everything else that a step costs on every rank: ledger, checks, loop.", of=TIME)
+    replicas: int | None = option(
+        None,
+        "Micro-batches that the batch is cut into (with `weak`, of each rank); None: one for each rank.",
+        of=REPLICAS,
+    )
+    jitter: float = option(0.0, "Standard deviation of a rank's compute time over its mean.", of=JITTER)
+    overlap: float = option(
+        0.0,
+        "Part of the backward pass, taken as two thirds of compute, beside which communication can go on.",
+        of=FRACTION,
+    )
+    data_samples_per_s: float | None = option(
+        None, "What storage and loaders give to all ranks together; None: enough.", of=RATE
+    )
+    servers: int = option(1, "Parameter servers.", of=RANKS)
+    launch_s: float = option(0.0, "From the start of the launch to the first step.", of=TIME)
+    launch_rank_s: float = option(0.0, "More of it for each rank.", of=TIME)
+    steps: int | None = option(None, "Of the whole run, for launch and failures; None: a run without end.", of=STEPS)
+    messages: int = option(0, "Collectives of small control messages in a step.", of=COST)
+    weak: bool = option(False, "The batch grows with the ranks.")
 
     def __post_init__(self) -> None:
-        settle(
-            self, gradient_bytes=Amount(0, 2e18, "bytes"), sample_s=TIME, micro_s=TIME, update_s=TIME, step_s=TIME,
-            jitter=JITTER, launch_s=TIME, launch_rank_s=TIME, messages=COST, batch_size=BATCH, replicas=REPLICAS,
-            servers=RANKS, steps=STEPS, overlap=FRACTION, data_samples_per_s=RATE,
-        )  # fmt: skip
+        check(self)
         if not self.sample_s + self.micro_s > 0:
             raise ConfigError("expected a compute time above 0 for a sample or a micro-batch.")
 
@@ -82,60 +71,38 @@ class Workload:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """One strategy on one number of ranks.
+    """One strategy on one number of ranks."""
 
-    Attributes:
-        ranks: Ranks that compute; servers come on top.
-        strategy: One of `STRATEGIES`.
-        step_s: Time between two updates; of ``ps-async``, in which as many samples are used as in a synchronous step.
-        compute_s: Forward and backward of the average rank.
-        wait_s: More of it on the slowest rank.
-        data_s: Waiting for data beyond that.
-        communication_s: What of the communication is not hidden behind the backward pass.
-        update_s: Optimizer, and what a step costs whatever the ranks.
-        samples_per_s: Throughput.
-        speedup: Throughput over that of one rank.
-        efficiency: Speed-up over ranks.
-        sent_bytes: Of the busiest rank or server in a step.
-        limit: What takes most of the time: ``compute``, ``stragglers``, ``data``, ``communication``, ``update``; or
-            ``batch`` where ranks have nothing to compute.
-    """
-
-    ranks: int
-    strategy: str
+    ranks: int  #: Ranks that compute; servers come on top.
+    strategy: str  #: One of `STRATEGIES`.
+    #: Time between two updates; of ``ps-async``, in which as many samples are used as in a synchronous step.
     step_s: float
-    compute_s: float
-    wait_s: float
-    data_s: float
-    communication_s: float
-    update_s: float
-    samples_per_s: float
-    speedup: float
-    efficiency: float
-    sent_bytes: float
+    compute_s: float  #: Forward and backward of the average rank.
+    wait_s: float  #: More of it on the slowest rank.
+    data_s: float  #: Waiting for data beyond that.
+    communication_s: float  #: What of the communication is not hidden behind the backward pass.
+    update_s: float  #: Optimizer, and what a step costs whatever the ranks.
+    samples_per_s: float  #: Throughput.
+    speedup: float  #: Throughput over that of one rank.
+    efficiency: float  #: Speed-up over ranks.
+    sent_bytes: float  #: Of the busiest rank or server in a step.
+    #: What takes most of the time: ``compute``, ``stragglers``, ``data``, ``communication``, ``update``; or ``batch``
+    #: where ranks have nothing to compute.
     limit: str
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """All strategies on one number of ranks.
+    """All strategies on one number of ranks."""
 
-    Attributes:
-        ranks: Ranks that compute.
-        predictions: In the order of `STRATEGIES`.
-        best: The fastest synchronous strategy.
-        losses: What failures cost; None where nothing is known of them.
-        run_s: The whole run with the best strategy, launch and failures included; None for a run without end.
-        idle: Ranks without a sample or replica.
-    """
-
-    ranks: int
-    predictions: tuple[Prediction, ...]
-    best: str
-    losses: Losses | None = None
+    ranks: int  #: Ranks that compute.
+    predictions: tuple[Prediction, ...]  #: In the order of `STRATEGIES`.
+    best: str  #: The fastest synchronous strategy.
+    losses: Losses | None = None  #: What failures cost; None where nothing is known of them.
+    #: The whole run with the best strategy, launch and failures included; None for a run without end.
     run_s: float | None = None
-    idle: int = 0
+    idle: int = 0  #: Ranks without a sample or replica.
 
     def of(self, strategy: str) -> Prediction:
         """Return the prediction of one strategy."""
@@ -228,12 +195,10 @@ def forecast(
             training_s = job.steps * best.step_s
             run_s = launch_s + (training_s if losses is None else training_s / losses.useful if losses.useful else
                                 math.inf)  # fmt: skip
-        found.append(
-            Forecast(
-                ranks=count, predictions=predictions, best=best.strategy, losses=losses, run_s=run_s,
-                idle=_idle(job, count),
-            )
-        )  # fmt: skip
+        found.append(Forecast(
+            ranks=count, predictions=predictions, best=best.strategy, losses=losses, run_s=run_s,
+            idle=_idle(job, count),
+        ))  # fmt: skip
     return found
 
 
@@ -242,7 +207,6 @@ def _batch(job: Workload, ranks: int) -> int:
 
 
 def _idle(job: Workload, ranks: int) -> int:
-    """Return how many ranks have no sample or no replica."""
     parts = ranks if job.weak or not job.replicas else job.replicas
     return max(0, ranks - min(_batch(job, ranks), parts))
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from unisono.errors import ConfigError
-from unisono.options.quantities import COUNT, FACTOR, Amount, settle, shown
+from unisono.options.fields import check, option
+from unisono.options.quantities import COUNT, FACTOR, Amount, shown
 
 COST = Amount(0, 1e15)
 """Seconds, or seconds a byte, of a model: products of some of them stay finite."""
@@ -25,21 +26,16 @@ BANDWIDTH = Amount(1, 1e18, "bytes a second")
 class Link:
     """What carries messages between two ranks.
 
-    Attributes:
-        latency_s: From the last byte's departure to its arrival (alpha).
-        s_per_byte: Time of the port for each byte (beta): 1 / bandwidth of one direction.
-        overhead_s: Time of the port for each message, beside its bytes.
-
     Raises:
         ConfigError: A number is negative or not finite.
     """
 
-    latency_s: float
-    s_per_byte: float
-    overhead_s: float = 0.0
+    latency_s: float = option(text="From the last byte's departure to its arrival (alpha).", of=COST)
+    s_per_byte: float = option(text="Time of the port for each byte (beta): 1 / bandwidth of one direction.", of=COST)
+    overhead_s: float = option(0.0, "Time of the port for each message, beside its bytes.", of=COST)
 
     def __post_init__(self) -> None:
-        settle(self, latency_s=COST, s_per_byte=COST, overhead_s=COST)
+        check(self)
 
 
 @final
@@ -50,13 +46,6 @@ class Machine:
     Attributes:
         inside: Between ranks of one node.
         between: Of one network card, between nodes.
-        node_size: Ranks of a node.
-        nics: Network cards of a node, shared by its ranks.
-        add_s_per_byte: Adding a byte that has arrived to one that is there (gamma).
-        cores: Of a node whose ranks share them; None: each rank has a device of its own.
-        crowding: Times slower that a rank computes when all cores are busy, against when it is alone.
-        turn_s: Wait for a core in each round, for each further rank that a core has.
-        turn_factor: Where ranks share cores, how many times longer bytes take beyond their share of a core.
 
     Raises:
         ConfigError: A number is out of range.
@@ -64,19 +53,22 @@ class Machine:
 
     inside: Link
     between: Link
-    node_size: int = 1
-    nics: int = 1
-    add_s_per_byte: float = 0.0
-    cores: int | None = None
-    crowding: float = 1.0
-    turn_s: float = 0.0
-    turn_factor: float = 1.0
+    node_size: int = option(1, "Ranks of a node.", of=COUNT)
+    nics: int = option(1, "Network cards of a node, shared by its ranks.", of=COUNT)
+    add_s_per_byte: float = option(0.0, "Adding a byte that has arrived to one that is there (gamma).", of=COST)
+    cores: int | None = option(
+        None, "Of a node whose ranks share them; None: each rank has a device of its own.", of=COUNT
+    )
+    crowding: float = option(
+        1.0, "Times slower that a rank computes when all cores are busy, against when it is alone.", of=FACTOR
+    )
+    turn_s: float = option(0.0, "Wait for a core in each round, for each further rank that a core has.", of=COST)
+    turn_factor: float = option(
+        1.0, "Where ranks share cores, how many times longer bytes take beyond their share of a core.", of=COST
+    )
 
     def __post_init__(self) -> None:
-        settle(
-            self, add_s_per_byte=COST, turn_s=COST, turn_factor=COST, node_size=COUNT, nics=COUNT, cores=COUNT,
-            crowding=FACTOR,
-        )  # fmt: skip
+        check(self)
 
     def num_nodes(self, ranks: int) -> int:
         """Return how many nodes so many ranks need."""

@@ -18,15 +18,10 @@ WORTHWHILE = 1.25
 @final
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way.
+    """One way."""
 
-    Attributes:
-        setting: Options of ``unisono train``, by parameter.
-        price: What it costs beside speed; empty for nothing.
-    """
-
-    setting: Mapping[str, Any]
-    price: str
+    setting: Mapping[str, Any]  #: Options of ``unisono train``, by parameter.
+    price: str  #: What it costs beside speed; empty for nothing.
 
 
 _DDP = "bits depend on the number of workers"

@@ -26,71 +26,40 @@ BETWEEN = ("checkpoint", "evaluate")
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One run.
+    """One run."""
 
-    Attributes:
-        workers: Number of processes.
-        repeat: 0-based number of the repetition.
-        batch_size: Samples of a step over all workers.
-        steps: Steps that were counted, warm-up left out.
-        total_s: From the launch to the end of the last process.
-        startup_s: From the launch to the first step.
-        step_s: Median of the counted steps.
-        step_q1_s: A quarter of them were not longer.
-        step_q3_s: Three quarters of them were not longer.
-        phases_s: For each rank, the median seconds of a counted step by phase.
-        between_s: For each rank, seconds of the whole run in checkpoints and evaluations.
-        fingerprint: Of the run.
-        load: Load average of the machine when it began.
-    """
-
-    workers: int
-    repeat: int
-    batch_size: int
-    steps: int
-    total_s: float
-    startup_s: float
-    step_s: float
-    step_q1_s: float
-    step_q3_s: float
-    phases_s: list[dict[str, float]]
-    between_s: list[dict[str, float]]
-    fingerprint: str
-    load: float
+    workers: int  #: Number of processes.
+    repeat: int  #: 0-based number of the repetition.
+    batch_size: int  #: Samples of a step over all workers.
+    steps: int  #: Steps that were counted, warm-up left out.
+    total_s: float  #: From the launch to the end of the last process.
+    startup_s: float  #: From the launch to the first step.
+    step_s: float  #: Median of the counted steps.
+    step_q1_s: float  #: A quarter of them were not longer.
+    step_q3_s: float  #: Three quarters of them were not longer.
+    phases_s: list[dict[str, float]]  #: For each rank, the median seconds of a counted step by phase.
+    between_s: list[dict[str, float]]  #: For each rank, seconds of the whole run in checkpoints and evaluations.
+    fingerprint: str  #: Of the run.
+    load: float  #: Load average of the machine when it began.
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """Trials of one job.
+    """Trials of one job."""
 
-    Attributes:
-        target: Recipe or script.
-        weak: The batch grew with the workers.
-        strategy: Name of it; with ``exact`` and ``fsdp`` fingerprints must agree.
-        is_exact: Whether the strategy promises equal fingerprints.
-        warmup: Steps dropped at the beginning of each trial.
-        cores: Usable cores of the machine.
-        threads: Threads of each worker.
-        device: ``cpu`` or ``cuda``.
-        environment: As in a run's ``environment.json``.
-        command: What made it.
-        date: ISO 8601.
-        trials: In the order in which they were run.
-    """
-
-    target: str
-    weak: bool
-    strategy: str
-    is_exact: bool
-    warmup: int
-    cores: int
-    threads: int
-    device: str
-    environment: dict[str, Any]
-    command: str
-    date: str
-    trials: list[Trial]
+    target: str  #: Recipe or script.
+    weak: bool  #: The batch grew with the workers.
+    strategy: str  #: Name of it; with ``exact`` and ``fsdp`` fingerprints must agree.
+    is_exact: bool  #: Whether the strategy promises equal fingerprints.
+    warmup: int  #: Steps dropped at the beginning of each trial.
+    cores: int  #: Usable cores of the machine.
+    threads: int  #: Threads of each worker.
+    device: str  #: ``cpu`` or ``cuda``.
+    environment: dict[str, Any]  #: As in a run's ``environment.json``.
+    command: str  #: What made it.
+    date: str  #: ISO 8601.
+    trials: list[Trial]  #: In the order in which they were run.
 
     @property
     def workers(self) -> list[int]:
@@ -118,37 +87,21 @@ class Study:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """All trials on one number of workers.
+    """All trials on one number of workers."""
 
-    Attributes:
-        workers: Number of processes.
-        batch_size: Samples of a step.
-        step_s: Median of the trials' medians.
-        low_s: The fastest trial; of a single one, the first quartile of its steps.
-        high_s: The slowest trial; of a single one, the third quartile of its steps.
-        samples_per_s: At the median step.
-        speedup: Over one worker; where one worker was not measured, over the fewest, taken as ideal.
-        efficiency: Speed-up over workers.
-        startup_s: Median.
-        total_s: Median.
-        checkpoint_s: Median over trials of the slowest rank's.
-        is_oversubscribed: There are more threads than cores: the workers take turns.
-        phases_s: Median over ranks and trials of a step's phases.
-    """
-
-    workers: int
-    batch_size: int
-    step_s: float
-    low_s: float
-    high_s: float
-    samples_per_s: float
-    speedup: float
-    efficiency: float
-    startup_s: float
-    total_s: float
-    checkpoint_s: float
-    is_oversubscribed: bool
-    phases_s: dict[str, float]
+    workers: int  #: Number of processes.
+    batch_size: int  #: Samples of a step.
+    step_s: float  #: Median of the trials' medians.
+    low_s: float  #: The fastest trial; of a single one, the first quartile of its steps.
+    high_s: float  #: The slowest trial; of a single one, the third quartile of its steps.
+    samples_per_s: float  #: At the median step.
+    speedup: float  #: Over one worker; where one worker was not measured, over the fewest, taken as ideal.
+    efficiency: float  #: Speed-up over workers.
+    startup_s: float  #: Median.
+    total_s: float  #: Median.
+    checkpoint_s: float  #: Median over trials of the slowest rank's.
+    is_oversubscribed: bool  #: There are more threads than cores: the workers take turns.
+    phases_s: dict[str, float]  #: Median over ranks and trials of a step's phases.
 
 
 def trial_of(
@@ -215,18 +168,16 @@ def summarise(study: Study) -> list[Row]:
         phases = {
             phase: statistics.median(rank[phase] for trial in found for rank in trial.phases_s) for phase in STEP_PHASES
         }
-        rows.append(
-            Row(
-                workers=count, batch_size=only.batch_size, step_s=step_s,
-                low_s=only.step_q1_s if len(found) == 1 else min(trial.step_s for trial in found),
-                high_s=only.step_q3_s if len(found) == 1 else max(trial.step_s for trial in found),
-                samples_per_s=rate, speedup=rate / base_rate, efficiency=rate / base_rate / count,
-                startup_s=statistics.median(trial.startup_s for trial in found),
-                total_s=statistics.median(trial.total_s for trial in found),
-                checkpoint_s=statistics.median(between),
-                is_oversubscribed=study.device == "cpu" and count * study.threads > study.cores, phases_s=phases,
-            )
-        )  # fmt: skip
+        rows.append(Row(
+            workers=count, batch_size=only.batch_size, step_s=step_s,
+            low_s=only.step_q1_s if len(found) == 1 else min(trial.step_s for trial in found),
+            high_s=only.step_q3_s if len(found) == 1 else max(trial.step_s for trial in found),
+            samples_per_s=rate, speedup=rate / base_rate, efficiency=rate / base_rate / count,
+            startup_s=statistics.median(trial.startup_s for trial in found),
+            total_s=statistics.median(trial.total_s for trial in found),
+            checkpoint_s=statistics.median(between),
+            is_oversubscribed=study.device == "cpu" and count * study.threads > study.cores, phases_s=phases,
+        ))  # fmt: skip
     return rows
 
 

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli import train as verb
-from unisono.cli.options.run_file import describe_run_file, read_run_file
+from unisono.cli.options.run_file import read_run_file
+from unisono.experiments.job import describe_run_file
 from unisono.recipes.catalog import Options
 from unisono.strategies.catalog import find
 

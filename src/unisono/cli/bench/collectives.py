@@ -1,24 +1,16 @@
 """``unisono bench collectives``: time them on this machine, or explain one."""
 
-import inspect
-import re
-import sys
-import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from unisono.cli.options.fields import json_option, picture_option, single
 from unisono.cli.options.lists import MOST_BYTES, parse_names, parse_ranks, parse_sizes
-from unisono.cli.options.settings import number
-from unisono.cli.outcome import nothing_kept, perform, tell
+from unisono.cli.outcome import nothing_kept, tell, verb
 from unisono.cli.tables import answer, table
 from unisono.errors import ConfigError
 from unisono.options.quantities import RUNS, Count
 from unisono.system.words import spell_bytes, spell_seconds
-
-if TYPE_CHECKING:
-    from unisono.collectives.schedules import Schedule
 
 EXPLAINED = Count(1, 256, "ranks")
 _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in its place
@@ -29,16 +21,13 @@ _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in 
     "workers", "Numbers of processes; with --explain, the ranks to show.", short="-n", word="N,N,...",
     usual="2; with --explain, 4", old=("-r", "--ranks", "--explain-ranks"),
 )  # fmt: skip
-@click.option(
-    "-s", "--sizes", metavar="SIZE,...", help="Sizes of the buffer, in powers of 1024.  [default: 4KB,64KB,1MB,16MB]"
-)
-@click.option(
-    "-c", "--collectives", "only", metavar="NAME,...", help="Which ones, all_reduce,barrier say.  [default: all]"
-)
-@click.option("--repeat", type=number(RUNS), metavar="K", help="Repetitions of each.  [default: 15]")
-@click.option("--explain", metavar="NAME", help="Measure nothing; show the moves of a schedule: ring, tree, ...")
+@single("sizes", "Sizes of the buffer, in powers of 1024.", short="-s", word="SIZE,...", usual="4KB,64KB,1MB,16MB")
+@single("collectives", "Which ones, all_reduce,barrier say.", short="-c", word="NAME,...", usual="all")
+@single("repeat", "Repetitions of each.", of=RUNS, usual="15")
+@single("explain", "Measure nothing; show the moves of a schedule: ring, tree, ...")
 @picture_option
 @json_option
+@verb("bench", nothing_kept("the measurement"))
 def collectives(explain: str | None, workers: str | None, picture: str | None, as_json: bool, **given: Any) -> None:
     """Time collectives over shared memory and gloo, beside a plain copy of memory.
 
@@ -51,30 +40,30 @@ def collectives(explain: str | None, workers: str | None, picture: str | None, a
     Exit code: 0 when everything was measured and right; 1 for a wrong result; 2 for wrong settings; the code of the
     worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
+    from unisono.experiments.collectives import COLLECTIVES, SIZES, measure_collectives
+    from unisono.experiments.trials import check_picture
 
-    def act() -> None:
-        from unisono.experiments.collectives import COLLECTIVES, SIZES, measure_collectives
-        from unisono.experiments.trials import check_picture
+    check_picture(picture)
+    if explain is not None:
+        _refuse(given)
+        _explain(explain, EXPLAINED.read("--workers", workers or "4"), picture, as_json)
+        return
+    names = parse_names("--collectives", given["collectives"] or ",".join(COLLECTIVES), COLLECTIVES)
+    sizes = parse_sizes(given["sizes"]) if given["sizes"] else SIZES
+    repeat = given["repeat"] or 15
+    found = measure_collectives(parse_ranks(workers or "2"), sizes, names, repeat=repeat, tell=tell)
+    if picture is not None:
+        from unisono.report.bench_section import timing_section
+        from unisono.report.picture import draw_section
 
-        check_picture(picture)
-        if explain is not None:
-            if any(given.values()):
-                raise ConfigError("--explain measures nothing: expected no --sizes, --collectives or --repeat.")
-            _explain(explain, EXPLAINED.read("--workers", workers or "4"), picture, as_json)
-            return
-        names = parse_names("--collectives", given["only"] or ",".join(COLLECTIVES), COLLECTIVES)
-        sizes = parse_sizes(given["sizes"]) if given["sizes"] else SIZES
-        repeat = given["repeat"] or 15
-        found = measure_collectives(parse_ranks(workers or "2"), sizes, names, repeat=repeat, tell=tell)
-        if picture is not None:
-            from unisono.report.bench_section import timing_section
-            from unisono.report.picture import draw_section
+        draw_section(timing_section(found["rows"]), picture)
+    plans = [describe_plan(count, plan) for count, plan in found["plans"].items()]
+    answer(found, as_json, lambda: [*timings_table(found["rows"]), *plans])
 
-            draw_section(timing_section(found["rows"]), picture)
-        plans = [describe_plan(count, plan) for count, plan in found["plans"].items()]
-        answer(found, as_json, lambda: [*timings_table(found["rows"]), *plans])
 
-    sys.exit(perform("bench", act, nothing_kept("the measurement")))
+def _refuse(given: dict[str, Any]) -> None:
+    if any(given.values()):
+        raise ConfigError("--explain measures nothing: expected no --sizes, --collectives or --repeat.")
 
 
 def describe_plan(ranks: int, plan: dict[str, int] | None) -> str:
@@ -117,51 +106,16 @@ def timings_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _short(number: float) -> str:
-    """Return a number in at most six characters."""
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
 def _explain(name: str, ranks: int, picture: str | None, as_json: bool) -> None:
     from unisono.collectives.schedules import plan
+    from unisono.experiments.collectives import describe_schedule, schedule_as_plain
 
     schedule = plan(name, ranks)
     if picture is not None:
         from unisono.report.schedule_picture import draw_schedule
 
         draw_schedule(schedule, f"{name}: {ranks} ranks" if ranks > 1 else f"{name}: 1 rank", picture)
-    answer(as_plain(schedule), as_json, lambda: words(schedule))
-
-
-def as_plain(schedule: "Schedule") -> dict[str, Any]:
-    """Return a schedule as plain values; ``sent`` is in chunks, for each rank."""
-    from unisono.collectives.schedules import bytes_sent
-
-    return {
-        "name": schedule.name,
-        "ranks": schedule.world_size,
-        "chunks": schedule.num_chunks,
-        "holds": [list(held) for held in schedule.holds],
-        "rounds": [
-            [{"source": m.source, "target": m.target, "chunk": m.chunk, "action": m.action} for m in moves]
-            for moves in schedule.rounds
-        ],
-        "sent": bytes_sent(schedule, schedule.num_chunks),
-    }
-
-
-def words(schedule: "Schedule") -> list[str]:
-    """Return a schedule in words: what it is, its moves round by round, and what each rank sends."""
-    from unisono.collectives.schedules import SCHEDULES, bytes_sent
-
-    text = (inspect.getdoc(SCHEDULES[schedule.name]) or "").removeprefix("Return ")
-    text = re.sub("[`*]{1,2}(?=\\S)|(?<=\\S)[`*]{1,2}", "", text[:1].upper() + text[1:])
-    lines = [line for paragraph in text.split("\n\n") for line in [*textwrap.wrap(paragraph, 80), ""]]
-    for turn, moves in enumerate(schedule.rounds, start=1):
-        lines.append(f"round {turn}")
-        for source in sorted({move.source for move in moves}):
-            sent = [f"{m.action} chunk {m.chunk} to rank {m.target}" for m in moves if m.source == source]
-            line = f"rank {source}: {', '.join(sent)}"
-            lines += textwrap.wrap(line, 78, initial_indent="  ", subsequent_indent="    ")
-    sent_by = [f"{count / schedule.num_chunks:.3g} S" for count in bytes_sent(schedule, schedule.num_chunks)]
-    lines += textwrap.wrap(f"each rank sends, of a buffer of S bytes: {', '.join(sent_by)}", 80)
-    return lines
+    answer(schedule_as_plain(schedule), as_json, lambda: describe_schedule(schedule))

@@ -1,17 +1,15 @@
 """``unisono bench links``: what slow links between hosts cost, and what would help."""
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from unisono.cli.completion import complete_recipe
-from unisono.cli.options.fields import field_options, json_option, recipe_options, repeat_option, steps_option
+from unisono.cli.completion import recipe_argument
+from unisono.cli.options.fields import field_options, json_option, recipe_options, repeat_option, single, steps_option
 from unisono.cli.options.lists import parse_names
-from unisono.cli.options.settings import number
-from unisono.cli.outcome import nothing_kept, perform, tell
+from unisono.cli.outcome import nothing_kept, tell, verb
 from unisono.cli.tables import answer, table
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
@@ -21,15 +19,15 @@ from unisono.scaling.slow_links import WAYS
 
 
 @click.command(short_help="Measure what slow links cost; propose compression or local SGD.")
-@click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
-@click.option("-n", "--workers", type=number(WORKERS), metavar="N",
-              help="Processes on each host.  [default: 1; without --nnodes, 2]")  # fmt: skip
-@click.option("--ways", metavar="NAME,...", help="Of exact, ddp, bf16, powersgd, local_sgd.  [default: all]")
+@recipe_argument
+@single("workers", "Processes on each host.", of=WORKERS, short="-n", word="N", usual="1; without --nnodes, 2")
+@single("ways", "Of exact, ddp, bf16, powersgd, local_sgd.", word="NAME,...", usual="all")
 @repeat_option(2, "Runs of each way.")
 @steps_option(40)
 @recipe_options("batch_size", "model", "data")
 @field_options(NodesOptions)
 @json_option
+@verb("bench links", nothing_kept("the measurement"))
 def links(recipe: str, ways: str | None, as_json: bool, **given: Any) -> None:
     """Train a few steps of RECIPE on these hosts in each way that slow links invite, and propose one.
 
@@ -39,18 +37,14 @@ def links(recipe: str, ways: str | None, as_json: bool, **given: Any) -> None:
 
     Exit code: 0 when all was measured; 2 for wrong settings; the code of the worker that failed first.
     """
+    from unisono.experiments.links import compare_links
 
-    def act() -> None:
-        from unisono.experiments.links import compare_links
-
-        names = list(WAYS) if ways is None else parse_names("--ways", ways, WAYS)
-        nodes = NodesOptions(**taken(NodesOptions, given)).plan()
-        found = compare_links(recipe, names, nodes=nodes, tell=tell, **given)
-        chosen = found["proposal"]
-        more = [f"{chosen}: {found['why']}", f"proposed: {found['command']}"]
-        answer(found, as_json, lambda: [*ways_table(found["rates"], chosen), *more])
-
-    sys.exit(perform("bench links", act, nothing_kept("the measurement")))
+    names = list(WAYS) if ways is None else parse_names("--ways", ways, WAYS)
+    nodes = NodesOptions(**taken(NodesOptions, given)).plan()
+    found = compare_links(recipe, names, nodes=nodes, tell=tell, **given)
+    chosen = found["proposal"]
+    more = [f"{chosen}: {found['why']}", f"proposed: {found['command']}"]
+    answer(found, as_json, lambda: [*ways_table(found["rates"], chosen), *more])
 
 
 def ways_table(rates: Mapping[str, Sequence[float]], chosen: str) -> list[str]:

@@ -1,26 +1,14 @@
 """``unisono bench scaling``: the same job on 1..N workers, where its time goes, and why it flattens."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.completion import complete_target
-from unisono.cli.options.fields import (
-    ExplainedCommand,
-    counts_option,
-    json_option,
-    out_option,
-    recipe_options,
-    repeat_option,
-    steps_option,
-    strategy_options,
-    warmup_option,
-)
+from unisono.cli.completion import target_arguments
+from unisono.cli.options import fields
 from unisono.cli.options.lists import parse_workers
-from unisono.cli.options.settings import number
-from unisono.cli.outcome import FAILED, command_line, nothing_kept, perform, tell
+from unisono.cli.outcome import FAILED, command_line, nothing_kept, tell, verb
 from unisono.cli.tables import section_lines, table
 from unisono.options.quantities import LOADERS, REPLICAS, THREADS
 
@@ -28,22 +16,22 @@ if TYPE_CHECKING:
     from unisono.scaling.study import Study
 
 
-@click.command(cls=ExplainedCommand, short_help="Time a recipe or script on several numbers of workers.")
-@click.argument("target", metavar="RECIPE|SCRIPT", shell_complete=complete_target)
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
-@counts_option
-@repeat_option(3, "Runs of each.")
+@click.command(cls=fields.ExplainedCommand, short_help="Time a recipe or script on several numbers of workers.")
+@target_arguments
+@fields.counts_option
+@fields.repeat_option(3, "Runs of each.")
 @click.option("--weak", is_flag=True, help="Batch and replicas grow with the workers: B and V are those of one worker.")
-@steps_option(100)
-@warmup_option(10)
-@click.option("--replicas", type=number(REPLICAS), metavar="V", help="Logical workers; at least the most workers.")
-@recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
-@click.option("--threads", type=number(THREADS), default=1, show_default=True, metavar="T", help="Threads per worker.")
-@click.option("--num-workers", type=number(LOADERS), metavar="N", help="Recipes: loader processes of each worker.")
-@strategy_options
-@out_option("For scaling.json, scaling.svg, report.html.", word="DIR", usual="scaling-NAME")
-@json_option
-def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, as_json: bool, **given: Any) -> None:
+@fields.steps_option(100)
+@fields.warmup_option(10)
+@fields.single("replicas", "Logical workers; at least the most workers.", of=REPLICAS, word="V", basic=True)
+@fields.recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
+@fields.single("threads", "Threads per worker.", of=THREADS, default=1, word="T", basic=True)
+@fields.single("num_workers", "Recipes: loader processes of each worker.", of=LOADERS, word="N", basic=True)
+@fields.strategy_options
+@fields.out_option("For scaling.json, scaling.svg, report.html.", word="DIR", usual="scaling-NAME")
+@fields.json_option
+@verb("bench scaling", nothing_kept("the measurement"))
+def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, as_json: bool, **given: Any) -> int:
     """Train RECIPE or SCRIPT on each number of workers, and show where a step's time goes and what more workers give.
 
     Every run starts anew. A step lasts as long as on its slowest rank; start-up, checkpoints and evaluation are counted
@@ -54,24 +42,20 @@ def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, a
     Exit code: 0 when everything was measured and equal; 1 when fingerprints differ that must not; 2 for wrong settings;
     the code of the worker that failed first, and then nothing is written.
     """
+    from unisono.experiments.scaling import FILES, measure_scaling
 
-    def act() -> int:
-        from unisono.experiments.scaling import FILES, measure_scaling
-
-        place = out or f"scaling-{Path(target).stem}"
-        counts, made_by = parse_workers(workers), command_line()
-        study = measure_scaling(target, args, workers=counts, out=place, command=made_by, tell=tell, **given)
-        if as_json:
-            click.echo((Path(place) / FILES[0]).read_text(), nl=False)
-        else:
-            click.echo("\n".join(study_lines(study)))
-            tell(f"kept in {place}: {', '.join(FILES)}")
-        if study.agrees is False:
-            tell("DIFFERENT fingerprints: see unisono verify.")
-            return FAILED
-        return 0
-
-    sys.exit(perform("bench scaling", act, nothing_kept("the measurement")))
+    place = out or f"scaling-{Path(target).stem}"
+    counts, made_by = parse_workers(workers), command_line()
+    study = measure_scaling(target, args, workers=counts, out=place, command=made_by, tell=tell, **given)
+    if as_json:
+        click.echo((Path(place) / FILES[0]).read_text(), nl=False)
+    else:
+        click.echo("\n".join(study_lines(study)))
+        tell(f"kept in {place}: {', '.join(FILES)}")
+    if study.agrees is False:
+        tell("DIFFERENT fingerprints: see unisono verify.")
+        return FAILED
+    return 0
 
 
 def study_lines(study: "Study") -> list[str]:

@@ -1,34 +1,29 @@
 """``unisono bench strategies``: the same job with every strategy, side by side."""
 
-import sys
 from typing import Any
 
 import click
 
-from unisono.cli.completion import complete_recipe
-from unisono.cli.options.fields import json_option, picture_option, recipe_options
-from unisono.cli.options.settings import number
-from unisono.cli.outcome import nothing_kept, perform, tell
+from unisono.cli.completion import recipe_argument
+from unisono.cli.options.fields import json_option, picture_option, recipe_options, single
+from unisono.cli.outcome import nothing_kept, tell, verb
 from unisono.cli.tables import answer, table
 from unisono.options.quantities import WORKERS
 from unisono.strategies.catalog import CATALOG
 
-DEFAULT = ",".join(CATALOG)
-
 
 @click.command(short_help="Train a recipe with every strategy and compare.")
-@click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
-@click.option(
-    "-n", "--workers", type=number(WORKERS), default=2, show_default=True, metavar="N",
-    help="Processes that compute; servers come on top. dp, balanced_dp: one process of N devices; pipeline: N stages.",
+@recipe_argument
+@single(
+    "workers", "Processes that compute; servers come on top. dp, balanced_dp: one process of N devices; pipeline: N "
+    "stages.", of=WORKERS, default=2, short="-n", word="N",
 )  # fmt: skip
-@click.option("--strategies", default=DEFAULT, metavar="NAME,...", help="Which ones.  [default: all]")
+@single("strategies", "Which ones.", default=",".join(CATALOG), word="NAME,...", usual="all")
 @recipe_options("epochs", "batch_size", "limit", "model", "data")
 @picture_option
 @json_option
-def strategies(
-    recipe: str, workers: int, strategies: str, picture: str | None, as_json: bool, **given: Any
-) -> None:  # fmt: skip
+@verb("bench", nothing_kept("the measurement"))
+def strategies(recipe: str, workers: int, strategies: str, picture: str | None, as_json: bool, **given: Any) -> None:
     """Train RECIPE once with each strategy: samples a second, memory, bytes sent, accuracy after equal samples.
 
     Seconds are those spent in steps, start and evaluation left out. Memory is the peak of the fullest process, torch
@@ -38,22 +33,18 @@ def strategies(
     Exit code: 0 when all have been trained; 2 for wrong settings; the code of the worker that failed first; 130 after
     Ctrl-C.
     """
+    from unisono.experiments.strategies import compare_strategies
+    from unisono.experiments.trials import check_picture
 
-    def act() -> None:
-        from unisono.experiments.strategies import compare_strategies
-        from unisono.experiments.trials import check_picture
+    check_picture(picture)
+    names = [name.strip() for name in strategies.split(",")]
+    rows = compare_strategies(recipe, workers=workers, strategies=names, tell=tell, **given)
+    if picture is not None:
+        from unisono.report.bench_section import strategies_section
+        from unisono.report.picture import draw_section
 
-        check_picture(picture)
-        names = [name.strip() for name in strategies.split(",")]
-        rows = compare_strategies(recipe, workers=workers, strategies=names, tell=tell, **given)
-        if picture is not None:
-            from unisono.report.bench_section import strategies_section
-            from unisono.report.picture import draw_section
-
-            draw_section(strategies_section(rows, f"{recipe}: {workers} workers"), picture)
-        answer(rows, as_json, lambda: strategies_table(rows))
-
-    sys.exit(perform("bench", act, nothing_kept("the measurement")))
+        draw_section(strategies_section(rows, f"{recipe}: {workers} workers"), picture)
+    answer(rows, as_json, lambda: strategies_table(rows))
 
 
 def strategies_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -13,13 +13,9 @@ ENGINES = {
 
 
 @click.group(
-    cls=LazyGroup,
-    entries=ENGINES,
-    module="unisono.cli.launch.{}",
-    noun="engine",
-    short_help="Hand a script to Slurm, Open MPI, Ray or Kubernetes.",
-    subcommand_metavar="ENGINE [ARGS]...",
-)
+    cls=LazyGroup, entries=ENGINES, module="unisono.cli.launch.{}", noun="engine",
+    short_help="Hand a script to Slurm, Open MPI, Ray or Kubernetes.", subcommand_metavar="ENGINE [ARGS]...",
+)  # fmt: skip
 def launch() -> None:
     """Hand a script to an engine that starts processes on many machines.
 

@@ -1,6 +1,5 @@
 """``unisono launch kubernetes``: write manifests, hand them to kubectl, follow the job."""
 
-import sys
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -10,7 +9,7 @@ import click
 from unisono.cli.launch import ENGINES
 from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, follow_options, program_arguments, tell
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import INTERRUPTED, perform
+from unisono.cli.outcome import INTERRUPTED, verb
 from unisono.launchers.engines.kubernetes import KubernetesJob, render
 from unisono.options.fields import taken
 
@@ -20,9 +19,10 @@ from unisono.options.fields import taken
 @dry_run_option("the manifests")
 @follow_options("what was made")
 @program_arguments
+@verb("launch kubernetes")
 def kubernetes(
-    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval_s: float, **given: Any
-) -> None:
+    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval: float, **given: Any
+) -> int:
     """Create SCRIPT, a path in the image, as a job on a Kubernetes cluster, and follow it.
 
     Pods are torchrun's nodes. A pod that must go has --grace seconds; a run with out=... on a volume that all pods
@@ -33,32 +33,28 @@ def kubernetes(
     Exit code: 0 when the job is complete, or --detach or --dry-run; else the code of the pod that failed first; 1 if
     there is no kubectl, it refuses, or the job was deleted; 2 for wrong usage; 130 after Ctrl-C.
     """
+    from unisono.launchers.engines.following import write_to_stdout
+    from unisono.launchers.engines.kubernetes_client import follow, how_to_end, submit
+    from unisono.store.secret import new_secret
 
-    def act() -> int:
-        from unisono.launchers.engines.following import write_to_stdout
-        from unisono.launchers.engines.kubernetes_client import follow, how_to_end, submit
-        from unisono.store.secret import new_secret
-
-        # A module's dots end where its name does, a file's before what kind it is.
-        own = script.replace(".", "-") if is_module else PurePosixPath(script).stem
-        settings = {"name": own.lower().replace("_", "-"), **taken(KubernetesJob, given)}
-        settings["volumes"] = {path: claim for claim, path in settings.get("volumes", {}).items()}
-        job = KubernetesJob(target=(*(["-m"] if is_module else []), script, *args), **settings)
-        if dry_run:
-            click.echo(render(job), nl=False)
-            return 0
-        job = replace(job, secret=new_secret())
-        made = submit(job)
-        click.echo(made, nl=False, err=not detach)
-        if detach:
-            tell(f"to end it: {how_to_end(job)}")
-            return 0
-        try:
-            code = follow(job, tell=tell, write=write_to_stdout, interval_s=interval_s)
-        except KeyboardInterrupt:
-            tell(f"job {job.name} goes on. To end it: {how_to_end(job)}")
-            return INTERRUPTED
-        tell(f"its objects and logs stay in the cluster. To remove them: {how_to_end(job)}")
-        return code
-
-    sys.exit(perform("launch kubernetes", act))
+    # A module's dots end where its name does, a file's before what kind it is.
+    own = script.replace(".", "-") if is_module else PurePosixPath(script).stem
+    settings = {"name": own.lower().replace("_", "-"), **taken(KubernetesJob, given)}
+    settings["volumes"] = {path: claim for claim, path in settings.get("volumes", {}).items()}
+    job = KubernetesJob(target=(*(["-m"] if is_module else []), script, *args), **settings)
+    if dry_run:
+        click.echo(render(job), nl=False)
+        return 0
+    job = replace(job, secret=new_secret())
+    made = submit(job)
+    click.echo(made, nl=False, err=not detach)
+    if detach:
+        tell(f"to end it: {how_to_end(job)}")
+        return 0
+    try:
+        code = follow(job, tell=tell, write=write_to_stdout, interval_s=interval)
+    except KeyboardInterrupt:
+        tell(f"job {job.name} goes on. To end it: {how_to_end(job)}")
+        return INTERRUPTED
+    tell(f"its objects and logs stay in the cluster. To remove them: {how_to_end(job)}")
+    return code

@@ -10,7 +10,7 @@ import click
 from unisono.cli.launch import ENGINES
 from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, join_command, program_arguments, python_option
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import verb
 from unisono.launchers.engines.mpi import MpiJob, render
 from unisono.options.fields import taken
 
@@ -20,6 +20,7 @@ from unisono.options.fields import taken
 @python_option
 @dry_run_option("the command")
 @program_arguments
+@verb("launch mpi")
 def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **given: Any) -> None:
     """Start SCRIPT with Open MPI: mpirun finds the hosts and starts the ranks, which then talk among themselves.
 
@@ -27,25 +28,21 @@ def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
 
     Exit code: 0 if all ranks ended well, or --dry-run; else mpirun's; 1 if there is no mpirun; 2 for wrong usage.
     """
+    from unisono.launchers.engines.following import find_tool
+    from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
 
-    def act() -> None:
-        from unisono.launchers.engines.following import find_tool
-        from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
-
-        start = join_command(given.pop("python"), script, args, is_module=is_module, threads=given["threads"] or 1)
-        command = render(MpiJob(command=start, as_root=os.geteuid() == 0, **taken(MpiJob, given)))
-        if dry_run:
-            click.echo(shlex.join(command))
-            return
-        tool = find_tool(
-            command[0],
-            "Open MPI's",
-            "load its module (module load openmpi), or install openmpi-bin; ranks of this machine alone need no MPI: "
-            "unisono run -n N SCRIPT.",
-        )
-        environ = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
-        environ[VARIABLE] = given_secret(os.environ) or new_secret()
-        sys.stdout.flush()
-        os.execve(tool, command, environ)
-
-    sys.exit(perform("launch mpi", act))
+    start = join_command(given.pop("python"), script, args, is_module=is_module, threads=given["threads"] or 1)
+    command = render(MpiJob(command=start, as_root=os.geteuid() == 0, **taken(MpiJob, given)))
+    if dry_run:
+        click.echo(shlex.join(command))
+        return
+    tool = find_tool(
+        command[0],
+        "Open MPI's",
+        "load its module (module load openmpi), or install openmpi-bin; ranks of this machine alone need no MPI: "
+        "unisono run -n N SCRIPT.",
+    )
+    environ = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+    environ[VARIABLE] = given_secret(os.environ) or new_secret()
+    sys.stdout.flush()
+    os.execve(tool, command, environ)

@@ -1,31 +1,17 @@
 """Options that the engines of ``unisono launch`` take in the same words, and what a script and its arguments are."""
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import click
 
-from unisono.cli.options.settings import number
+from unisono.cli.options.fields import single
+from unisono.cli.options.settings import Decorator, stack
 from unisono.options.quantities import INTERVAL
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 UNDERSCORES = {"token_normalize_func": lambda token: token.replace("_", "-")}
 """Settings of a command: ``--batch_size`` is ``--batch-size``."""
 AFTER_SCRIPT = {"allow_interspersed_args": False, **UNDERSCORES}
 """Settings of a command: everything after SCRIPT belongs to the script."""
-
-
-def stack(*options: Decorator) -> Decorator:
-    """Return one decorator that adds options, the first of them first in ``--help``."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 program_arguments = stack(
@@ -49,9 +35,8 @@ def follow_options(what: str) -> Decorator:
     """Return ``--detach``, which prints `what` of the job instead of following it, and ``--interval``."""
     return stack(
         click.option("--detach", is_flag=True, help=f"Print {what}, and do not follow the job."),
-        click.option("--interval", "interval_s", type=number(INTERVAL), default=2.0, show_default=True,
-                     metavar="S", help="Between two looks at the job."),
-    )  # fmt: skip
+        single("interval", "Between two looks at the job.", of=INTERVAL, default=2.0, word="S"),
+    )
 
 
 def join_command(

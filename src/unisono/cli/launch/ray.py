@@ -1,6 +1,5 @@
 """``unisono launch ray``: start ranks in a placement group of Ray."""
 
-import sys
 from typing import Any
 
 import click
@@ -8,7 +7,7 @@ import click
 from unisono.cli.launch import ENGINES
 from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, program_arguments
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import perform
+from unisono.cli.outcome import verb
 from unisono.launchers.engines.ray_job import RayJob
 from unisono.launchers.engines.ray_runner import run_on_ray
 from unisono.launchers.spec import find_program
@@ -19,7 +18,8 @@ from unisono.options.fields import taken
 @field_options(RayJob)
 @dry_run_option("what Ray would be asked for")
 @program_arguments
-def ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **given: Any) -> None:
+@verb("launch ray")
+def ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **given: Any) -> int:
     """Start SCRIPT on a Ray cluster: all ranks or none, those of a node side by side.
 
     Scripts written for torchrun run unchanged. SIGTERM and Ctrl-C are passed on: a run with out=... stops after the
@@ -29,17 +29,13 @@ def ray(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
     255 if its node was lost); 75 if the run was asked to stop and has saved; 1 if Ray is missing or has no room; 2 for
     wrong usage.
     """
-
-    def act() -> int:
-        if given["working_dir"] is None:
-            find_program(script, is_module=is_module)
-        kind = "module" if is_module else "script"
-        job = RayJob(kind=kind, target=script, args=args, **taken(RayJob, given))
-        if dry_run:
-            bundle = ", ".join(f"{name}: {amount:g}" for name, amount in job.bundle.items())
-            click.echo(f"placement group: {job.workers} x {{{bundle}}}, {job.strategy}")
-            click.echo(f"each rank: {kind} {script} {' '.join(args)}".rstrip())
-            return 0
-        return run_on_ray(job)
-
-    sys.exit(perform("launch ray", act))
+    if given["working_dir"] is None:
+        find_program(script, is_module=is_module)
+    kind = "module" if is_module else "script"
+    job = RayJob(kind=kind, target=script, args=args, **taken(RayJob, given))
+    if dry_run:
+        bundle = ", ".join(f"{name}: {amount:g}" for name, amount in job.bundle.items())
+        click.echo(f"placement group: {job.workers} x {{{bundle}}}, {job.strategy}")
+        click.echo(f"each rank: {kind} {script} {' '.join(args)}".rstrip())
+        return 0
+    return run_on_ray(job)

@@ -1,36 +1,28 @@
 """``unisono launch slurm``: write a batch script, submit it, follow the job."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from unisono.cli.launch import ENGINES
-from unisono.cli.launch.options import (
-    AFTER_SCRIPT,
-    dry_run_option,
-    follow_options,
-    join_command,
-    program_arguments,
-    python_option,
-    tell,
-)
+from unisono.cli.launch import ENGINES, options
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import INTERRUPTED, perform
+from unisono.cli.outcome import INTERRUPTED, verb
+from unisono.errors import ConfigError
 from unisono.launchers.engines.slurm import SlurmJob, render
 from unisono.options.fields import taken
 
 
-@click.command(context_settings=AFTER_SCRIPT, short_help=ENGINES["slurm"])
+@click.command(context_settings=options.AFTER_SCRIPT, short_help=ENGINES["slurm"])
 @field_options(SlurmJob)
-@python_option
-@dry_run_option("the batch script")
-@follow_options("the job's number")
-@program_arguments
+@options.python_option
+@options.dry_run_option("the batch script")
+@options.follow_options("the job's number")
+@options.program_arguments
+@verb("launch slurm")
 def slurm(
-    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval_s: float, **given: Any
-) -> None:
+    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval: float, **given: Any
+) -> int:
     """Submit SCRIPT as a Slurm job, and follow it.
 
     Each task of the job is a rank. A script that trains through unisono.Run with out=... stops after the step in
@@ -44,31 +36,30 @@ def slurm(
     the time limit, 128 + n for signal n; 75 if it has saved and was not requeued; 1 if Slurm is missing or refuses; 2
     for wrong usage; 130 after Ctrl-C.
     """
+    from unisono.launchers.engines.following import write_to_stdout
+    from unisono.launchers.engines.slurm_client import follow, submit
 
-    def act() -> int:
-        from unisono.errors import ConfigError
-        from unisono.launchers.engines.following import write_to_stdout
-        from unisono.launchers.engines.slurm_client import follow, submit
+    command = options.join_command(given.pop("python"), script, args, is_module=is_module)
+    own = {"name": script if is_module else Path(script).stem, **taken(SlurmJob, given)}
+    logs = Path(own.pop("logs", "logs")).absolute()
+    text = render(SlurmJob(command=command, chdir=str(Path.cwd()), logs=str(logs), **own))
+    if dry_run:
+        click.echo(text, nl=False)
+        return 0
+    _make(logs)
+    job_id = submit(text)
+    if detach:
+        click.echo(job_id)
+        return 0
+    try:
+        return follow(job_id, tell=options.tell, write=write_to_stdout, interval_s=interval)
+    except KeyboardInterrupt:
+        options.tell(f"job {job_id} goes on. To end it: scancel {job_id}")
+        return INTERRUPTED
 
-        command = join_command(given.pop("python"), script, args, is_module=is_module)
-        own = {"name": script if is_module else Path(script).stem, **taken(SlurmJob, given)}
-        logs = Path(own.pop("logs", "logs")).absolute()
-        text = render(SlurmJob(command=command, chdir=str(Path.cwd()), logs=str(logs), **own))
-        if dry_run:
-            click.echo(text, nl=False)
-            return 0
-        try:
-            logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"expected --logs to name a directory, got '{logs}': {error.strerror}.") from error
-        job_id = submit(text)
-        if detach:
-            click.echo(job_id)
-            return 0
-        try:
-            return follow(job_id, tell=tell, write=write_to_stdout, interval_s=interval_s)
-        except KeyboardInterrupt:
-            tell(f"job {job_id} goes on. To end it: scancel {job_id}")
-            return INTERRUPTED
 
-    sys.exit(perform("launch slurm", act))
+def _make(logs: Path) -> None:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"expected --logs to name a directory, got '{logs}': {error.strerror}.") from error

@@ -4,13 +4,13 @@ In: a dataclass (see `unisono.options.fields`). Out: decorators that add its opt
 their keys, None where nothing was given; `taken` reads them from there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, replace
 from typing import TYPE_CHECKING, Any, final
 
 import click
 
-from unisono.cli.options.settings import PATH, bounds, number
+from unisono.cli.options.settings import PATH, Decorator, bounds, number, stack
 from unisono.options.fields import DATA, HOSTS, JOB, OUTPUT, PROCESSES, REPRODUCIBILITY, Option, options_of
 from unisono.options.quantities import RUNS, STEPS, Count
 from unisono.recipes.catalog import RECIPES, Options
@@ -19,7 +19,6 @@ from unisono.strategies.catalog import CATALOG, all_options
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _GROUPS = (JOB, "", DATA, PROCESSES, OUTPUT, REPRODUCIBILITY, HOSTS, "Help")
 _TYPED, _GIVEN, _ALL = "unisono.typed", "unisono.given", "unisono.help-all"
 _HELP = "Help"
@@ -38,7 +37,9 @@ class FieldOption(click.Option):
         default: What this command takes where nothing is given; the dataclass decides where None.
     """
 
-    def __init__(self, item: Option, *, strategies: tuple[str, ...] = (), default: Any = None) -> None:
+    def __init__(
+        self, _: Sequence[str] = (), *, item: Option, strategies: tuple[str, ...] = (), default: Any = None
+    ) -> None:
         self.item, self.strategies = item, strategies
         if item.also and default is None:
             default = item.also
@@ -168,7 +169,6 @@ def help_all(context: click.Context) -> str:
 
 
 def _heading(parameter: click.Parameter, meta: dict[str, Any]) -> str:
-    """Return the heading under which an option is shown; empty where it is not."""
     if not isinstance(parameter, FieldOption):
         return "" if isinstance(parameter, click.Argument) else _PLAIN.get(parameter.opts[-1], "Options")
     item, shows_all = parameter.item, meta.get(_ALL, False)
@@ -194,26 +194,18 @@ def field_options(
         changes: Attributes of `Option` that are others here, by field.
         scripts_too: The command takes scripts too, so the help says that these are for recipes.
     """
-    known = options_of(kind)
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed(names or tuple(known)):
-            own = (changes or {}).get(name, {})
-            item = replace(known[name], **own)
-            if scripts_too:
-                item = replace(item, help=f"Recipes: {item.help[0].lower()}{item.help[1:]}", recipes=())
-            _add(command, FieldOption(item, default=own.get("default")))
-        return command
-
-    return add
+    known, made = options_of(kind), []
+    for name in names or known:
+        own = (changes or {}).get(name, {})
+        item = replace(known[name], **own)
+        if scripts_too:
+            item = replace(item, help=f"Recipes: {item.help[0].lower()}{item.help[1:]}", recipes=())
+        made.append(_added(item, default=own.get("default")))
+    return stack(*made)
 
 
-def _add(command: Callable[..., Any], made: click.Option) -> None:
-    """Add an option as click's own decorators do, so that they can stand side by side."""
-    if isinstance(command, click.Command):
-        command.params.append(made)
-    else:
-        vars(command).setdefault("__click_params__", []).append(made)
+def _added(item: Option, **more: Any) -> Decorator:
+    return click.option(cls=FieldOption, item=item, **more)
 
 
 def recipe_options(*names: str, scripts_too: bool = False) -> Decorator:
@@ -227,25 +219,17 @@ _STRATEGY = Option(
 )  # fmt: skip
 
 
-def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--strategy`` and one option for each option of any strategy."""
-    for owners, item in reversed(list(all_options().values())):
-        _add(command, FieldOption(item, strategies=tuple(owners)))
-    _add(command, FieldOption(_STRATEGY))
-    return command
+strategy_options = stack(
+    _added(_STRATEGY), *(_added(item, strategies=tuple(owners)) for owners, item in all_options().values())
+)
+"""``--strategy``, and one option for each option of any strategy."""
 
 
 def single(key: str, text: str, *, default: Any = None, **about: Any) -> Decorator:
     """Return an option that is no dataclass's field; `about` as for `Option`, `key` gives its name."""
     of = about.get("of")
     kind = about.pop("kind", str if of is None else int if isinstance(of, Count) else float)
-    item = Option(name=key, key=key, help=text, default=default, kind=kind, **about)
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        _add(command, FieldOption(item, default=default))
-        return command
-
-    return add
+    return _added(Option(name=key, key=key, help=text, default=default, kind=kind, **about), default=default)
 
 
 # What several verbs take, in the same words.

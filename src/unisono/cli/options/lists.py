@@ -1,4 +1,4 @@
-"""Lists that are typed with commas between: numbers of workers or ranks, sizes, names."""
+"""Lists that are typed with commas between: numbers of workers or ranks, sizes, names; others are a `ConfigError`."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -16,11 +16,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_workers(text: str) -> list[int]:
-    """Return numbers of workers from ``1,2,4``, in the given order.
-
-    Raises:
-        ConfigError: Not a list of whole numbers from 1 to 1024.
-    """
+    """Return numbers of workers from ``1,2,4``, in the given order, each from 1 to 1024."""
     try:
         return [_COMPARED.read("it", part) for part in text.split(",")]
     except ConfigError:
@@ -29,39 +25,24 @@ def parse_workers(text: str) -> list[int]:
 
 
 def parse_loaders(text: str) -> list[int]:
-    """Return numbers of loader processes from ``0,1,2``, each once.
-
-    Raises:
-        ConfigError: Not a list of whole numbers from 0 to 64.
-    """
+    """Return numbers of loader processes from ``0,1,2``, each once, from 0 to 64."""
     read = "--loaders as numbers such as 0,1,2, each"
     return list(dict.fromkeys(_FEW_LOADERS.read(read, part) for part in text.split(",")))
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Return numbers of ranks such as ``2,4``, in the given order, each once.
-
-    Raises:
-        ConfigError: Not a list of whole numbers from 2 to 64.
-    """
-    hint = " Hint: a collective needs at least two ranks."
-    found = _parse(
-        text, lambda part: [_COLLECTIVE_RANKS.read("it", part)], "--workers such as 2,4, each from 2 to 64", hint
-    )
-    return list(dict.fromkeys(found))
+    """Return numbers of ranks such as ``2,4``, in the given order, each once, from 2 to 64."""
+    expected, hint = "--workers such as 2,4, each from 2 to 64", " Hint: a collective needs at least two ranks."
+    return list(dict.fromkeys(_parse(text, lambda part: [_COLLECTIVE_RANKS.read("it", part)], expected, hint)))
 
 
 def parse_counts(text: str) -> list[int]:
-    """Return numbers of ranks from ``1,3,8`` or ``1..1024`` (its ends and the powers of two), ascending, each once.
-
-    Raises:
-        ConfigError: Not such a list, or a number out of range.
-    """
+    """Return numbers of ranks from ``1,3,8`` or ``1..1024`` (its ends and the powers of two), ascending, each once."""
 
     def read(part: str) -> Iterable[int]:
-        first, _, last = part.partition("..")
+        first, dots, last = part.partition("..")
         low = RANKS.read("it", first)
-        high = RANKS.read("it", last) if ".." in part else low
+        high = RANKS.read("it", last) if dots else low
         if low > high:
             raise ConfigError(f"expected a range that ascends, got {part}.")
         return {low, high, *(1 << power for power in range(17) if low <= 1 << power <= high)}
@@ -71,11 +52,7 @@ def parse_counts(text: str) -> list[int]:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return sizes such as ``4KB,1MB`` in bytes, ascending, each once.
-
-    Raises:
-        ConfigError: Not a list of sizes, or one below 1 byte or above 1 GB.
-    """
+    """Return sizes such as ``4KB,1MB`` in bytes, ascending, each once, from 1 byte to 1 GB."""
 
     def read(part: str) -> Iterable[int]:
         match = re.fullmatch(r"(\d{1,12})\s*([KMG]?)B?", part, re.IGNORECASE | re.ASCII)
@@ -88,11 +65,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Return names such as ``all_reduce,barrier``, each once.
-
-    Raises:
-        ConfigError: A name that is not known; says what was meant.
-    """
+    """Return names such as ``all_reduce,barrier``, each once; of one that is not known, say what was meant."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name not in known:
@@ -101,7 +74,6 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def _parse(text: str, read: Callable[[str], Iterable[int]], expected: str, hint: str = "") -> list[int]:
-    """Return what is read from all parts; what cannot be read is refused as not what was expected."""
     found: list[int] = []
     for part in map(str.strip, text.split(",")):
         try:

@@ -1,16 +1,13 @@
-"""Run files: the options of ``unisono train`` in TOML, for a job and of a job.
+"""Run files: the options of ``unisono train`` in TOML. Must not import torch.
 
 In: a file (or a run directory, whose ``run.toml`` is taken). Its keys are the options' names, with ``-`` or ``_``, and
-``recipe``; what is typed on the command line wins. Out: ``run.toml`` of a run directory, with every option as it was
-resolved, so that it gives the same fingerprint again. Must not import torch.
+``recipe``; what is typed on the command line wins. Out: what the command takes for its defaults.
 """
 
-import json
 import re
 import tomllib
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,12 +16,8 @@ from unisono.errors import ConfigError
 from unisono.options.quantities import shown
 from unisono.system.hints import nearest
 
-if TYPE_CHECKING:
-    from unisono.recipes.catalog import Options
-
 RUN_FILE = "run.toml"
 MOST_BYTES = 1 << 16
-_OF_THE_PLACE = ("out", "cache", "allow_drift", "offline", "strategy")
 
 
 def take_config(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -82,7 +75,6 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
 
 
 def _checked(parameter: click.Parameter, entry: Any, where: str) -> Any:
-    """Return an entry as the command line would have given it."""
     place, _, key = where.partition(": ")
     item = parameter.item if isinstance(parameter, FieldOption) else None
     is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
@@ -102,27 +94,3 @@ def _line_of(key: str, text: str) -> int:
     """Return the line (1-based) where a key of the top level, or a table of that name, stands."""
     written = re.compile(rf"\s*(\[\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\].]")
     return next((number for number, line in enumerate(text.splitlines(), 1) if written.match(line)), 1)
-
-
-def describe_run_file(options: "Options") -> str:
-    """Return the text of ``run.toml``: every option that is set, but for the run directory and what is of this machine.
-
-    Args:
-        options: As resolved, paths included.
-    """
-    entries = {name: value for name, value in asdict(options).items() if name not in _OF_THE_PLACE}
-    for name in ("data", "test_data"):
-        if entries[name] is not None:
-            entries[name] = str(Path(entries[name]).resolve())
-    entries = {name: value for name, value in entries.items() if value is not None and value is not False}
-    strategy = options.strategy
-    chosen = {name: value for name, value in asdict(strategy).items() if value is not None}
-    entries |= {"strategy": strategy.name, **chosen}
-    lines = [f"{name} = {_to_toml(value)}\n" for name, value in entries.items()]
-    return "# The options of this run; `unisono train --config DIR` runs it again.\n" + "".join(lines)
-
-
-def _to_toml(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_to_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)

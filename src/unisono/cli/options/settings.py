@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import click
@@ -13,6 +14,7 @@ from unisono.options.quantities import Count, Quantity, shown
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
 """Bytes, of Linux."""
 
@@ -90,3 +92,14 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
         return None if isinstance(part, float) and not math.isfinite(part) else part
 
     return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def stack(*options: Decorator) -> Decorator:
+    """Return one decorator that adds options, the first of them first in ``--help``."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

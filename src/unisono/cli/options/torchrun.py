@@ -6,8 +6,8 @@ set). Out: our own settings. What cannot be given its meaning is refused by its 
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
 import click
 from click.core import ParameterSource
@@ -62,26 +62,24 @@ _FLAGS = ("--run-path", "--use-env", "--virtual-local-rank")
 _JOIN_KEYS = ("join_timeout", "timeout")
 
 
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Understood:
-    """What torchrun's words mean here.
-
-    Attributes:
-        workers: As ``-n`` takes it.
-        nodes: What it says of several hosts.
-        settings: More of the `LaunchSpec`.
-    """
+class Understood(NamedTuple):
+    """What torchrun's words mean here: the workers as ``-n`` takes them, the hosts, more of the `LaunchSpec`."""
 
     workers: str
     nodes: NodesOptions
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
 
 
 def inert_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that are accepted without effect, or refused by name."""
-    for made in (*map(_inert, WITHOUT_EFFECT), *map(_refused, REFUSED)):
-        made(command)
+
+    def refuse(_: click.Context, parameter: click.Parameter, value: object) -> None:
+        flag = parameter.opts[0]
+        if value and flag in REFUSED:
+            raise click.UsageError(f"{flag} is torchrun's, and not understood here. {REFUSED[flag]}")
+
+    for flag in (*WITHOUT_EFFECT, *REFUSED):
+        click.option(flag, is_flag=flag in _FLAGS, hidden=True, expose_value=False, callback=refuse)(command)
     return command
 
 
@@ -124,7 +122,7 @@ def understand(words: TorchrunWords, workers: str, hosts: dict[str, Any], *, is_
     }
     if words.shutdown_timeout is not None:
         settings |= {"grace_s": words.shutdown_timeout, "stop_grace_s": words.shutdown_timeout}
-    return Understood(workers=_workers(words.nproc_per_node, workers), nodes=nodes, settings=settings)
+    return Understood(_workers(words.nproc_per_node, workers), nodes, settings)
 
 
 def _workers(asked: str | None, workers: str) -> str:
@@ -192,15 +190,3 @@ def _join_timeout(text: str | None) -> float | None:
 def _is_here(endpoint: str) -> bool:
     host, _, port = endpoint.rpartition(":") if endpoint.count(":") == 1 else (endpoint, "", "")
     return port == "0" or host == "localhost" or host.startswith("127.") or endpoint.startswith(("[::1]", "::1"))
-
-
-def _inert(flag: str) -> Callable[[Any], Any]:
-    return click.option(flag, is_flag=flag in _FLAGS, hidden=True, expose_value=False)
-
-
-def _refused(flag: str) -> Callable[[Any], Any]:
-    def refuse(_: click.Context, __: click.Parameter, value: object) -> None:
-        if value:
-            raise click.UsageError(f"{flag} is torchrun's, and not understood here. {REFUSED[flag]}")
-
-    return click.option(flag, is_flag=flag in _FLAGS, hidden=True, expose_value=False, callback=refuse)
