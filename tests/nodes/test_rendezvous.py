@@ -22,7 +22,7 @@ from unisono.nodes.rendezvous import NotNeeded, Rendezvous
 from unisono.nodes.roll import NodeInfo
 from unisono.store import client as client_module
 from unisono.store.secret import key_of
-from unisono.store.server import Server
+from unisono.store.server import Server, listen
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 CARD = NodeInfo(
@@ -140,7 +140,7 @@ def test_the_place_of_somebody_else(meet, monkeypatch):
     """A store without our job, one with another secret, and what is no store at all, are told from ours."""
     monkeypatch.setattr(module, "_ANSWER_S", 1.0)
     monkeypatch.setattr(client_module, "_HANDSHAKE_S", 1.0)
-    with contextlib.closing(Server(module.listen("127.0.0.1", 0), key_of("one secret of many"))) as store:
+    with contextlib.closing(Server(listen("127.0.0.1", 0), key_of("one secret of many"))) as store:
         with pytest.raises(LaunchError, match="is no launcher of unisono with the job 'none'"):
             meet(port=store.port, secret="one secret of many")
         with pytest.raises(LaunchError, match=r"has another secret. Hint: give all hosts the same UNISONO_SECRET"):

@@ -85,17 +85,14 @@ class Count(Quantity):
 
     @property
     def bounds(self) -> str:
-        """See `Quantity.bounds`."""
         return f"from {_spelled(self.low)} to {_spelled(self.high)}"
 
     def take(self, name: str, value: Any) -> int:
-        """See `Quantity.take`."""
         if isinstance(value, bool) or not isinstance(value, Integral) or not self.low <= int(value) <= self.high:
             raise self.refuse(name, _with_type(value))
         return int(value)
 
     def read(self, name: str, text: str) -> int:
-        """See `Quantity.read`."""
         if not _WHOLE.fullmatch(text.strip()):
             raise self.refuse(name, shown(text))
         return self.take(name, int(text))
@@ -111,13 +108,11 @@ class Amount(Quantity):
 
     @property
     def bounds(self) -> str:
-        """See `Quantity.bounds`."""
         low = "above" if self.above else "from"
         high = ", below" if self.below else ", at most" if self.above else " to"
         return f"{low} {_spelled(self.low)}{high} {_spelled(self.high)}"
 
     def take(self, name: str, value: Any) -> float:
-        """See `Quantity.take`."""
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not is_number or not self.low <= value <= self.high:
             raise self.refuse(name, _with_type(value))
@@ -126,7 +121,6 @@ class Amount(Quantity):
         return value if type(value) in (int, float) else float(value)
 
     def read(self, name: str, text: str) -> float:
-        """See `Quantity.read`."""
         if not _DECIMAL.fullmatch(text.strip()):
             raise self.refuse(name, shown(text))
         try:
