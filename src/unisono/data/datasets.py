@@ -85,5 +85,6 @@ class ArrayDataset:
         return content_hash(self.arrays)
 
     def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, ...]:
+        """See `BatchedDataset.fetch_micro_batch`."""
         chosen = torch.from_numpy(indices)
         return tuple([array.index_select(0, chosen) for array in self.arrays])

@@ -69,6 +69,7 @@ class Pictures:
         return self._collate(self._pixels(indices), indices)
 
     def fetch_keyed(self, indices: Indices, *, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """See `unisono.data.datasets.KeyedDataset`."""
         return self._collate(self.augment.apply(self._pixels(indices), seed, epoch, indices), indices)
 
     def _pixels(self, indices: Indices) -> npt.NDArray[np.float32]:

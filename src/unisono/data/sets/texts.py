@@ -107,6 +107,7 @@ class Texts:
         return tokens[: self.max_length], label
 
     def fetch_micro_batch(self, indices: Indices) -> tuple[Any, Tensor]:
+        """See `unisono.data.datasets.BatchedDataset`."""
         samples = [self[index] for index in indices.tolist()]
         texts = [tokens for tokens, _ in samples]
         labels = torch.tensor([label for _, label in samples])
