@@ -92,7 +92,6 @@ class LoopbackTransport(Transport):
         self.bytes_sent = 0
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         parts = send.clone().split(send_splits)
         self.bytes_sent += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         arrived = self._stage.exchange(self.rank, parts)
@@ -100,14 +99,12 @@ class LoopbackTransport(Transport):
             target.copy_(source[self.rank])
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         arrived = self._stage.exchange(self.rank, send.clone())
         for source, target in zip(arrived, recv.split(len(send)), strict=True):
             target.copy_(source)
 
     def messages(self) -> Messages:
-        """See `Transport.messages`."""
         return LoopbackMessages(self.rank, self._stage)
 
 
@@ -120,12 +117,10 @@ class LoopbackMessages(Messages):
         self.rank, self.world_size = rank, stage.world_size
 
     def send(self, message: Tensor, target: int, tag: int) -> None:
-        """See `Messages.send`."""
         self._stage.waits = 0
         self._stage.letters.setdefault((self.rank, target, tag), deque()).append(message.clone())
 
     def receive(self, message: Tensor, source: int, tag: int) -> None:
-        """See `Messages.receive`."""
         message.copy_(self._stage.take_letter(source, self.rank, tag))
 
     def flush(self) -> None:

@@ -73,19 +73,16 @@ class GroupMessages(Messages):
         self._sent: deque[tuple[Any, Tensor, int]] = deque()
 
     def send(self, message: Tensor, target: int, tag: int) -> None:
-        """See `Messages.send`."""
         with self._translated(f"send to rank {target}"):
             while self._sent and self._sent[0][0].is_completed():
                 self._sent.popleft()[0].wait()
             self._sent.append((dist.isend(message, target, tag=tag), message, target))
 
     def receive(self, message: Tensor, source: int, tag: int) -> None:
-        """See `Messages.receive`."""
         with self._translated(f"receive from rank {source}"):
             dist.recv(message, source, tag=tag)
 
     def flush(self) -> None:
-        """See `Messages.flush`."""
         while self._sent:
             work, _, target = self._sent.popleft()
             with self._translated(f"send to rank {target}"):

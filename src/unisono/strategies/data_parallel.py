@@ -50,11 +50,9 @@ class DataParallel(Precise):
         self.sizes: list[int] = []
 
     def begin(self, step: int, samples: list[int]) -> None:
-        """See `Replicated.begin`."""
         self._step, self._calls = step, 0
 
     def weight(self, num_samples: int, total: int) -> float:
-        """See `Replicated.weight`."""
         return num_samples / total * self.loss_scale()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

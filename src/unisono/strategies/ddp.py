@@ -65,7 +65,6 @@ class DDP(Precise):
             raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Replicated.forward`."""
         self._is_called = True
         return self._ddp(*args, **kwargs)
 
@@ -134,7 +133,6 @@ class DDP(Precise):
                 dist.all_reduce(grad)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Strategy.compute_gradients`."""
         found = super().compute_gradients(*args, **kwargs)
         if not self._is_short:
             size = sum(parameter.nbytes for parameter in self.trainable())
@@ -142,7 +140,6 @@ class DDP(Precise):
         return found
 
     def close(self) -> None:
-        """See `Strategy.close`."""
         self._group.close()
 
     def _wrap(self) -> None:

@@ -149,11 +149,9 @@ class PreciseOptions(StrategyOptions):
     accumulate: int = option(1, "Micro-batches that each process adds up before the gradients move.", of=MICRO_BATCHES)
 
     def default_replicas(self, world_size: int) -> int:
-        """See `StrategyOptions.default_replicas`."""
         return world_size * self.accumulate
 
     def place(self, replicas: int, world_size: int) -> list[range]:
-        """See `StrategyOptions.place`."""
         if self.accumulate > 1 and replicas != self.default_replicas(world_size):
             raise ConfigError(
                 f"accumulate {self.accumulate} on {world_size} processes means {world_size * self.accumulate} "
@@ -217,7 +215,6 @@ class AllReduceOptions(PreciseOptions):
 
     @property
     def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
         return self.sync_every == 1
 
 
@@ -278,7 +275,6 @@ class FSDPOptions(StrategyOptions):
 
     @property
     def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
         return False
 
     def score(self) -> dict[str, Any]:

@@ -44,7 +44,6 @@ class Replicated(Strategy):
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
-        """See `Strategy.compute_gradients`."""
         shares, report = self.shares(num_samples), StepReport(self.replicas)
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -95,7 +94,6 @@ class Replicated(Strategy):
             self.front.call = self.forward
 
     def settle(self) -> None:
-        """See `Strategy.settle`."""
         self.align()
 
     # What subclasses change.

@@ -42,7 +42,6 @@ class HostsTransport(Transport):
         self.tree_reducer = self.reduce
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         self._below.all_to_all(send, send_splits, recv, recv_splits)
         item = send.element_size()
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * item
@@ -50,7 +49,6 @@ class HostsTransport(Transport):
         self.bytes_across += sum(count for rank, count in enumerate(send_splits) if rank not in inside) * item
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         self._below.all_gather(send, recv)
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         self.bytes_across += send.nbytes * (self.world_size - len(self.hosts[self.host]))

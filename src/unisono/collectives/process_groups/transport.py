@@ -50,13 +50,11 @@ class ProcessGroupTransport(Transport):
         self.bytes_sent = 0
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
         with self._translated("all_to_all"):
             dist.all_to_all_single(recv, send, recv_splits, send_splits)
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         # torch 2.13 renamed all_gather_into_tensor; the old name warns there, the new one is missing before.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

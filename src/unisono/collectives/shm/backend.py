@@ -96,7 +96,6 @@ class ShmProcessGroup(dist.ProcessGroup):
         return self._run("all_reduce", _each(self._operations.all_reduce, tensors, op=op), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> ShmWork:
-        """See `allreduce`."""
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> ShmWork:
@@ -151,7 +150,6 @@ class ShmProcessGroup(dist.ProcessGroup):
         return self._run("reduce_scatter_single", act, outputs, opts, inputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ShmWork:
-        """See `reduce_scatter_single_coalesced`."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> ShmWork:

@@ -53,7 +53,6 @@ class Front(nn.Module):
         return repr(self.__dict__["plain"])
 
     def train(self, mode: bool = True) -> Self:
-        """See `nn.Module.train`."""
         self.__dict__["plain"].train(mode)
         return self
 

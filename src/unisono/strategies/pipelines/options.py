@@ -37,7 +37,6 @@ class PipelineOptions(StrategyOptions):
 
     @property
     def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
         return False
 
     def __post_init__(self) -> None:
@@ -58,7 +57,6 @@ class PipelineOptions(StrategyOptions):
 
     @property
     def sets_replicas(self) -> bool:
-        """See `StrategyOptions.sets_replicas`."""
         return self.micro_batches is not None
 
     def mesh(self, world_size: int) -> tuple[int, int]:
@@ -86,7 +84,6 @@ class PipelineOptions(StrategyOptions):
         return (self.micro_batches or 2 * self.stages) * self.mesh(world_size)[1]
 
     def check(self, world_size: int) -> None:
-        """See `StrategyOptions.check`."""
         self.mesh(world_size)
 
     def rows(self, replicas: int, world_size: int) -> list[range]:

@@ -97,7 +97,6 @@ class Pipeline(SpreadStrategy):
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
-        """See `Strategy.compute_gradients`."""
         self.whole = None
         self.transport.step = step
         shares = self.shares(num_samples)
@@ -175,7 +174,6 @@ class Pipeline(SpreadStrategy):
             self.front.call = self._called_outside
 
     def gather(self) -> Whole:
-        """See `SpreadStrategy.gather`."""
         own = self._own_names()
         return gather(self.model, self.optimizer, lambda name: name in own, self.transport)
 

@@ -141,7 +141,6 @@ class AsyncParameterServer(Replicated):
         return {"staleness": histogram, "updates": self._version, "dead_workers": sorted(self._server.dropped)}
 
     def close(self) -> None:
-        """See `Strategy.close`."""
         for end in (self._server, self._line):
             if end is not None:
                 end.close()

@@ -186,7 +186,6 @@ class StarTransport(Transport):
         self.bytes_sent = 0
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         head = json.dumps(send_splits).encode()
         parcels = self._exchange(len(head).to_bytes(8, "little") + head + to_bytes([send]).numpy().tobytes())
         for parcel, target in zip(parcels, recv.split(recv_splits), strict=True):
@@ -198,7 +197,6 @@ class StarTransport(Transport):
                 from_bytes(torch.frombuffer(bytearray(part), dtype=torch.uint8), [target])
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         parcels = self._exchange(to_bytes([send]).numpy().tobytes())
         for parcel, target in zip(parcels, recv.split(len(send)), strict=True):
             from_bytes(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), [target])

@@ -23,7 +23,6 @@ class PSOptions(StrategyOptions):
 
     @property
     def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
         return False
 
     def default_replicas(self, world_size: int) -> int:
@@ -31,7 +30,6 @@ class PSOptions(StrategyOptions):
         return max(1, world_size - self.servers)
 
     def check(self, world_size: int) -> None:
-        """See `StrategyOptions.check`."""
         if world_size <= self.servers:
             raise ConfigError(
                 f"strategy {self.name} needs a worker beside {_count(self.servers, 'server')}, got "
@@ -70,7 +68,6 @@ class AsyncPSOptions(PSOptions):
             raise ConfigError(f"strategy ps_async has one server, got servers {self.servers}. Hint: ps has several.")
 
     def score(self) -> dict[str, Any]:
-        """See `StrategyOptions.score`."""
         return {"name": self.name, "max_staleness": self.max_staleness}
 
 

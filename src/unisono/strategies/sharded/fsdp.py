@@ -120,7 +120,6 @@ class FSDP(SpreadStrategy):
             local_of(grad).clamp_(-limit, limit)
 
     def gather(self) -> Whole:
-        """See `SpreadStrategy.gather`."""
         packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
         tensors = {
             # In name order: after a resume each rank's dictionaries have an order of their own.
@@ -156,7 +155,6 @@ class FSDP(SpreadStrategy):
         return sum(local_of(tensor).nbytes for tensor in [*self._parameters, *state] if isinstance(tensor, Tensor))
 
     def close(self) -> None:
-        """See `Strategy.close`."""
         self._group.close()
 
     def _compute(
