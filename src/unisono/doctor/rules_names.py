@@ -1,6 +1,6 @@
 """Rules about what a run meets only after an hour: names that are not there, gradients that are never cleared (pure).
 
-Each takes a `Source` and yields its mistakes; `NAME_RULES` holds them by name. Which names a scope knows is taken from
+Each takes a `Source` and yields its mistakes; `NAME_RULES` lists them. Which names a scope knows is taken from
 the compiler's own analysis (`symtable`): Python's notion, and none of ours.
 """
 
@@ -36,7 +36,9 @@ def undefined_name(source: Source) -> Iterator[Mistake]:
         for symbol in table.get_symbols()
         if symbol.is_declared_global() and _is_bound(symbol)
     }
-    known |= {name.id for guarded in _guarded(source) for name in source.nodes(ast.Name, guarded)}
+    for attempt in source.nodes(ast.Try):  # tried with a NameError in mind
+        if any(handler.type is None or "NameError" in ast.unparse(handler.type) for handler in attempt.handlers):
+            known |= {name.id for guarded in attempt.body for name in source.nodes(ast.Name, guarded)}
     missing: dict[str, int] = {}
     for table in tables:
         for symbol in table.get_symbols():
@@ -60,13 +62,6 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 def _is_bound(symbol: symtable.Symbol) -> bool:
     return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace() or symbol.is_parameter()
-
-
-def _guarded(source: Source) -> Iterator[ast.AST]:
-    """Yield what is tried with a NameError in mind, and what asks for a name before it uses it."""
-    for attempt in source.nodes(ast.Try):
-        if any(handler.type is None or "NameError" in ast.unparse(handler.type) for handler in attempt.handlers):
-            yield from attempt.body
 
 
 def missing_zero_grad(source: Source) -> Iterator[Mistake]:
@@ -123,4 +118,4 @@ def _is_handed_on(source: Source, optimizers: set[str]) -> bool:
     return False
 
 
-NAME_RULES: dict[str, Rule] = {"undefined-name": undefined_name, "missing-zero-grad": missing_zero_grad}
+NAME_RULES: tuple[Rule, ...] = (undefined_name, missing_zero_grad)

@@ -1,6 +1,6 @@
 """Rules about who does what: ranks and devices, collectives, downloads, saved files (pure).
 
-Each takes a `Source` and yields its mistakes; `PLACEMENT_RULES` holds them by name.
+Each takes a `Source` and yields its mistakes; `PLACEMENT_RULES` lists them.
 """
 
 import ast
@@ -59,7 +59,8 @@ def collective_on_some_ranks(source: Source) -> Iterator[Mistake]:
             continue  # a group of some ranks may well be called by these alone
         for condition, in_body in source.rank_conditions(call):
             other = condition.orelse if in_body else condition.body
-            if not _calls(source, other, name) and not _is_paired(source, call, name):
+            is_matched = any(True for statement in other for _ in source.calls(name, within=statement))
+            if not is_matched and not _is_paired(source, call, name):
                 yield Mistake(
                     call.lineno, "fail",
                     f"{_short(name)} is called only where `{ast.unparse(condition.test)}` (line {condition.lineno}): "
@@ -74,10 +75,8 @@ def _after_leaving(source: Source, call: ast.Call, hint: str) -> Iterator[Mistak
     """A collective that some ranks miss because they have returned before it."""
     inner: ast.AST = call
     for outer in source.above(call):
-        body = [
-            block for block in (getattr(outer, "body", []), getattr(outer, "orelse", [])) if isinstance(block, list)
-        ]
-        for block in (block for block in body if inner in block):
+        blocks = (getattr(outer, "body", []), getattr(outer, "orelse", []))
+        for block in (block for block in blocks if isinstance(block, list) and inner in block):
             for before in block[: block.index(inner)]:
                 leaves = isinstance(before, ast.If) and isinstance(before.body[-1], ast.Return)
                 if leaves and not before.orelse and source.asks_for_rank(before.test):
@@ -260,19 +259,11 @@ def _is_guarded(source: Source, node: ast.AST, seen: frozenset[str] = frozenset(
     return all(_is_guarded(source, use, seen | {scope.name}) for use in uses)
 
 
-def _calls(source: Source, block: list[ast.stmt], name: str) -> bool:
-    return any(True for statement in block for _ in source.calls(name, within=statement))
-
-
 def _short(name: str) -> str:
     return ".".join(name.split(".")[-2:]).replace("distributed.", "dist.")
 
 
-PLACEMENT_RULES: dict[str, Rule] = {
-    "collective-on-some-ranks": collective_on_some_ranks,
-    "rank-as-device": rank_as_device,
-    "local-rank-as-rank": local_rank_as_rank,
-    "local-rank-option": local_rank_option,
-    "download-on-every-rank": download_on_every_rank,
-    "save-on-every-rank": save_on_every_rank,
-}
+PLACEMENT_RULES: tuple[Rule, ...] = (
+    collective_on_some_ranks, rank_as_device, local_rank_as_rank, local_rank_option, download_on_every_rank,
+    save_on_every_rank,
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """Rules about the training itself: order of the data, evaluation, saved weights, names that are leaving torch (pure).
 
-Each takes a `Source` and yields its mistakes; `TRAINING_RULES` holds them by name.
+Each takes a `Source` and yields its mistakes; `TRAINING_RULES` lists them.
 """
 
 import ast
@@ -106,29 +106,17 @@ def evaluation_with_gradients(source: Source) -> Iterator[Mistake]:
         if not (isinstance(switch.func, ast.Attribute) and switch.func.attr == "eval" and not switch.args):
             continue
         scope, model = source.scope(switch), ast.unparse(switch.func.value)
-        until = _line_of(source, scope, f"{model}.train", switch.lineno)
-        forwards = [
-            call
-            for call in source.in_scope(ast.Call, scope)
-            if switch.lineno < call.lineno < until and ast.unparse(call.func) in (model, f"{model}.forward")
-        ]
-        trains = any(
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr in ("backward", "grad")
-            and switch.lineno < call.lineno < until
-            for call in source.in_scope(ast.Call, scope)
-        )
+        ends = [call.lineno for call in source.in_scope(ast.Call, scope) if ast.unparse(call.func) == f"{model}.train"]
+        until = min((line for line in ends if line > switch.lineno), default=float("inf"))
+        calls = [call for call in source.in_scope(ast.Call, scope) if switch.lineno < call.lineno < until]
+        forwards = [call for call in calls if ast.unparse(call.func) in (model, f"{model}.forward")]
+        trains = any(isinstance(c.func, ast.Attribute) and c.func.attr in ("backward", "grad") for c in calls)
         if forwards and not trains and not _is_without_grad(source, scope, forwards[0]):
             yield Mistake(
                 forwards[0].lineno, "warn",
                 f"{model} is evaluated (line {switch.lineno}) with gradients recorded: memory and time for nothing",
                 "put the loop under `with torch.inference_mode():`, or decorate the function with it.",
             )  # fmt: skip
-
-
-def _line_of(source: Source, scope: Scope, called: str, after: int) -> float:
-    lines = [call.lineno for call in source.in_scope(ast.Call, scope) if ast.unparse(call.func) == called]
-    return min((line for line in lines if line > after), default=float("inf"))
 
 
 def _is_without_grad(source: Source, scope: Scope, call: ast.Call) -> bool:
@@ -197,11 +185,8 @@ def load_without_map_location(source: Source) -> Iterator[Mistake]:
     if not is_distributed(source):
         return
     for call in source.calls("torch.load"):
-        if (
-            len(call.args) < 2
-            and keyword(call, "map_location") is None
-            and not any(k.arg is None for k in call.keywords)
-        ):
+        may_map = len(call.args) > 1 or any(word.arg in ("map_location", None) for word in call.keywords)
+        if not may_map:
             yield Mistake(
                 call.lineno, "warn", "torch.load without map_location: all processes load to the GPU of the file",
                 "map_location='cpu'; load_state_dict copies to the model's own device.",
@@ -230,13 +215,7 @@ def deprecated_name(source: Source) -> Iterator[Mistake]:
         yield Mistake(call.lineno, "warn", told, "use DistributedDataParallel, or unisono.Run.")
 
 
-TRAINING_RULES: dict[str, Rule] = {
-    "missing-set-epoch": missing_set_epoch,
-    "shuffle-and-sampler": shuffle_and_sampler,
-    "unseeded-shuffle": unseeded_shuffle,
-    "evaluation-with-gradients": evaluation_with_gradients,
-    "kept-graph": kept_graph,
-    "module-prefix": module_prefix,
-    "load-without-map-location": load_without_map_location,
-    "deprecated-name": deprecated_name,
-}
+TRAINING_RULES: tuple[Rule, ...] = (
+    missing_set_epoch, shuffle_and_sampler, unseeded_shuffle, evaluation_with_gradients, kept_graph, module_prefix,
+    load_without_map_location, deprecated_name,
+)  # fmt: skip

@@ -164,9 +164,8 @@ class Source:
 
     def names_rank(self, node: ast.AST) -> bool:
         """Whether an expression has a name in it that stands for a rank."""
-        names = [part.id for part in self.nodes(ast.Name, node)] + [
-            part.attr for part in self.nodes(ast.Attribute, node)
-        ]
+        names = [part.id for part in self.nodes(ast.Name, node)]
+        names += [part.attr for part in self.nodes(ast.Attribute, node)]
         names += [part.value for part in self.nodes(ast.Constant, node) if isinstance(part.value, str)]
         return any(_RANK_WORDS.search(name) and not _NOT_ADDRESSES.search(name) for name in names)
 
@@ -182,7 +181,7 @@ class Source:
     def is_silenced(self, line: int, rule: str) -> bool:
         """Whether the line ends in ``# unisono: ignore[rule]``."""
         found = re.search(r"#\s*unisono:\s*ignore\[([\w\-, ]+)\]", self.lines[line - 1])
-        return bool(found) and rule in re.split(r"[,\s]+", found.group(1)) if found else False
+        return found is not None and rule in re.split(r"[,\s]+", found.group(1))
 
     def _imports(self) -> Iterator[tuple[str, str]]:
         for node in ast.walk(self.tree):

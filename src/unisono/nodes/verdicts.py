@@ -129,12 +129,10 @@ def judge(
             left = len(endings) - len(lost)
             wait = "" if left >= min_nodes else f" {min_nodes - left} more must come first (--nnodes)."
             return Verdict(what="again", text=f"{text}{wait} The others go on from the last checkpoint.", history=past)
-        ending = Ending(rank=-1, what=text, done=_done(endings), saved=_saved(endings))
-        failed = NodeEnding(kind="failed", message=text, exit_code=1, ending=ending)
         hint = " Hint: --nnodes MIN:MAX lets the others go on alone; --max-restarts waits for it to come back."
-        return _after_failure(
-            replace(failed, message=text + ("" if max_restarts else hint)), endings, past, max_restarts
-        )
+        message = text if max_restarts else text + hint
+        failed = NodeEnding(kind="failed", message=message, exit_code=1, ending=Ending(rank=-1, what=text))
+        return _after_failure(failed, endings, past, max_restarts)
     leaving = [i for i in indices if endings[i].signum]
     if leaving:
         return _after_signal(endings, names, leaving, past, keeper, min_nodes if is_elastic else len(endings))
@@ -151,7 +149,9 @@ def _after_failure(
 ) -> Verdict:
     assert failed.ending is not None
     # Slots are given up on one host only: here a slot that keeps failing ends by the restarts. So there is one.
-    merged = replace(failed.ending, rank=min(failed.ending.rank, 0), done=_done(endings), saved=_saved(endings))
+    known = [each.ending for each in endings if each.ending]
+    done, saved = (max((getattr(each, name) for each in known), default=0) for name in ("done", "saved"))
+    merged = replace(failed.ending, rank=min(failed.ending.rank, 0), done=done, saved=saved)
     restarts = Restarts(max_restarts, 1)
     for line in past:
         restarts.judge(unpack_ending(line))
@@ -181,11 +181,3 @@ def _after_signal(
     return Verdict(
         what="interrupted", text=f"{who} was asked to stop (signal {signum}).", exit_code=128 + signum, leaving=leaving
     )
-
-
-def _done(endings: Sequence[NodeEnding]) -> int:
-    return max((ending.ending.done for ending in endings if ending.ending), default=0)
-
-
-def _saved(endings: Sequence[NodeEnding]) -> int:
-    return max((ending.ending.saved for ending in endings if ending.ending), default=0)

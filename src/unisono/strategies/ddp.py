@@ -19,6 +19,7 @@ from unisono.collectives.transport import Transport
 from unisono.errors import StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import DDPOptions
+from unisono.strategies.parts.front import calling
 from unisono.strategies.precision import Precise
 
 
@@ -81,11 +82,8 @@ class DDP(Precise):
     def passing(self, *, is_last: bool) -> Iterator[None]:
         """See `Replicated.passing`; only the last micro-batch's backward pass reduces."""
         if self._is_short:
-            self.front.call = self.model
-            try:
+            with calling(self.front, self.model):
                 yield
-            finally:
-                self.front.call = self.forward
             return
         self._is_called = False
         with contextlib.nullcontext() if is_last else self._ddp.no_sync():

@@ -130,8 +130,9 @@ class ExactOptions(StrategyOptions):
         if self.shares is None:
             return place_evenly(replicas, world_size)
         if len(self.shares) != world_size:
+            shares = ",".join(f"{share:g}" for share in self.shares)
             raise ConfigError(
-                f"expected one share for each of {world_size} processes, got shares {_listed(self.shares)}. "
+                f"expected one share for each of {world_size} processes, got shares {shares}. "
                 f"Hint: --workers {len(self.shares)}, or {world_size} shares."
             )
         return place_by_shares(replicas, self.shares)
@@ -295,7 +296,3 @@ class ModelParallelOptions(StrategyOptions):
     map: tuple[float, ...] | None = option(
         None, "Device of each child of the model, as 0,0,1.", of=Amount(0, 4095), usual="by cost"
     )
-
-
-def _listed(shares: tuple[float, ...]) -> str:
-    return ",".join(f"{share:g}" for share in shares)

@@ -25,7 +25,7 @@ from unisono.strategies.base import (
 )
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import compare
-from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.parts.tensor_bytes import broadcast
 
@@ -87,11 +87,8 @@ class Replicated(Strategy):
     def reading(self) -> Iterator[None]:
         """See `Strategy.reading`; calls go to the plain model meanwhile."""
         self.align()
-        self.front.call = self.model
-        try:
+        with calling(self.front, self.model):
             yield
-        finally:
-            self.front.call = self.forward
 
     def settle(self) -> None:
         self.align()

@@ -63,7 +63,7 @@ class HostsTransport(Transport):
         sums = self._add_up_inside(partials, placement, leaves, out, crossing[self.host])
         # To the owners: sums is (nodes, slices carried, chunk); each owner gets (nodes, chunk).
         sent = {part: sums[:, index] for index, part in enumerate(mine) if part not in inside}
-        senders = {carrier(self.hosts, host, self.rank): host for host in self._others()}
+        senders = {carrier(self.hosts, host, self.rank): host for host in range(len(self.hosts)) if host != self.host}
         arrived = self._exchange(sums, {rank: len(crossing[host]) for rank, host in senders.items()}, sent)
         values = dict(zip(crossing[self.host], sums[:, mine.index(self.rank)], strict=True))
         for rank, rows in arrived.items():
@@ -115,9 +115,6 @@ class HostsTransport(Transport):
         self.all_to_all(torch.cat([like.new_empty(0), *ordered]), send_splits, recv, recv_splits)
         pieces = recv.split(recv_splits)
         return {rank: pieces[rank].view(count, -1) for rank, count in room.items() if count}
-
-    def _others(self) -> list[int]:
-        return [host for host in range(len(self.hosts)) if host != self.host]
 
 
 def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot_bytes: int = SLOT_BYTES) -> Transport:

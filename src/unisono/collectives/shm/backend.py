@@ -95,8 +95,7 @@ class ShmProcessGroup(dist.ProcessGroup):
         op = _operator(opts)
         return self._run("all_reduce", _each(self._operations.all_reduce, tensors, op=op), tensors, opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> ShmWork:
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> ShmWork:
         """Combine tensors of all ranks on the root."""
@@ -273,13 +272,8 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any) -> ShmProcessGroup:
-    return ShmProcessGroup(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout.total_seconds(),
-        name=str(options.group_id),
-    )
+    rank, world_size, timeout_s = options.group_rank, options.group_size, options.timeout.total_seconds()
+    return ShmProcessGroup(options.store, rank, world_size, timeout_s, name=str(options.group_id))
 
 
 def _each(act: Callable[..., None], *lists: Sequence[Any], **same: Any) -> Task:

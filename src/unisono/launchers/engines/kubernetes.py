@@ -31,6 +31,7 @@ _USER = 1000  # of the image that our Dockerfile makes
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TRAINER = "trainer.kubeflow.org"
 _SECRET_KEY = "secret"
+_TORCHRUN = ("python", "-m", "torch.distributed.run")
 
 Manifest = dict[str, Any]
 
@@ -50,10 +51,9 @@ class KubernetesJob(NodesJob):
     target: tuple[str, ...]
     image: str = option(text="Container image with torch, unisono and SCRIPT.", word="IMAGE")
     kind: str = option(
-        "job",
-        "job: an Indexed Job with a headless service, on any cluster. jobset: JobSet. trainjob: Kubeflow Trainer.",
-        *KINDS,
-    )
+        "job", "job: an Indexed Job with a headless service, on any cluster. jobset: JobSet. trainjob: Kubeflow "
+        "Trainer.", *KINDS,
+    )  # fmt: skip
     name: str = option(text="Name of all objects.", usual="the script's")
     namespace: str | None = option(None, "Namespace.", usual="kubectl's")
     cpu: str = option("", "CPUs of each pod, such as 4 or 500m.", usual="one for each thread", word="CPUS")
@@ -176,7 +176,7 @@ def _train_job(job: KubernetesJob) -> list[Manifest]:
     }
     trainer = {
         "image": job.image,
-        "command": _torchrun(),
+        "command": list(_TORCHRUN),
         "args": list(job.target),
         "numNodes": job.nodes,
         "numProcPerNode": job.workers_per_node,
@@ -218,15 +218,16 @@ def _pod(job: KubernetesJob, rendezvous: list[Manifest]) -> Manifest:
         ({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}}, path)
         for i, (path, claim) in enumerate(job.volumes.items())
     ]
+    secret = {"name": job.name, "key": _SECRET_KEY}
     container = {
         "name": CONTAINER,
         "image": job.image,
-        "command": _torchrun(),
+        "command": list(_TORCHRUN),
         "args": list(job.target),
         # torchrun fixes the threads of several ranks only, and one rank would have other bits than two.
         "env": _variables({"OMP_NUM_THREADS": str(job.threads), "PYTHONUNBUFFERED": "1", **job.env})
         + rendezvous
-        + _secret_variable(job),
+        + ([{"name": VARIABLE, "valueFrom": {"secretKeyRef": secret}}] if job.secret else []),
         "ports": [{"name": "rendezvous", "containerPort": job.port}],
         "resources": _resources(job),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -250,15 +251,6 @@ def _pod(job: KubernetesJob, rendezvous: list[Manifest]) -> Manifest:
         # Containers get 64 MiB of /dev/shm, too little for data loaders and NCCL.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}, *(volume for volume, _ in claims)],
     }
-
-
-def _secret_variable(job: KubernetesJob) -> list[Manifest]:
-    reference = {"secretKeyRef": {"name": job.name, "key": _SECRET_KEY}}
-    return [{"name": VARIABLE, "valueFrom": reference}] if job.secret else []
-
-
-def _torchrun() -> list[str]:
-    return ["python", "-m", "torch.distributed.run"]
 
 
 def _resources(job: KubernetesJob) -> Manifest:

@@ -12,7 +12,7 @@ The loss function runs on the first stage up to the call of the model, and from 
 import contextlib
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -34,7 +34,7 @@ from unisono.strategies.base import (
     scale_gradients,
 )
 from unisono.strategies.parts.drift import compare
-from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.parts.whole import SpreadStrategy, Whole, gather
 from unisono.strategies.pipelines.evaluation import Reader
@@ -164,14 +164,9 @@ class Pipeline(SpreadStrategy):
             norm = torch.linalg.vector_norm(torch.stack(present).to(self.context.device))
             scale_gradients([*own.values()], norm, limit)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> contextlib.AbstractContextManager[None]:
         """See `Strategy.reading`: a call of the model goes through the stages of all ranks, which all must call it."""
-        self.front.call = self._reader.call
-        try:
-            yield
-        finally:
-            self.front.call = self._called_outside
+        return calling(self.front, self._reader.call)
 
     def gather(self) -> Whole:
         own = self._own_names()

@@ -210,14 +210,11 @@ class StarTransport(Transport):
             missing = [rank for rank in self._live[1:] if rank in self._lines.dropped]
             if missing:
                 raise PeerLost(f"rank {missing[0]} died during an exchange of all ranks.")
-        answer = _pack([parcels[rank] for rank in self._live])
+        ordered = [parcels[rank] for rank in self._live]
+        answer = b"".join(len(parcel).to_bytes(8, "little") + parcel for parcel in ordered)
         for rank in self._live[1:]:
             self._lines.answer(rank, answer)
-        return [parcels[rank] for rank in self._live]
-
-
-def _pack(parcels: list[bytes]) -> bytes:
-    return b"".join(len(parcel).to_bytes(8, "little") + parcel for parcel in parcels)
+        return ordered
 
 
 def _unpack(data: bytes) -> list[bytes]:
