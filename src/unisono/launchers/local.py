@@ -96,8 +96,8 @@ def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
             count = len(decision.slots)
             tell(
                 f"{outcome.ending.what}{dropped} Restart {restarts.num_restarts} with {count} "
-                f"worker{'s' if count > 1 else ''} from the last checkpoint ({restarts.num_without_progress} of {spec.max_restarts} restarts "
-                "without progress)."
+                f"worker{'s' if count > 1 else ''} from the last checkpoint ({restarts.num_without_progress} of "
+                f"{spec.max_restarts} restarts without progress)."
             )
         spec = _on_slots(spec, decision.slots)
         # What the old workers' watchers still say must not be taken for the new ones'.

@@ -35,7 +35,7 @@ class Attempt:
     """One attempt of all hosts, as the peer monitor sees it.
 
     Attributes:
-        board: Of this attempt alone.
+        values: Of this attempt alone.
         numbers: Of the launchers, by node rank.
         node_rank: Of this host.
         num_waiting: Asks how many hosts have come meanwhile; None where another host asks.
@@ -62,7 +62,7 @@ class PeerMonitor:
     """Shows signs of life, listens for those of the others, and passes on what concerns the workers.
 
     Args:
-        board: Of the job.
+        values: Of the job.
         number: Of this launcher.
         silence_s: Longest silence; 0 allows any.
         signals: Whose queue gets the events.

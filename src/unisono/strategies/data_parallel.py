@@ -118,11 +118,7 @@ class DataParallel(Precise):
 
 
 def _shadow(model: nn.Module) -> nn.Module:
-    """Return a copy of the module tree with the same parameters and its own buffers.
-
-    Raises:
-        StepError: A module refuses to be copied.
-    """
+    """Return a copy of the module tree with the same parameters and its own buffers."""
     copies: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
         copy = module._replicate_for_data_parallel()  # torch's own: a shallow copy with empty parameter tables
@@ -132,8 +128,6 @@ def _shadow(model: nn.Module) -> nn.Module:
         copy._modules = {name: None if child is None else copies[child] for name, child in module._modules.items()}
         copy._parameters = dict(module._parameters)
         copy._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
-    if model not in copies:
-        raise StepError(f"{type(model).__name__} cannot be copied.")
     return copies[model]
 
 

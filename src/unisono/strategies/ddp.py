@@ -98,11 +98,7 @@ class DDP(Precise):
             self._check_reduced()
 
     def _check_reduced(self) -> None:
-        """Refuse gradients that DDP has not reduced, before anybody uses them.
-
-        Raises:
-            StepError: Names the parameters that it still waits for.
-        """
+        """Refuse gradients that DDP has not reduced, before anybody uses them."""
         try:
             self._ddp._check_reducer_finalized()
         except RuntimeError as error:

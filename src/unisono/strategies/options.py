@@ -120,9 +120,7 @@ class ExactOptions(StrategyOptions):
     is_exact: ClassVar[bool] = True
 
     shares: tuple[float, ...] | None = option(
-        None,
-        "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.",
-        of=SHARE,
+        None, "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.", of=SHARE
     )
 
     def place(self, replicas: int, world_size: int) -> list[range]:

@@ -15,14 +15,7 @@ from torch.optim import Optimizer
 
 from unisono.determinism.switches import checksum
 from unisono.errors import RankDivergence, StepError
-from unisono.strategies.base import (
-    Gradients,
-    LossFunction,
-    Micro,
-    Strategy,
-    StrategyContext,
-    check_reached,
-)
+from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy, StrategyContext, check_reached
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.front import Front, calling

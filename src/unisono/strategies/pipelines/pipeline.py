@@ -25,14 +25,7 @@ from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import StepError
-from unisono.strategies.base import (
-    Gradients,
-    LossFunction,
-    Micro,
-    StrategyContext,
-    check_reached,
-    scale_gradients,
-)
+from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached, scale_gradients
 from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport

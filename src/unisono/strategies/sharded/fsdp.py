@@ -160,14 +160,7 @@ class FSDP(SpreadStrategy):
     def _compute(
         self, step: int, micros: Iterable[Micro], shares: Shares, loss_function: LossFunction, report: StepReport
     ) -> bool:
-        """Do all rounds of a step; the gradients' slices are left in ``param.grad``, the buffers in their sum.
-
-        Returns:
-            Whether a parameter has got a gradient on this rank.
-
-        Raises:
-            StepError: A rank has no sample at all.
-        """
+        """Do all rounds of a step, and return whether a parameter has got a gradient on this rank."""
         for parameter in self._parameters:
             parameter.grad = None
         self._buffers.start_step()
