@@ -63,15 +63,6 @@ class _Stage:
             raise PeerLost(f"[rank {rank}/{self.world_size}] rank {missing[0]} left before this collective.")
         return [item[0] for item in parcels]
 
-    def take_letter(self, source: int, target: int, tag: int) -> Tensor:
-        """Return the next message between two ranks, letting the others run until it is there."""
-        while not (letters := self.letters.get((source, target, tag))):
-            if source in self.gone:
-                raise PeerLost(f"[rank {target}/{self.world_size}] rank {source} left before it sent a message.")
-            self.let_others_run(target)
-        self.waits = 0
-        return letters.popleft()
-
     def let_others_run(self, rank: int) -> None:
         """Pass the baton round once; refuses to do so for ever."""
         self.waits += 1
@@ -121,7 +112,13 @@ class LoopbackMessages(Messages):
         self._stage.letters.setdefault((self.rank, target, tag), deque()).append(message.clone())
 
     def receive(self, message: Tensor, source: int, tag: int) -> None:
-        message.copy_(self._stage.take_letter(source, self.rank, tag))
+        stage = self._stage
+        while not (letters := stage.letters.get((source, self.rank, tag))):
+            if source in stage.gone:
+                raise PeerLost(f"[rank {self.rank}/{stage.world_size}] rank {source} left before it sent a message.")
+            stage.let_others_run(self.rank)
+        stage.waits = 0
+        message.copy_(letters.popleft())
 
     def flush(self) -> None:
         """See `Messages.flush`: a copy is on its way already."""

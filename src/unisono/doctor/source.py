@@ -120,16 +120,14 @@ class Source:
         self._asked.add(spelled)  # a name may be defined by itself
         try:
             if isinstance(test, ast.Call):
-                return any(map(self.asks_for_rank, self._returned(spelled)))
+                bodies = [node for node in self.nodes(ast.FunctionDef) if node.name == spelled]
+                returned = [found.value for body in bodies for found in self.in_scope(ast.Return, body)]
+                return any(self.asks_for_rank(value) for value in returned if value is not None)
             kinds = (ast.Compare, ast.BoolOp, ast.UnaryOp)
             tests = [value for value in self.values_of(spelled) if isinstance(value, kinds)]
             return self._is_made_by_some(spelled) or any(map(self.asks_for_rank, tests))
         finally:
             self._asked.discard(spelled)
-
-    def _returned(self, function: str) -> list[ast.expr]:
-        bodies = [node for node in self.nodes(ast.FunctionDef) if node.name == function]
-        return [found.value for body in bodies for found in self.in_scope(ast.Return, body) if found.value is not None]
 
     def _compares_rank(self, test: ast.Compare) -> bool:
         right, kind = test.comparators[0], test.ops[0]

@@ -117,7 +117,7 @@ class HostsTransport(Transport):
         return {rank: pieces[rank].view(count, -1) for rank, count in room.items() if count}
 
 
-def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot_bytes: int = SLOT_BYTES) -> Transport:
+def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float) -> Transport:
     """Return a transport with shared memory inside each host; `below` itself where that cannot be, or would not help.
 
     All ranks call it and get the same kind. Warns, on rank 0, where ranks of one host are not consecutive.
@@ -126,7 +126,6 @@ def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot
         below: Joins ranks of several hosts.
         names: Of each rank's host.
         timeout_s: Longest wait for a rank that lives.
-        slot_bytes: Bytes per meeting and rank; a multiple of 64.
     """
     hosts = group_by_host(names)
     if hosts is None:
@@ -139,5 +138,5 @@ def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot
         return below
     if len(hosts) < 2 or len(hosts) == below.world_size:
         return below
-    board = share_board(below, hosts, timeout_s=timeout_s, slot_bytes=slot_bytes)
+    board = share_board(below, hosts, timeout_s=timeout_s, slot_bytes=SLOT_BYTES)
     return below if board is None else HostsTransport(below, hosts, board)

@@ -45,7 +45,6 @@ class ShmProcessGroup(dist.ProcessGroup):
         rank: This rank in the group.
         world_size: Number of ranks in the group.
         timeout_s: Longest wait for a rank that lives.
-        slot_bytes: Bytes per meeting and rank; a multiple of 64.
         name: What torch calls the group.
 
     Raises:
@@ -53,13 +52,11 @@ class ShmProcessGroup(dist.ProcessGroup):
         PeerLost: The other ranks did not come in time.
     """
 
-    def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float, slot_bytes: int = SLOT_BYTES, name: str = ""
-    ) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float, name: str = "") -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]  # the one way for Python's subclasses
         # torch's own groups keep these in C++, in the backends that a group written in Python does not have.
         self._store, self._name = store, name
-        self._board, self._mailbox = share_memory(store, rank, world_size, timeout_s, slot_bytes)
+        self._board, self._mailbox = share_memory(store, rank, world_size, timeout_s, SLOT_BYTES)
         if world_size > 1:
             settle_plan(ShmTransport(self._board, None), default_cache())
         self._operations = Collectives(self._board)

@@ -1,7 +1,7 @@
 """What a parameter server is asked for: how many serve, and how far workers may run ahead (no torch here)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from unisono.collectives.placement import place_evenly
 from unisono.errors import ConfigError
@@ -55,6 +55,7 @@ class AsyncPSOptions(PSOptions):
     name: ClassVar[str] = "ps_async"
     summary: ClassVar[str] = "asynchronous parameter server with a bound on staleness"
     engine: ClassVar[str] = "servers.async_server:AsyncParameterServer"
+    scored: ClassVar[tuple[str, ...]] = ("max_staleness",)
     needs_processes: ClassVar[bool] = True
 
     max_staleness: int = option(
@@ -66,9 +67,6 @@ class AsyncPSOptions(PSOptions):
         StrategyOptions.__post_init__(self)
         if self.servers != 1:
             raise ConfigError(f"strategy ps_async has one server, got servers {self.servers}. Hint: ps has several.")
-
-    def score(self) -> dict[str, Any]:
-        return {"name": self.name, "max_staleness": self.max_staleness}
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
