@@ -48,10 +48,9 @@ def undefined_name(source: Source) -> Iterator[Mistake]:
     for name, start in missing.items():
         places = [node.lineno for node in source.nodes(ast.Name) if node.id == name and isinstance(node.ctx, ast.Load)]
         line = next((line for line in places if line >= start), places[0] if places else start)
-        yield Mistake(
-            line, "fail", f"{name} is not defined anywhere in the script: a NameError when the line is reached",
-            f"define or import {name} before; or is it the misspelling of another name?",
-        )  # fmt: skip
+        told = f"{name} is not defined anywhere in the script: a NameError when the line is reached"
+        hint = f"define or import {name} before; or is it the misspelling of another name?"
+        yield Mistake(line, "fail", told, hint)
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -81,10 +80,9 @@ def missing_zero_grad(source: Source) -> Iterator[Mistake]:
         return
     for call, called in calls:
         if called.attr == "backward" and not call.args:
-            yield Mistake(
-                call.lineno, "fail", "zero_grad is never called: each step adds the gradients of all steps before",
-                "optimizer.zero_grad() at the beginning of each step.",
-            )  # fmt: skip
+            told = "zero_grad is never called: each step adds the gradients of all steps before"
+            hint = "optimizer.zero_grad() at the beginning of each step."
+            yield Mistake(call.lineno, "fail", told, hint)
             return
 
 

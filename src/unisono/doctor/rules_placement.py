@@ -169,10 +169,9 @@ def local_rank_as_rank(source: Source) -> Iterator[Mistake]:
     for call in source.calls("torch.distributed.init_process_group"):
         value = keyword(call, "rank")
         if value is not None and re.search(r"local_?rank", ast.unparse(value), re.IGNORECASE):
-            yield Mistake(
-                call.lineno, "fail", f"`rank={ast.unparse(value)}`: on two machines, two processes have it",
-                "leave rank and world_size out: the launcher's variables say them.",
-            )  # fmt: skip
+            told = f"`rank={ast.unparse(value)}`: on two machines, two processes have it"
+            hint = "leave rank and world_size out: the launcher's variables say them."
+            yield Mistake(call.lineno, "fail", told, hint)
     for call in source.calls("torch.save"):
         for condition, in_body in source.rank_conditions(call):
             if in_body and re.search(r"local_?rank", ast.unparse(condition.test), re.IGNORECASE):
@@ -208,10 +207,9 @@ def download_on_every_rank(source: Source) -> Iterator[Mistake]:
             continue
         if any(source.rank_conditions(call)) or source.inside_with(call, r"(?i)lock|first|rank"):
             continue
-        yield Mistake(
-            call.lineno, "fail", f"{_short(name) or 'this'} downloads in every process, to one file at once",
-            "download where rank == 0, then dist.barrier() on all, then open it with download=False.",
-        )  # fmt: skip
+        told = f"{_short(name) or 'this'} downloads in every process, to one file at once"
+        hint = "download where rank == 0, then dist.barrier() on all, then open it with download=False."
+        yield Mistake(call.lineno, "fail", told, hint)
 
 
 def save_on_every_rank(source: Source) -> Iterator[Mistake]:
@@ -220,10 +218,9 @@ def save_on_every_rank(source: Source) -> Iterator[Mistake]:
         path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
         if not is_distributed(source) or path is None or _is_own(source, call, path) or _is_guarded(source, call):
             continue
-        yield Mistake(
-            call.lineno, "warn", f"every process writes {ast.unparse(path)}: a reader may find half a file",
-            "save where dist.get_rank() == 0, to a temporary name, then os.replace() it.",
-        )  # fmt: skip
+        told = f"every process writes {ast.unparse(path)}: a reader may find half a file"
+        hint = "save where dist.get_rank() == 0, to a temporary name, then os.replace() it."
+        yield Mistake(call.lineno, "warn", told, hint)
 
 
 def _is_own(source: Source, call: ast.Call, path: ast.expr) -> bool:

@@ -46,18 +46,17 @@ _SHUFFLES = {
 
 def missing_set_epoch(source: Source) -> Iterator[Mistake]:
     """A sampler that is never told the epoch: each epoch then has the order of the first."""
-    told = any(
-        isinstance(call.func, ast.Attribute) and call.func.attr == "set_epoch" for call in source.nodes(ast.Call)
-    )
-    if told or not any("epoch" in ast.unparse(loop.target) + ast.unparse(loop.iter) for loop in source.nodes(ast.For)):
+    calls = [call.func for call in source.nodes(ast.Call) if isinstance(call.func, ast.Attribute)]
+    if any(called.attr == "set_epoch" for called in calls) or not any(
+        "epoch" in ast.unparse(loop.target) + ast.unparse(loop.iter) for loop in source.nodes(ast.For)
+    ):
         return
     for call in source.calls(*_SAMPLERS):
         shuffle = keyword(call, "shuffle")
         if not (isinstance(shuffle, ast.Constant) and shuffle.value is False):
-            yield Mistake(
-                call.lineno, "fail", "set_epoch is never called: every epoch has the same order",
-                "call sampler.set_epoch(epoch) at the beginning of each epoch.",
-            )  # fmt: skip
+            told = "set_epoch is never called: every epoch has the same order"
+            hint = "call sampler.set_epoch(epoch) at the beginning of each epoch."
+            yield Mistake(call.lineno, "fail", told, hint)
 
 
 def shuffle_and_sampler(source: Source) -> Iterator[Mistake]:
@@ -68,15 +67,13 @@ def shuffle_and_sampler(source: Source) -> Iterator[Mistake]:
             continue
         sampler = keyword(call, "sampler")
         if sampler is not None and ast.unparse(sampler) != "None":
-            yield Mistake(
-                call.lineno, "fail", "DataLoader has both sampler and shuffle=True: torch raises ValueError",
-                "leave shuffle out; the sampler shuffles already.",
-            )  # fmt: skip
+            told = "DataLoader has both sampler and shuffle=True: torch raises ValueError"
+            hint = "leave shuffle out; the sampler shuffles already."
+            yield Mistake(call.lineno, "fail", told, hint)
         elif not has_sampler and any(True for _ in source.calls(*_DDP)):
-            yield Mistake(
-                call.lineno, "fail", "the script uses DistributedDataParallel, but every process loads all of the data",
-                "DataLoader(..., sampler=DistributedSampler(dataset)), without shuffle.",
-            )  # fmt: skip
+            told = "the script uses DistributedDataParallel, but every process loads all of the data"
+            hint = "DataLoader(..., sampler=DistributedSampler(dataset)), without shuffle."
+            yield Mistake(call.lineno, "fail", told, hint)
 
 
 def unseeded_shuffle(source: Source) -> Iterator[Mistake]:
@@ -94,10 +91,9 @@ def unseeded_shuffle(source: Source) -> Iterator[Mistake]:
         if any(True for _ in source.calls(*_SEEDERS.get(family, ()))):
             continue
         trap = "splits and orders differ between processes" if is_distributed(source) else "no run can be repeated"
-        yield Mistake(
-            call.lineno, "warn", f"{name} draws from a generator without a seed: {trap}",
-            "give it a generator of its own with a fixed seed, the same on all ranks.",
-        )  # fmt: skip
+        told = f"{name} draws from a generator without a seed: {trap}"
+        hint = "give it a generator of its own with a fixed seed, the same on all ranks."
+        yield Mistake(call.lineno, "warn", told, hint)
 
 
 def evaluation_with_gradients(source: Source) -> Iterator[Mistake]:
@@ -112,11 +108,9 @@ def evaluation_with_gradients(source: Source) -> Iterator[Mistake]:
         forwards = [call for call in calls if ast.unparse(call.func) in (model, f"{model}.forward")]
         trains = any(isinstance(c.func, ast.Attribute) and c.func.attr in ("backward", "grad") for c in calls)
         if forwards and not trains and not _is_without_grad(source, scope, forwards[0]):
-            yield Mistake(
-                forwards[0].lineno, "warn",
-                f"{model} is evaluated (line {switch.lineno}) with gradients recorded: memory and time for nothing",
-                "put the loop under `with torch.inference_mode():`, or decorate the function with it.",
-            )  # fmt: skip
+            told = f"{model} is evaluated (line {switch.lineno}) with gradients recorded: memory and time for nothing"
+            hint = "put the loop under `with torch.inference_mode():`, or decorate the function with it."
+            yield Mistake(forwards[0].lineno, "warn", told, hint)
 
 
 def _is_without_grad(source: Source, scope: Scope, call: ast.Call) -> bool:
@@ -147,10 +141,9 @@ def kept_graph(source: Source) -> Iterator[Mistake]:
             kept = names & set(trained) - {target}
             if adds_up and looped and kept and target not in trained:
                 loss = kept.pop()
-                yield Mistake(
-                    node.lineno, "warn", f"{target} keeps the graph of every {loss}: memory grows with each step",
-                    f"add {loss}.detach() (or .item(), which waits for the GPU).",
-                )  # fmt: skip
+                told = f"{target} keeps the graph of every {loss}: memory grows with each step"
+                hint = f"add {loss}.detach() (or .item(), which waits for the GPU)."
+                yield Mistake(node.lineno, "warn", told, hint)
 
 
 def _is_bare(source: Source, name: ast.Name) -> bool:
@@ -174,10 +167,9 @@ def module_prefix(source: Source) -> Iterator[Mistake]:
             continue
         model, scope = ast.unparse(call.func.value), source.scope(call)
         if any((scope, model) == (where, name) and line < call.lineno for where, name, line in wrapped):
-            yield Mistake(
-                call.lineno, "warn", f"{model}.state_dict() is the wrapper's: its keys begin with `module.`",
-                f"save {model}.module.state_dict(): it loads into the plain model, on any number of processes.",
-            )  # fmt: skip
+            told = f"{model}.state_dict() is the wrapper's: its keys begin with `module.`"
+            hint = f"save {model}.module.state_dict(): it loads into the plain model, on any number of processes."
+            yield Mistake(call.lineno, "warn", told, hint)
 
 
 def load_without_map_location(source: Source) -> Iterator[Mistake]:
@@ -187,10 +179,9 @@ def load_without_map_location(source: Source) -> Iterator[Mistake]:
     for call in source.calls("torch.load"):
         may_map = len(call.args) > 1 or any(word.arg in ("map_location", None) for word in call.keywords)
         if not may_map:
-            yield Mistake(
-                call.lineno, "warn", "torch.load without map_location: all processes load to the GPU of the file",
-                "map_location='cpu'; load_state_dict copies to the model's own device.",
-            )  # fmt: skip
+            told = "torch.load without map_location: all processes load to the GPU of the file"
+            hint = "map_location='cpu'; load_state_dict copies to the model's own device."
+            yield Mistake(call.lineno, "warn", told, hint)
 
 
 def deprecated_name(source: Source) -> Iterator[Mistake]:
