@@ -42,13 +42,9 @@ class NodeEnding:
         """Whether it has a failure of its own, which explains those that blame others."""
         return self.kind == "failed" and self.ending is not None and self.ending.rank >= 0
 
-    def packed(self) -> dict[str, Any]:
-        """Return it in JSON's types."""
-        return asdict(self)
-
     @classmethod
     def unpacked(cls, value: Mapping[str, Any]) -> "NodeEnding":
-        """Return what `packed` has packed."""
+        """Return what `asdict` has made JSON's types of."""
         ending = value["ending"]
         return cls(**{**value, "ending": ending and unpack_ending(ending)})
 
@@ -76,10 +72,6 @@ class Verdict:
     step: int = 0
     leaving: list[int] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
-
-    def packed(self) -> dict[str, Any]:
-        """Return it in JSON's types."""
-        return asdict(self)
 
 
 def unpack_ending(value: Mapping[str, Any]) -> Ending:

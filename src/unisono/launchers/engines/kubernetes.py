@@ -91,7 +91,14 @@ class KubernetesJob(NodesJob):
 def manifests(job: KubernetesJob) -> list[Manifest]:
     """Return the objects, in the order in which they are to be made."""
     made = {"job": _indexed_job, "jobset": _job_set, "trainjob": _train_job}[job.kind](job)
-    return [_network_policy(job), *([_secret(job)] if job.secret else []), *made]
+    # torch's stores believe whoever connects: only the job's own pods may.
+    own = {"matchLabels": {INSTANCE: job.name}}
+    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
+    before = [_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)]
+    if job.secret:
+        secret = {**_object(job, "v1", "Secret", {}), "type": "Opaque", "stringData": {_SECRET_KEY: job.secret}}
+        before.append({name: value for name, value in secret.items() if name != "spec"})
+    return [*before, *made]
 
 
 def render(job: KubernetesJob) -> str:
@@ -108,19 +115,6 @@ def _object(job: KubernetesJob, version: str, kind: str, spec: Manifest) -> Mani
 
 def _labels(job: KubernetesJob) -> dict[str, str]:
     return {"app.kubernetes.io/name": "unisono", INSTANCE: job.name}
-
-
-def _secret(job: KubernetesJob) -> Manifest:
-    made = _object(job, "v1", "Secret", {})
-    del made["spec"]
-    return {**made, "type": "Opaque", "stringData": {_SECRET_KEY: job.secret}}
-
-
-def _network_policy(job: KubernetesJob) -> Manifest:
-    # torch's stores believe whoever connects: only the job's own pods may.
-    own = {"matchLabels": {INSTANCE: job.name}}
-    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
-    return _object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
 def _indexed_job(job: KubernetesJob) -> list[Manifest]:

@@ -109,7 +109,10 @@ class Pipeline(SpreadStrategy):
         bad = report.bad_replicas()
         for stage in self._stages.values():
             stage.finish_step(is_kept=not bad)
-        self._time(told, len(mine))
+        slowest_s = max(rank.span_ns for rank in told) / 1e9
+        self.times.busy_s += sum(rank.busy_ns for rank in told) / len(told) / 1e9
+        self.times.span_s += slowest_s
+        self.times.bubble_s += slowest_s * bubble(self._mesh.width, self._mesh.chunks, len(mine))
         whole = [told[self._mesh.rank_of(process, 0)] for process in range(self._mesh.width)]
         losses = tuple(report.losses[: shares.leaves].tolist())
         return Gradients(
@@ -194,12 +197,6 @@ class Pipeline(SpreadStrategy):
         others = [part for stage, part in enumerate(self._parts) if stage not in self._stages]
         elsewhere = {id(buffer) for part in others for layer in part.layers.values() for buffer in layer.buffers()}
         return names | {name for name, buffer in self.model.named_buffers() if id(buffer) not in elsewhere}
-
-    def _time(self, told: list[RankReport], micros: int) -> None:
-        span_s = max(rank.span_ns for rank in told) / 1e9
-        self.times.busy_s += sum(rank.busy_ns for rank in told) / len(told) / 1e9
-        self.times.span_s += span_s
-        self.times.bubble_s += span_s * bubble(self._mesh.width, self._mesh.chunks, micros)
 
     def _called_outside(self, *_: Any, **__: Any) -> Any:
         raise StepError(
