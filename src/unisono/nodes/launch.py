@@ -182,11 +182,7 @@ class _HostLaunch:
         secret = derive(rendezvous.secret, f"workers of attempt {told['attempt']}")
         stores = contextlib.ExitStack()
         if mine == 0:
-            # Torch's store and ours for this attempt's workers, on this host's address alone.
-            address = infos[0].address
-            theirs = stores.enter_context(contextlib.closing(EnvStore(address)))
-            ours = stores.enter_context(contextlib.closing(Server(listen(address, 0), key_of(secret), tell)))
-            values.put("workers", [address, theirs.port, ours.port])
+            values.put("workers", [infos[0].address, *_serve_workers(infos[0].address, secret, stores)])
             rendezvous.values.put("begun", True)
             rendezvous.values.put("sitting", [[info.number, info.node_rank, info.name] for info in infos])
         workers = self._await(rendezvous, values, "workers")
@@ -324,3 +320,10 @@ class _HostLaunch:
     def _say(self, text: str) -> None:
         if self._spec.output != "quiet":
             tell(text)
+
+
+def _serve_workers(address: str, secret: str, stores: contextlib.ExitStack) -> tuple[int, int]:
+    """Open the stores of one attempt's workers on this host's address alone: torch's and ours; return the ports."""
+    theirs = stores.enter_context(contextlib.closing(EnvStore(address)))
+    ours = stores.enter_context(contextlib.closing(Server(listen(address, 0), key_of(secret), tell)))
+    return theirs.port, ours.port
