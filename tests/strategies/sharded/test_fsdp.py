@@ -78,5 +78,5 @@ def test_wrong_settings_are_refused():
     with pytest.raises(ConfigError, match="where they are already"):
         leg(None, "fsdp", 1, offload=True)
     assert not torch.distributed.is_initialized()
-    with pytest.raises(ConfigError, match="fp32, bf16; got 'fp16'"):
+    with pytest.raises(ConfigError, match="fp32, bf16, got 'fp16'"):
         unisono.strategy("fsdp", param_dtype="fp16")
