@@ -4,6 +4,7 @@ import contextlib
 import queue
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 
@@ -120,14 +121,14 @@ def test_the_living_are_not_lost(start, boards):
 def test_endings_of_others(start, boards):
     """A failure elsewhere ends our workers at once; a good end, and a stop that was agreed, do not."""
     _, attempt, events = start(0, 0)
-    boards[1].put("ending/1", NodeEnding(kind="stopped", step=3).packed())
+    boards[1].put("ending/1", asdict(NodeEnding(kind="stopped", step=3)))
     while attempt.ending_of(1) is None:
         time.sleep(0.02)
     assert attempt.ending_of(1).step == 3
     assert events.empty()
     attempt.endings.clear()
     failed = NodeEnding(kind="failed", exit_code=3, ending=Ending(rank=1, what="x", samples=(1,)))
-    boards[1].put("ending/1", failed.packed())
+    boards[1].put("ending/1", asdict(failed))
     assert events.get(timeout=60) == Called("the workers of host 1 have ended")
     assert attempt.ending_of(1) == failed
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_restarts_are_counted_over_all_hosts():
     for _ in range(2):
         found = verdict([failed(0), ENDED], history, max_restarts=2)
         assert found.what == "again"
-        history = json.loads(json.dumps(found.packed()))["history"]
+        history = json.loads(json.dumps(asdict(found)))["history"]
     # The first failure came after progress (from nothing to step 4), so two more are free of it.
     history = verdict([failed(0), ENDED], history, max_restarts=2).history
     found = verdict([failed(0), ENDED], history, max_restarts=2)
@@ -97,6 +98,6 @@ def test_a_host_that_comes():
 def test_values_survive_the_store():
     """What is told through the store is what was meant."""
     for ending in (failed(1, samples=(1, 2), replica=3, error="ValueError"), DONE, LOST):
-        assert NodeEnding.unpacked(json.loads(json.dumps(ending.packed()))) == ending
+        assert NodeEnding.unpacked(json.loads(json.dumps(asdict(ending)))) == ending
     found = verdict([failed(1, samples=(1, 2)), ENDED], max_restarts=1)
-    assert Verdict(**json.loads(json.dumps(found.packed()))).what == found.what
+    assert Verdict(**json.loads(json.dumps(asdict(found)))).what == found.what

@@ -29,7 +29,8 @@ def execute(schedule: Schedule, flat: Tensor, transport: Transport) -> None:
     if schedule.world_size != world_size:
         raise ConfigError(f"expected a schedule for {world_size} ranks, got one for {schedule.world_size}.")
     chunks = [flat[part.start : part.stop] for part in cut(len(flat), schedule.num_chunks)]
-    came = {chunk: value.clone() for chunk, value in enumerate(chunks)} if _forwards(schedule) else {}
+    forwards = any(move.action == "forward" for moves in schedule.rounds for move in moves)
+    came = {chunk: value.clone() for chunk, value in enumerate(chunks)} if forwards else {}
     for moves in schedule.rounds:
         outgoing = sorted((move for move in moves if move.source == rank), key=lambda move: (move.target, move.chunk))
         incoming = sorted((move for move in moves if move.target == rank), key=lambda move: (move.source, move.chunk))
@@ -55,7 +56,3 @@ def _take(rank: int, chunks: list[Tensor], came: dict[int, Tensor], arrived: lis
         else:
             meeting = {rank: chunks[chunk], **{move.source: value for move, value in here}}
             chunks[chunk].copy_(add_up([meeting[other] for other in sorted(meeting)], torch.add))
-
-
-def _forwards(schedule: Schedule) -> bool:
-    return any(move.action == "forward" for moves in schedule.rounds for move in moves)

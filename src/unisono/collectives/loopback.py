@@ -63,15 +63,6 @@ class _Stage:
             raise PeerLost(f"[rank {rank}/{self.world_size}] rank {missing[0]} left before this collective.")
         return [item[0] for item in parcels]
 
-    def take_letter(self, source: int, target: int, tag: int) -> Tensor:
-        """Return the next message between two ranks, letting the others run until it is there."""
-        while not (letters := self.letters.get((source, target, tag))):
-            if source in self.gone:
-                raise PeerLost(f"[rank {target}/{self.world_size}] rank {source} left before it sent a message.")
-            self.let_others_run(target)
-        self.waits = 0
-        return letters.popleft()
-
     def let_others_run(self, rank: int) -> None:
         """Pass the baton round once; refuses to do so for ever."""
         self.waits += 1
@@ -92,7 +83,6 @@ class LoopbackTransport(Transport):
         self.bytes_sent = 0
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         parts = send.clone().split(send_splits)
         self.bytes_sent += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         arrived = self._stage.exchange(self.rank, parts)
@@ -100,14 +90,12 @@ class LoopbackTransport(Transport):
             target.copy_(source[self.rank])
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         arrived = self._stage.exchange(self.rank, send.clone())
         for source, target in zip(arrived, recv.split(len(send)), strict=True):
             target.copy_(source)
 
     def messages(self) -> Messages:
-        """See `Transport.messages`."""
         return LoopbackMessages(self.rank, self._stage)
 
 
@@ -120,13 +108,17 @@ class LoopbackMessages(Messages):
         self.rank, self.world_size = rank, stage.world_size
 
     def send(self, message: Tensor, target: int, tag: int) -> None:
-        """See `Messages.send`."""
         self._stage.waits = 0
         self._stage.letters.setdefault((self.rank, target, tag), deque()).append(message.clone())
 
     def receive(self, message: Tensor, source: int, tag: int) -> None:
-        """See `Messages.receive`."""
-        message.copy_(self._stage.take_letter(source, self.rank, tag))
+        stage = self._stage
+        while not (letters := stage.letters.get((source, self.rank, tag))):
+            if source in stage.gone:
+                raise PeerLost(f"[rank {self.rank}/{stage.world_size}] rank {source} left before it sent a message.")
+            stage.let_others_run(self.rank)
+        stage.waits = 0
+        message.copy_(letters.popleft())
 
     def flush(self) -> None:
         """See `Messages.flush`: a copy is on its way already."""

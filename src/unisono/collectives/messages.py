@@ -6,7 +6,6 @@ they were sent.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch.distributed as dist
@@ -73,23 +72,17 @@ class GroupMessages(Messages):
         self._sent: deque[tuple[Any, Tensor, int]] = deque()
 
     def send(self, message: Tensor, target: int, tag: int) -> None:
-        """See `Messages.send`."""
-        with self._translated(f"send to rank {target}"):
+        with lost_peers_named(self.rank, self.world_size, f"send to rank {target}", "that rank"):
             while self._sent and self._sent[0][0].is_completed():
                 self._sent.popleft()[0].wait()
             self._sent.append((dist.isend(message, target, tag=tag), message, target))
 
     def receive(self, message: Tensor, source: int, tag: int) -> None:
-        """See `Messages.receive`."""
-        with self._translated(f"receive from rank {source}"):
+        with lost_peers_named(self.rank, self.world_size, f"receive from rank {source}", "that rank"):
             dist.recv(message, source, tag=tag)
 
     def flush(self) -> None:
-        """See `Messages.flush`."""
         while self._sent:
             work, _, target = self._sent.popleft()
-            with self._translated(f"send to rank {target}"):
+            with lost_peers_named(self.rank, self.world_size, f"send to rank {target}", "that rank"):
                 work.wait()
-
-    def _translated(self, operation: str) -> AbstractContextManager[None]:
-        return lost_peers_named(self.rank, self.world_size, operation, "that rank")

@@ -237,7 +237,6 @@ class GuardedTransport(Transport):
 
     @property
     def step(self) -> int | None:
-        """See `Transport`."""
         return self._below.step
 
     @step.setter
@@ -246,7 +245,6 @@ class GuardedTransport(Transport):
 
     @property
     def bytes_sent(self) -> int:
-        """See `Transport`."""
         return self._below.bytes_sent
 
     @bytes_sent.setter
@@ -264,27 +262,22 @@ class GuardedTransport(Transport):
         self._below.board = value
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         refuse_alone("all_to_all")
         self._below.all_to_all(send, send_splits, recv, recv_splits)
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         refuse_alone("all_gather")
         self._below.all_gather(send, recv)
 
     def barrier(self) -> None:
-        """See `Transport.barrier`."""
         refuse_alone("barrier")
         self._below.barrier()
 
     def all_gather_json(self, value: Any) -> list[Any]:
-        """See `Transport.all_gather_json`."""
         refuse_alone("all_gather_json")
         return self._below.all_gather_json(value)
 
     def messages(self) -> Messages:
-        """See `Transport.messages`."""
         refuse_alone("a message")
         return self._below.messages()
 
@@ -296,5 +289,4 @@ class GuardedTransport(Transport):
         self.tree_reducer = below.tree_reducer
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self._first.close()

@@ -25,7 +25,6 @@ class SubTransport(Transport):
         self.bytes_sent = 0
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         outgoing, incoming = send.split(send_splits), recv.split(recv_splits)
         kept = []
         for place in self._others():
@@ -42,7 +41,6 @@ class SubTransport(Transport):
         self._messages.flush()
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         length, count = len(send), self.world_size
         self.all_to_all(send.repeat(count), [length] * count, recv, [length] * count)
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from unisono.doctor.finding import Finding
+from unisono.doctor.finding import Finding, fail, ok, warn
 
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "9p", "lustre", "ceph")
 _ROUNDS = 200
@@ -28,7 +28,7 @@ def check_directory(directory: str | os.PathLike[str]) -> Finding:
     except OSError as error:
         hint = "create it, or choose another; runs write their checkpoints there."
         told = f"{directory}: cannot write ({error.strerror or error})"
-        return Finding(name="directory", status="fail", detail=told, hint=hint)
+        return fail("directory", told, hint)
     kind = filesystem_of(Path(directory).resolve(), Path("/proc/mounts").read_text())
     free = shutil.disk_usage(directory).free
     try:
@@ -38,18 +38,16 @@ def check_directory(directory: str | os.PathLike[str]) -> Finding:
     finally:
         shutil.rmtree(scratch)
     if wrong:
-        return Finding(
-            name="directory", status="fail", detail=f"{directory} ({kind}): {'; '.join(wrong)}",
-            hint="checkpoints are not safe here: save to another file system (--out).",
-        )  # fmt: skip
+        hint = "checkpoints are not safe here: save to another file system (--out)."
+        return fail("directory", f"{directory} ({kind}): {'; '.join(wrong)}", hint)
     told = f"{directory} ({kind}): renames are atomic, one winner for a new name, {free / 2**30:.1f} GiB free"
     if kind in _NETWORK:
         hint = "a network file system: what other hosts see, and when, was not tested from here."
-        return Finding(name="directory", status="warn", detail=told, hint=hint)
+        return warn("directory", told, hint)
     if free < 1 << 30:
         hint = "less than 1 GiB is free: a run that cannot save stops."
-        return Finding(name="directory", status="warn", detail=told, hint=hint)
-    return Finding(name="directory", status="ok", detail=told)
+        return warn("directory", told, hint)
+    return ok("directory", told)
 
 
 def filesystem_of(path: Path, mounts: str) -> str:

@@ -24,3 +24,18 @@ class Finding:
     detail: str
     hint: str = ""
     line: int | None = None
+
+
+def ok(name: str, detail: str) -> Finding:
+    """Return that all is well."""
+    return Finding(name=name, status="ok", detail=detail)
+
+
+def warn(name: str, detail: str, hint: str) -> Finding:
+    """Return that a run starts, but slower or with a trap."""
+    return Finding(name=name, status="warn", detail=detail, hint=hint)
+
+
+def fail(name: str, detail: str, hint: str) -> Finding:
+    """Return that a run breaks, or that its result is wrong."""
+    return Finding(name=name, status="fail", detail=detail, hint=hint)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from unisono.doctor.finding import Finding
+from unisono.doctor.finding import Finding, fail, ok, warn
 from unisono.system.machine import ask_driver, usable_cores
 
 _MB = 1 << 20
@@ -29,10 +29,8 @@ def check_cores(load: float | None = None) -> Finding:
     load = os.getloadavg()[0] if load is None else load
     told = f"{cores} of {present} usable, load {load:.1f}"
     if load > 1.5 * cores:
-        return Finding(
-            name="cores", status="warn", detail=told, hint="other work is running: do not trust timings taken now."
-        )
-    return Finding(name="cores", status="ok", detail=told)
+        return warn("cores", told, "other work is running: do not trust timings taken now.")
+    return ok("cores", told)
 
 
 def check_threads(environ: Mapping[str, str]) -> Finding:
@@ -41,15 +39,11 @@ def check_threads(environ: Mapping[str, str]) -> Finding:
     cores = usable_cores()
     if text and not (text.isdigit() and int(text) > 0):
         hint = "unset OMP_NUM_THREADS, or set a whole number above 0."
-        return Finding(name="threads", status="fail", detail=f"OMP_NUM_THREADS is {text!r}, not a number", hint=hint)
+        return fail("threads", f"OMP_NUM_THREADS is {text!r}, not a number", hint)
     if text and int(text) > cores:
-        return Finding(
-            name="threads", status="warn", detail=f"OMP_NUM_THREADS={text} on {cores} usable cores",
-            hint=f"processes x threads should not be more than {cores}.",
-        )  # fmt: skip
-    return Finding(
-        name="threads", status="ok", detail=f"{text or 1} per process ({'OMP_NUM_THREADS' if text else 'default'})"
-    )
+        hint = f"processes x threads should not be more than {cores}."
+        return warn("threads", f"OMP_NUM_THREADS={text} on {cores} usable cores", hint)
+    return ok("threads", f"{text or 1} per process ({'OMP_NUM_THREADS' if text else 'default'})")
 
 
 def check_memory(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -> Finding:
@@ -65,24 +59,22 @@ def check_memory(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup")
     told = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB available{told}"
     if free < _MEMORY_BYTES:
         hint = "each process takes about 0.4 GiB for torch alone: start fewer, or end other programs."
-        return Finding(name="memory", status="warn", detail=told, hint=hint)
-    return Finding(name="memory", status="ok", detail=told)
+        return warn("memory", told, hint)
+    return ok("memory", told)
 
 
 def check_shared_memory(directory: str = "/dev/shm") -> Finding:
     """Return the room for shared memory, through which the ranks of one host talk."""
     slow = "ranks of this host will talk through sockets, with the same bits but more slowly"
     if not os.access(directory, os.W_OK):
-        return Finding(
-            name="shared memory", status="warn", detail=f"{directory} is missing or not writable: {slow}",
-            hint="mount it: mount -t tmpfs tmpfs /dev/shm; in a container --ipc=host or --shm-size=1g.",
-        )  # fmt: skip
+        hint = "mount it: mount -t tmpfs tmpfs /dev/shm; in a container --ipc=host or --shm-size=1g."
+        return warn("shared memory", f"{directory} is missing or not writable: {slow}", hint)
     free = shutil.disk_usage(directory).free
     told = f"{free / _MB:.0f} MB free in {directory}"
     if free < _SHM_BYTES:
         hint = "containers give 64 MB: start them with --shm-size=1g; remove what dead programs have left there."
-        return Finding(name="shared memory", status="warn", detail=told, hint=hint)
-    return Finding(name="shared memory", status="ok", detail=told)
+        return warn("shared memory", told, hint)
+    return ok("shared memory", told)
 
 
 def check_open_files(limits: tuple[int, int] | None = None) -> Finding:
@@ -91,8 +83,8 @@ def check_open_files(limits: tuple[int, int] | None = None) -> Finding:
     count, most = ("unlimited" if value == resource.RLIM_INFINITY else str(value) for value in (soft, hard))
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
         hint = f"loader processes and many ranks need more: ulimit -n {min(hard, 65536) if hard > 0 else 65536}."
-        return Finding(name="open files", status="warn", detail=f"{count} (at most {most})", hint=hint)
-    return Finding(name="open files", status="ok", detail=f"{count} (at most {most})")
+        return warn("open files", f"{count} (at most {most})", hint)
+    return ok("open files", f"{count} (at most {most})")
 
 
 def check_interfaces(net: str = "/sys/class/net", routes: str = "/proc/net/route") -> Finding:
@@ -109,12 +101,9 @@ def check_interfaces(net: str = "/sys/class/net", routes: str = "/proc/net/route
     told = f"up: {', '.join(up) or 'only loopback'}; default route: {default or 'none'}"
     if len(up) > 1:
         chosen = default if default in up else up[0]
-        return Finding(
-            name="interfaces", status="warn", detail=told,
-            hint="for several hosts say which one reaches the others: "
-            f"GLOO_SOCKET_IFNAME={chosen} NCCL_SOCKET_IFNAME={chosen}.",
-        )  # fmt: skip
-    return Finding(name="interfaces", status="ok", detail=told)
+        names = f"GLOO_SOCKET_IFNAME={chosen} NCCL_SOCKET_IFNAME={chosen}"
+        return warn("interfaces", told, f"for several hosts say which one reaches the others: {names}.")
+    return ok("interfaces", told)
 
 
 def check_host_name(host: str | None = None) -> Finding:
@@ -127,11 +116,11 @@ def check_host_name(host: str | None = None) -> Finding:
         address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         detail = f"{host!r} has no address ({error.strerror or error})"
-        return Finding(name="host name", status="warn", detail=detail, hint=hint)
+        return warn("host name", detail, hint)
     if str(address).startswith("127."):
         detail = f"{host} is {address}, where other hosts do not reach it"
-        return Finding(name="host name", status="warn", detail=detail, hint=hint)
-    return Finding(name="host name", status="ok", detail=f"{host} is {address}")
+        return warn("host name", detail, hint)
+    return ok("host name", f"{host} is {address}")
 
 
 def check_port(address: str = _LOOPBACK) -> Finding:
@@ -147,15 +136,11 @@ def check_port(address: str = _LOOPBACK) -> Finding:
                     near.sendall(b"unisono")
                     came = far.recv(7, socket.MSG_WAITALL)
     except OSError as error:
-        return Finding(
-            name="port", status="fail", detail=f"no connection over {address}: {error.strerror or error}",
-            hint="bring the loopback interface up (ip link set lo up); look for a firewall that drops local packets.",
-        )  # fmt: skip
+        hint = "bring the loopback interface up (ip link set lo up); look for a firewall that drops local packets."
+        return fail("port", f"no connection over {address}: {error.strerror or error}", hint)
     if came != b"unisono":
-        return Finding(
-            name="port", status="fail", detail=f"other bytes came over {address}: {came!r}", hint="see `ss -ltnp`."
-        )
-    return Finding(name="port", status="ok", detail=f"{address}:{port} was free and answers")
+        return fail("port", f"other bytes came over {address}: {came!r}", "see `ss -ltnp`.")
+    return ok("port", f"{address}:{port} was free and answers")
 
 
 def check_clock(wait_s: float = 0.05) -> Finding:
@@ -179,15 +164,13 @@ def judge_clock(steady: list[float], apart_s: float, now: float, installed: floa
     hint = "set the clock and keep it by NTP or chrony: times in logs and certificates rest on it."
     if any(later < earlier for earlier, later in itertools.pairwise(steady)):
         wrong = "the monotonic clock went back: time-outs cannot be trusted"
-        return Finding(name="clock", status="fail", detail=wrong, hint="this is a fault of the (virtual) machine.")
+        return fail("clock", wrong, "this is a fault of the (virtual) machine.")
     if abs(apart_s) > 0.5:
-        return Finding(
-            name="clock", status="warn", detail=f"the clock on the wall jumped by {apart_s:.1f} s", hint=hint
-        )
+        return warn("clock", f"the clock on the wall jumped by {apart_s:.1f} s", hint)
     if now < installed - 86400:
-        return Finding(name="clock", status="warn", detail="the date is before that of this installation", hint=hint)
+        return warn("clock", "the date is before that of this installation", hint)
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
-    return Finding(name="clock", status="ok", detail=f"steady, {date}")
+    return ok("clock", f"steady, {date}")
 
 
 def list_gpus() -> list[str]:

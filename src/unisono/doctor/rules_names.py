@@ -1,6 +1,6 @@
 """Rules about what a run meets only after an hour: names that are not there, gradients that are never cleared (pure).
 
-Each takes a `Source` and yields its mistakes; `NAME_RULES` holds them by name. Which names a scope knows is taken from
+Each takes a `Source` and yields its mistakes; `NAME_RULES` lists them. Which names a scope knows is taken from
 the compiler's own analysis (`symtable`): Python's notion, and none of ours.
 """
 
@@ -36,7 +36,9 @@ def undefined_name(source: Source) -> Iterator[Mistake]:
         for symbol in table.get_symbols()
         if symbol.is_declared_global() and _is_bound(symbol)
     }
-    known |= {name.id for guarded in _guarded(source) for name in source.nodes(ast.Name, guarded)}
+    for attempt in source.nodes(ast.Try):  # tried with a NameError in mind
+        if any(handler.type is None or "NameError" in ast.unparse(handler.type) for handler in attempt.handlers):
+            known |= {name.id for guarded in attempt.body for name in source.nodes(ast.Name, guarded)}
     missing: dict[str, int] = {}
     for table in tables:
         for symbol in table.get_symbols():
@@ -46,10 +48,9 @@ def undefined_name(source: Source) -> Iterator[Mistake]:
     for name, start in missing.items():
         places = [node.lineno for node in source.nodes(ast.Name) if node.id == name and isinstance(node.ctx, ast.Load)]
         line = next((line for line in places if line >= start), places[0] if places else start)
-        yield Mistake(
-            line, "fail", f"{name} is not defined anywhere in the script: a NameError when the line is reached",
-            f"define or import {name} before; or is it the misspelling of another name?",
-        )  # fmt: skip
+        told = f"{name} is not defined anywhere in the script: a NameError when the line is reached"
+        hint = f"define or import {name} before; or is it the misspelling of another name?"
+        yield Mistake(line, "fail", told, hint)
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -60,13 +61,6 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 def _is_bound(symbol: symtable.Symbol) -> bool:
     return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace() or symbol.is_parameter()
-
-
-def _guarded(source: Source) -> Iterator[ast.AST]:
-    """Yield what is tried with a NameError in mind, and what asks for a name before it uses it."""
-    for attempt in source.nodes(ast.Try):
-        if any(handler.type is None or "NameError" in ast.unparse(handler.type) for handler in attempt.handlers):
-            yield from attempt.body
 
 
 def missing_zero_grad(source: Source) -> Iterator[Mistake]:
@@ -86,10 +80,9 @@ def missing_zero_grad(source: Source) -> Iterator[Mistake]:
         return
     for call, called in calls:
         if called.attr == "backward" and not call.args:
-            yield Mistake(
-                call.lineno, "fail", "zero_grad is never called: each step adds the gradients of all steps before",
-                "optimizer.zero_grad() at the beginning of each step.",
-            )  # fmt: skip
+            told = "zero_grad is never called: each step adds the gradients of all steps before"
+            hint = "optimizer.zero_grad() at the beginning of each step."
+            yield Mistake(call.lineno, "fail", told, hint)
             return
 
 
@@ -123,4 +116,4 @@ def _is_handed_on(source: Source, optimizers: set[str]) -> bool:
     return False
 
 
-NAME_RULES: dict[str, Rule] = {"undefined-name": undefined_name, "missing-zero-grad": missing_zero_grad}
+NAME_RULES: tuple[Rule, ...] = (undefined_name, missing_zero_grad)

@@ -1,6 +1,6 @@
 """Rules about who does what: ranks and devices, collectives, downloads, saved files (pure).
 
-Each takes a `Source` and yields its mistakes; `PLACEMENT_RULES` holds them by name.
+Each takes a `Source` and yields its mistakes; `PLACEMENT_RULES` lists them.
 """
 
 import ast
@@ -59,7 +59,8 @@ def collective_on_some_ranks(source: Source) -> Iterator[Mistake]:
             continue  # a group of some ranks may well be called by these alone
         for condition, in_body in source.rank_conditions(call):
             other = condition.orelse if in_body else condition.body
-            if not _calls(source, other, name) and not _is_paired(source, call, name):
+            is_matched = any(True for statement in other for _ in source.calls(name, within=statement))
+            if not is_matched and not _is_paired(source, call, name):
                 yield Mistake(
                     call.lineno, "fail",
                     f"{_short(name)} is called only where `{ast.unparse(condition.test)}` (line {condition.lineno}): "
@@ -74,10 +75,8 @@ def _after_leaving(source: Source, call: ast.Call, hint: str) -> Iterator[Mistak
     """A collective that some ranks miss because they have returned before it."""
     inner: ast.AST = call
     for outer in source.above(call):
-        body = [
-            block for block in (getattr(outer, "body", []), getattr(outer, "orelse", [])) if isinstance(block, list)
-        ]
-        for block in (block for block in body if inner in block):
+        blocks = (getattr(outer, "body", []), getattr(outer, "orelse", []))
+        for block in (block for block in blocks if isinstance(block, list) and inner in block):
             for before in block[: block.index(inner)]:
                 leaves = isinstance(before, ast.If) and isinstance(before.body[-1], ast.Return)
                 if leaves and not before.orelse and source.asks_for_rank(before.test):
@@ -170,10 +169,9 @@ def local_rank_as_rank(source: Source) -> Iterator[Mistake]:
     for call in source.calls("torch.distributed.init_process_group"):
         value = keyword(call, "rank")
         if value is not None and re.search(r"local_?rank", ast.unparse(value), re.IGNORECASE):
-            yield Mistake(
-                call.lineno, "fail", f"`rank={ast.unparse(value)}`: on two machines, two processes have it",
-                "leave rank and world_size out: the launcher's variables say them.",
-            )  # fmt: skip
+            told = f"`rank={ast.unparse(value)}`: on two machines, two processes have it"
+            hint = "leave rank and world_size out: the launcher's variables say them."
+            yield Mistake(call.lineno, "fail", told, hint)
     for call in source.calls("torch.save"):
         for condition, in_body in source.rank_conditions(call):
             if in_body and re.search(r"local_?rank", ast.unparse(condition.test), re.IGNORECASE):
@@ -209,10 +207,9 @@ def download_on_every_rank(source: Source) -> Iterator[Mistake]:
             continue
         if any(source.rank_conditions(call)) or source.inside_with(call, r"(?i)lock|first|rank"):
             continue
-        yield Mistake(
-            call.lineno, "fail", f"{_short(name) or 'this'} downloads in every process, to one file at once",
-            "download where rank == 0, then dist.barrier() on all, then open it with download=False.",
-        )  # fmt: skip
+        told = f"{_short(name) or 'this'} downloads in every process, to one file at once"
+        hint = "download where rank == 0, then dist.barrier() on all, then open it with download=False."
+        yield Mistake(call.lineno, "fail", told, hint)
 
 
 def save_on_every_rank(source: Source) -> Iterator[Mistake]:
@@ -221,10 +218,9 @@ def save_on_every_rank(source: Source) -> Iterator[Mistake]:
         path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
         if not is_distributed(source) or path is None or _is_own(source, call, path) or _is_guarded(source, call):
             continue
-        yield Mistake(
-            call.lineno, "warn", f"every process writes {ast.unparse(path)}: a reader may find half a file",
-            "save where dist.get_rank() == 0, to a temporary name, then os.replace() it.",
-        )  # fmt: skip
+        told = f"every process writes {ast.unparse(path)}: a reader may find half a file"
+        hint = "save where dist.get_rank() == 0, to a temporary name, then os.replace() it."
+        yield Mistake(call.lineno, "warn", told, hint)
 
 
 def _is_own(source: Source, call: ast.Call, path: ast.expr) -> bool:
@@ -260,19 +256,11 @@ def _is_guarded(source: Source, node: ast.AST, seen: frozenset[str] = frozenset(
     return all(_is_guarded(source, use, seen | {scope.name}) for use in uses)
 
 
-def _calls(source: Source, block: list[ast.stmt], name: str) -> bool:
-    return any(True for statement in block for _ in source.calls(name, within=statement))
-
-
 def _short(name: str) -> str:
     return ".".join(name.split(".")[-2:]).replace("distributed.", "dist.")
 
 
-PLACEMENT_RULES: dict[str, Rule] = {
-    "collective-on-some-ranks": collective_on_some_ranks,
-    "rank-as-device": rank_as_device,
-    "local-rank-as-rank": local_rank_as_rank,
-    "local-rank-option": local_rank_option,
-    "download-on-every-rank": download_on_every_rank,
-    "save-on-every-rank": save_on_every_rank,
-}
+PLACEMENT_RULES: tuple[Rule, ...] = (
+    collective_on_some_ranks, rank_as_device, local_rank_as_rank, local_rank_option, download_on_every_rank,
+    save_on_every_rank,
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """Rules about the training itself: order of the data, evaluation, saved weights, names that are leaving torch (pure).
 
-Each takes a `Source` and yields its mistakes; `TRAINING_RULES` holds them by name.
+Each takes a `Source` and yields its mistakes; `TRAINING_RULES` lists them.
 """
 
 import ast
@@ -46,18 +46,17 @@ _SHUFFLES = {
 
 def missing_set_epoch(source: Source) -> Iterator[Mistake]:
     """A sampler that is never told the epoch: each epoch then has the order of the first."""
-    told = any(
-        isinstance(call.func, ast.Attribute) and call.func.attr == "set_epoch" for call in source.nodes(ast.Call)
-    )
-    if told or not any("epoch" in ast.unparse(loop.target) + ast.unparse(loop.iter) for loop in source.nodes(ast.For)):
+    calls = [call.func for call in source.nodes(ast.Call) if isinstance(call.func, ast.Attribute)]
+    if any(called.attr == "set_epoch" for called in calls) or not any(
+        "epoch" in ast.unparse(loop.target) + ast.unparse(loop.iter) for loop in source.nodes(ast.For)
+    ):
         return
     for call in source.calls(*_SAMPLERS):
         shuffle = keyword(call, "shuffle")
         if not (isinstance(shuffle, ast.Constant) and shuffle.value is False):
-            yield Mistake(
-                call.lineno, "fail", "set_epoch is never called: every epoch has the same order",
-                "call sampler.set_epoch(epoch) at the beginning of each epoch.",
-            )  # fmt: skip
+            told = "set_epoch is never called: every epoch has the same order"
+            hint = "call sampler.set_epoch(epoch) at the beginning of each epoch."
+            yield Mistake(call.lineno, "fail", told, hint)
 
 
 def shuffle_and_sampler(source: Source) -> Iterator[Mistake]:
@@ -68,15 +67,13 @@ def shuffle_and_sampler(source: Source) -> Iterator[Mistake]:
             continue
         sampler = keyword(call, "sampler")
         if sampler is not None and ast.unparse(sampler) != "None":
-            yield Mistake(
-                call.lineno, "fail", "DataLoader has both sampler and shuffle=True: torch raises ValueError",
-                "leave shuffle out; the sampler shuffles already.",
-            )  # fmt: skip
+            told = "DataLoader has both sampler and shuffle=True: torch raises ValueError"
+            hint = "leave shuffle out; the sampler shuffles already."
+            yield Mistake(call.lineno, "fail", told, hint)
         elif not has_sampler and any(True for _ in source.calls(*_DDP)):
-            yield Mistake(
-                call.lineno, "fail", "the script uses DistributedDataParallel, but every process loads all of the data",
-                "DataLoader(..., sampler=DistributedSampler(dataset)), without shuffle.",
-            )  # fmt: skip
+            told = "the script uses DistributedDataParallel, but every process loads all of the data"
+            hint = "DataLoader(..., sampler=DistributedSampler(dataset)), without shuffle."
+            yield Mistake(call.lineno, "fail", told, hint)
 
 
 def unseeded_shuffle(source: Source) -> Iterator[Mistake]:
@@ -94,10 +91,9 @@ def unseeded_shuffle(source: Source) -> Iterator[Mistake]:
         if any(True for _ in source.calls(*_SEEDERS.get(family, ()))):
             continue
         trap = "splits and orders differ between processes" if is_distributed(source) else "no run can be repeated"
-        yield Mistake(
-            call.lineno, "warn", f"{name} draws from a generator without a seed: {trap}",
-            "give it a generator of its own with a fixed seed, the same on all ranks.",
-        )  # fmt: skip
+        told = f"{name} draws from a generator without a seed: {trap}"
+        hint = "give it a generator of its own with a fixed seed, the same on all ranks."
+        yield Mistake(call.lineno, "warn", told, hint)
 
 
 def evaluation_with_gradients(source: Source) -> Iterator[Mistake]:
@@ -106,29 +102,15 @@ def evaluation_with_gradients(source: Source) -> Iterator[Mistake]:
         if not (isinstance(switch.func, ast.Attribute) and switch.func.attr == "eval" and not switch.args):
             continue
         scope, model = source.scope(switch), ast.unparse(switch.func.value)
-        until = _line_of(source, scope, f"{model}.train", switch.lineno)
-        forwards = [
-            call
-            for call in source.in_scope(ast.Call, scope)
-            if switch.lineno < call.lineno < until and ast.unparse(call.func) in (model, f"{model}.forward")
-        ]
-        trains = any(
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr in ("backward", "grad")
-            and switch.lineno < call.lineno < until
-            for call in source.in_scope(ast.Call, scope)
-        )
+        ends = [call.lineno for call in source.in_scope(ast.Call, scope) if ast.unparse(call.func) == f"{model}.train"]
+        until = min((line for line in ends if line > switch.lineno), default=float("inf"))
+        calls = [call for call in source.in_scope(ast.Call, scope) if switch.lineno < call.lineno < until]
+        forwards = [call for call in calls if ast.unparse(call.func) in (model, f"{model}.forward")]
+        trains = any(isinstance(c.func, ast.Attribute) and c.func.attr in ("backward", "grad") for c in calls)
         if forwards and not trains and not _is_without_grad(source, scope, forwards[0]):
-            yield Mistake(
-                forwards[0].lineno, "warn",
-                f"{model} is evaluated (line {switch.lineno}) with gradients recorded: memory and time for nothing",
-                "put the loop under `with torch.inference_mode():`, or decorate the function with it.",
-            )  # fmt: skip
-
-
-def _line_of(source: Source, scope: Scope, called: str, after: int) -> float:
-    lines = [call.lineno for call in source.in_scope(ast.Call, scope) if ast.unparse(call.func) == called]
-    return min((line for line in lines if line > after), default=float("inf"))
+            told = f"{model} is evaluated (line {switch.lineno}) with gradients recorded: memory and time for nothing"
+            hint = "put the loop under `with torch.inference_mode():`, or decorate the function with it."
+            yield Mistake(forwards[0].lineno, "warn", told, hint)
 
 
 def _is_without_grad(source: Source, scope: Scope, call: ast.Call) -> bool:
@@ -159,10 +141,9 @@ def kept_graph(source: Source) -> Iterator[Mistake]:
             kept = names & set(trained) - {target}
             if adds_up and looped and kept and target not in trained:
                 loss = kept.pop()
-                yield Mistake(
-                    node.lineno, "warn", f"{target} keeps the graph of every {loss}: memory grows with each step",
-                    f"add {loss}.detach() (or .item(), which waits for the GPU).",
-                )  # fmt: skip
+                told = f"{target} keeps the graph of every {loss}: memory grows with each step"
+                hint = f"add {loss}.detach() (or .item(), which waits for the GPU)."
+                yield Mistake(node.lineno, "warn", told, hint)
 
 
 def _is_bare(source: Source, name: ast.Name) -> bool:
@@ -186,10 +167,9 @@ def module_prefix(source: Source) -> Iterator[Mistake]:
             continue
         model, scope = ast.unparse(call.func.value), source.scope(call)
         if any((scope, model) == (where, name) and line < call.lineno for where, name, line in wrapped):
-            yield Mistake(
-                call.lineno, "warn", f"{model}.state_dict() is the wrapper's: its keys begin with `module.`",
-                f"save {model}.module.state_dict(): it loads into the plain model, on any number of processes.",
-            )  # fmt: skip
+            told = f"{model}.state_dict() is the wrapper's: its keys begin with `module.`"
+            hint = f"save {model}.module.state_dict(): it loads into the plain model, on any number of processes."
+            yield Mistake(call.lineno, "warn", told, hint)
 
 
 def load_without_map_location(source: Source) -> Iterator[Mistake]:
@@ -197,15 +177,11 @@ def load_without_map_location(source: Source) -> Iterator[Mistake]:
     if not is_distributed(source):
         return
     for call in source.calls("torch.load"):
-        if (
-            len(call.args) < 2
-            and keyword(call, "map_location") is None
-            and not any(k.arg is None for k in call.keywords)
-        ):
-            yield Mistake(
-                call.lineno, "warn", "torch.load without map_location: all processes load to the GPU of the file",
-                "map_location='cpu'; load_state_dict copies to the model's own device.",
-            )  # fmt: skip
+        may_map = len(call.args) > 1 or any(word.arg in ("map_location", None) for word in call.keywords)
+        if not may_map:
+            told = "torch.load without map_location: all processes load to the GPU of the file"
+            hint = "map_location='cpu'; load_state_dict copies to the model's own device."
+            yield Mistake(call.lineno, "warn", told, hint)
 
 
 def deprecated_name(source: Source) -> Iterator[Mistake]:
@@ -230,13 +206,7 @@ def deprecated_name(source: Source) -> Iterator[Mistake]:
         yield Mistake(call.lineno, "warn", told, "use DistributedDataParallel, or unisono.Run.")
 
 
-TRAINING_RULES: dict[str, Rule] = {
-    "missing-set-epoch": missing_set_epoch,
-    "shuffle-and-sampler": shuffle_and_sampler,
-    "unseeded-shuffle": unseeded_shuffle,
-    "evaluation-with-gradients": evaluation_with_gradients,
-    "kept-graph": kept_graph,
-    "module-prefix": module_prefix,
-    "load-without-map-location": load_without_map_location,
-    "deprecated-name": deprecated_name,
-}
+TRAINING_RULES: tuple[Rule, ...] = (
+    missing_set_epoch, shuffle_and_sampler, unseeded_shuffle, evaluation_with_gradients, kept_graph, module_prefix,
+    load_without_map_location, deprecated_name,
+)  # fmt: skip

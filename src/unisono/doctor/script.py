@@ -10,7 +10,7 @@ from unisono.doctor.rules_placement import PLACEMENT_RULES
 from unisono.doctor.rules_training import TRAINING_RULES
 from unisono.doctor.source import Source
 
-RULES = {**PLACEMENT_RULES, **TRAINING_RULES, **NAME_RULES}
+RULES = {rule.__name__.replace("_", "-"): rule for rule in (*PLACEMENT_RULES, *TRAINING_RULES, *NAME_RULES)}
 """All rules by name."""
 
 

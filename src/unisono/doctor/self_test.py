@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.doctor.finding import Finding
+from unisono.doctor.finding import Finding, fail, ok, warn
 from unisono.launchers.scratch import scratch_directory
 
 START_S = 120.0
@@ -39,13 +39,12 @@ def check_talk(
                 command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=wait_s, check=False
             )
         except subprocess.TimeoutExpired:
-            return [
-                _failure(f"two processes did not finish within {wait_s:g} s", "repeat it when the machine is quiet.")
-            ]
+            told = f"two processes did not finish within {wait_s:g} s"
+            return [fail("communication", told, "repeat it when the machine is quiet.")]
         if done.returncode or not path.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             hint = "the whole message: unisono run -n 2 -m unisono.doctor.talk /tmp/seen.json"
-            return [_failure(f"two processes could not talk (code {done.returncode}): {last}", hint)]
+            return [fail("communication", f"two processes could not talk (code {done.returncode}): {last}", hint)]
         seen = json.loads(path.read_text())
     return [judge_torch(seen), judge_gpus(seen, gpus), judge_talk(seen)]
 
@@ -54,48 +53,38 @@ def judge_torch(seen: Mapping[str, Any]) -> Finding:
     """Return the verdict on torch's build."""
     told = f"{seen['torch']}, CPU capability {seen['cpu_capability']}, gloo {'yes' if seen['gloo'] else 'no'}"
     if tuple(int(part) for part in seen["torch"].split("+")[0].split(".")[:2] if part.isdigit()) < (2, 10):
-        return Finding(name="torch", status="fail", detail=told, hint="unisono needs torch 2.10 or later.")
+        return fail("torch", told, "unisono needs torch 2.10 or later.")
     if not seen["gloo"]:
-        return Finding(
-            name="torch", status="fail", detail=told, hint="install a build of torch with torch.distributed."
-        )
+        return fail("torch", told, "install a build of torch with torch.distributed.")
     if seen["cpu_capability"] == "DEFAULT":
         hint = "no AVX2 kernels: slower, and other bits than machines that have them."
-        return Finding(name="torch", status="warn", detail=told, hint=hint)
-    return Finding(name="torch", status="ok", detail=told)
+        return warn("torch", told, hint)
+    return ok("torch", told)
 
 
 def judge_gpus(seen: Mapping[str, Any], gpus: Sequence[str]) -> Finding:
     """Return the verdict on GPUs: those of the driver, those that torch can use, and NCCL."""
     usable = len(seen["gpus"])
     if not gpus and not usable:
-        return Finding(name="gpus", status="ok", detail="none; training uses the CPU")
+        return ok("gpus", "none; training uses the CPU")
     told = (
         f"{usable} usable of {max(len(gpus), usable)} ({', '.join(seen['gpus'] or gpus)}), NCCL {seen['nccl'] or 'no'}"
     )
     if not usable:
         hint = "install a CUDA build of torch" if seen["cuda"] is None else "compare nvidia-smi's driver with CUDA"
-        return Finding(
-            name="gpus",
-            status="warn",
-            detail=told,
-            hint=f"torch uses none of them: {hint}; see CUDA_VISIBLE_DEVICES too.",
-        )
+        return warn("gpus", told, f"torch uses none of them: {hint}; see CUDA_VISIBLE_DEVICES too.")
     if usable > 1 and not seen["nccl"]:
-        return Finding(name="gpus", status="fail", detail=told, hint="install a build of torch with NCCL.")
-    return Finding(name="gpus", status="ok", detail=told)
+        return fail("gpus", told, "install a build of torch with NCCL.")
+    return ok("gpus", told)
 
 
 def judge_talk(seen: Mapping[str, Any]) -> Finding:
     """Return the verdict on the conversation."""
     if seen["wrong"]:
-        return _failure(f"{seen['wrong']} sums over {seen['transport']} were wrong", "test this machine's memory.")
+        told = f"{seen['wrong']} sums over {seen['transport']} were wrong"
+        return fail("communication", told, "test this machine's memory.")
     told = (
         f"2 processes over {seen['transport']}: sums are right; {seen['latency_us']:.0f} us for 4 KiB, "
         f"{seen['mb_per_s']:.0f} MB/s for 1 MiB (CPU; NCCL is not exercised)"
     )
-    return Finding(name="communication", status="ok", detail=told)
-
-
-def _failure(detail: str, hint: str) -> Finding:
-    return Finding(name="communication", status="fail", detail=detail, hint=hint)
+    return ok("communication", told)

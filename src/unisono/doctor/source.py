@@ -120,16 +120,14 @@ class Source:
         self._asked.add(spelled)  # a name may be defined by itself
         try:
             if isinstance(test, ast.Call):
-                return any(map(self.asks_for_rank, self._returned(spelled)))
+                bodies = [node for node in self.nodes(ast.FunctionDef) if node.name == spelled]
+                returned = [found.value for body in bodies for found in self.in_scope(ast.Return, body)]
+                return any(self.asks_for_rank(value) for value in returned if value is not None)
             kinds = (ast.Compare, ast.BoolOp, ast.UnaryOp)
             tests = [value for value in self.values_of(spelled) if isinstance(value, kinds)]
             return self._is_made_by_some(spelled) or any(map(self.asks_for_rank, tests))
         finally:
             self._asked.discard(spelled)
-
-    def _returned(self, function: str) -> list[ast.expr]:
-        bodies = [node for node in self.nodes(ast.FunctionDef) if node.name == function]
-        return [found.value for body in bodies for found in self.in_scope(ast.Return, body) if found.value is not None]
 
     def _compares_rank(self, test: ast.Compare) -> bool:
         right, kind = test.comparators[0], test.ops[0]
@@ -164,9 +162,8 @@ class Source:
 
     def names_rank(self, node: ast.AST) -> bool:
         """Whether an expression has a name in it that stands for a rank."""
-        names = [part.id for part in self.nodes(ast.Name, node)] + [
-            part.attr for part in self.nodes(ast.Attribute, node)
-        ]
+        names = [part.id for part in self.nodes(ast.Name, node)]
+        names += [part.attr for part in self.nodes(ast.Attribute, node)]
         names += [part.value for part in self.nodes(ast.Constant, node) if isinstance(part.value, str)]
         return any(_RANK_WORDS.search(name) and not _NOT_ADDRESSES.search(name) for name in names)
 
@@ -182,7 +179,7 @@ class Source:
     def is_silenced(self, line: int, rule: str) -> bool:
         """Whether the line ends in ``# unisono: ignore[rule]``."""
         found = re.search(r"#\s*unisono:\s*ignore\[([\w\-, ]+)\]", self.lines[line - 1])
-        return bool(found) and rule in re.split(r"[,\s]+", found.group(1)) if found else False
+        return found is not None and rule in re.split(r"[,\s]+", found.group(1))
 
     def _imports(self) -> Iterator[tuple[str, str]]:
         for node in ast.walk(self.tree):

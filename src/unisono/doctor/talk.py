@@ -49,11 +49,7 @@ def converse(transport: Transport, rounds: int = _ROUNDS) -> dict[str, Any]:
             wrong += not torch.equal(out, expected)
         medians.append(statistics.median(taken))
     wrongs: list[int] = transport.all_gather_json(wrong)
-    return {
-        "wrong": sum(wrongs),
-        "latency_us": medians[0] * 1e6,
-        "mb_per_s": _SIZES[1] * 4 / medians[1] / 1e6,
-    }
+    return {"wrong": sum(wrongs), "latency_us": medians[0] * 1e6, "mb_per_s": _SIZES[1] * 4 / medians[1] / 1e6}
 
 
 def describe_torch() -> dict[str, Any]:

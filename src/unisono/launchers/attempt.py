@@ -89,7 +89,13 @@ def _supervise(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome
         if event is None:
             supervisor.look()
             if supervisor.unkillable is not None:
-                return _unkillable(group, supervisor.unkillable)
+                rank = supervisor.unkillable
+                text = (
+                    f"rank {rank} of {group.spec.world_size} does not end, although it was killed {group.killed[rank]} "
+                    "Hint: it ends when the kernel lets go of it; a restart of the machine may be needed."
+                )
+                ending = Ending(rank=rank, what=text, is_unkillable=True)
+                return Failed(WorkerFailed(text, rank=rank, exit_code=137), ending)
             continue
         group.note(event)
         if isinstance(event, Signalled | Called):
@@ -173,14 +179,6 @@ def _ending(group: WorkerGroup, root: Failure, message: str) -> Ending:
         error=report.type_name if report is not None and not report.is_secondary else "",
         is_final=report is not None and report.is_final,
     )
-
-
-def _unkillable(group: WorkerGroup, rank: int) -> Failed:
-    text = (
-        f"rank {rank} of {group.spec.world_size} does not end, although it was killed {group.killed[rank]} "
-        "Hint: it ends when the kernel lets go of it; a restart of the machine may be needed."
-    )
-    return Failed(WorkerFailed(text, rank=rank, exit_code=137), Ending(rank=rank, what=text, is_unkillable=True))
 
 
 def _stop(group: WorkerGroup, events: Events, outcome: Outcome) -> None:

@@ -84,26 +84,24 @@ def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
             return outcome  # it has never worked
         decision = restarts.judge(outcome.ending)
         if isinstance(decision, GiveUp):
-            return _with_reason(outcome, decision.reason)
+            error = outcome.error
+            if not decision.reason or not isinstance(error, WorkerFailed):
+                return outcome
+            text = f"{error}\n{decision.reason}"
+            return replace(outcome, error=WorkerFailed(text, rank=error.rank, exit_code=error.exit_code))
         if signals.received:  # meanwhile
             return Signalled(signals.received[0])
         dropped = "" if decision.dropped is None else f" Slot {decision.dropped} keeps failing and is given up."
         if spec.output != "quiet":
+            count = len(decision.slots)
             tell(
-                f"{outcome.ending.what}{dropped} Restart {restarts.num_restarts} with {_workers(len(decision.slots))} "
-                f"from the last checkpoint ({restarts.num_without_progress} of {spec.max_restarts} restarts without "
-                "progress)."
+                f"{outcome.ending.what}{dropped} Restart {restarts.num_restarts} with {count} "
+                f"worker{'s' if count > 1 else ''} from the last checkpoint ({restarts.num_without_progress} of "
+                f"{spec.max_restarts} restarts without progress)."
             )
         spec = _on_slots(spec, decision.slots)
         # What the old workers' watchers still say must not be taken for the new ones'.
         signals.events = queue.SimpleQueue()
-
-
-def _with_reason(failed: Failed, reason: str) -> Failed:
-    error = failed.error
-    if not reason or not isinstance(error, WorkerFailed):
-        return failed
-    return replace(failed, error=WorkerFailed(f"{error}\n{reason}", rank=error.rank, exit_code=error.exit_code))
 
 
 def _on_slots(spec: LaunchSpec, slots: tuple[int, ...]) -> LaunchSpec:
@@ -117,10 +115,6 @@ def _on_slots(spec: LaunchSpec, slots: tuple[int, ...]) -> LaunchSpec:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[slot] for slot in slots)
     return replace(spec, workers=len(slots), env=env)
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' if count > 1 else ''}"
 
 
 @contextlib.contextmanager

@@ -14,10 +14,7 @@ _GIVE_PATH = "give the path of the script; for a module write -m NAME."
 _OTHER_KINDS = {
     ".ipynb": ("a notebook", "jupyter nbconvert --to script {path}, and start the .py file that it writes."),
     ".json": ("a JSON file", "give the path of the script."),
-    ".toml": (
-        "a TOML file",
-        "unisono train --config {path} for a recipe's settings; else the path of a script.",
-    ),
+    ".toml": ("a TOML file", "unisono train --config {path} for a recipe's settings; else the path of a script."),
     ".yaml": ("a YAML file", "give the path of the script; its settings come after it."),
     ".yml": ("a YAML file", "give the path of the script; its settings come after it."),
     ".csv": ("a table", "give the path of the script."),
@@ -36,7 +33,7 @@ def why_not_a_script(typed: str) -> str | None:
     # os.path and not pathlib, which raises where a name is too long.
     if os.path.isdir(path):
         module = typed.strip("./").replace("/", ".") or "NAME"
-        hint = f"-m {module} starts its __main__.py." if _has_main(path) else _GIVE_PATH
+        hint = f"-m {module} starts its __main__.py." if (path / "__main__.py").is_file() else _GIVE_PATH
         return f"got a directory (in {str(Path.cwd())!r}). Hint: {hint}"
     if not os.path.isfile(path):
         return f"got nothing (in {str(Path.cwd())!r}). Hint: {_meant(typed)}"
@@ -54,10 +51,6 @@ def why_not_a_module(name: str) -> str:
     if "/" in name:
         return f"-m {name.strip('./').replace('/', '.')}, with dots."
     return "start a file without -m; a module must be installed or lie in the working directory."
-
-
-def _has_main(path: Path) -> bool:
-    return (path / "__main__.py").is_file()
 
 
 def _meant(typed: str) -> str:
@@ -80,8 +73,5 @@ def _kind_of(path: Path) -> tuple[str, str]:
     if first.startswith(b"#!") and b"python" not in first:
         return f"a program for {first[2:].decode(errors='replace').strip()}", "--no-python {path} starts it as it is."
     if b"\0" in head:
-        return (
-            "a file that is no text",
-            "give the path of the script; --no-python starts a program of any kind.",
-        )
+        return "a file that is no text", "give the path of the script; --no-python starts a program of any kind."
     return "", ""

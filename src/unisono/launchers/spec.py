@@ -119,7 +119,6 @@ class LaunchSpec:
         output: As its help says. One worker always writes directly under ``prefix`` and ``leader``.
         grace_s: Seconds between the request to stop and SIGKILL.
         stop_grace_s: The same for a run that can stop between two steps and save: a step and a checkpoint must fit.
-        max_restarts: Restarts in a row without progress (see `restarts`); 0 never restarts.
         devices: By the names of ``CUDA_VISIBLE_DEVICES``; empty hides all; None leaves things as they are.
         backend_module: Its ``install()`` is called in each worker before the program, and must not import torch.
         placement: Where the workers are among those of other hosts; None: there are no others.

@@ -37,11 +37,6 @@ class Streams:
     copied: Mapping[int, int] = field(default_factory=dict)
     shown: frozenset[int] | None = None
 
-    def is_shown(self, local_rank: int, stream: int) -> bool:
-        """Whether lines of `stream` (1: stdout, 2: stderr) go to the launcher's own output."""
-        chosen = self.shown is None or local_rank in self.shown
-        return chosen and not _of(self.redirected, local_rank) & stream
-
     def lines(
         self, output: str, stream: int, rank: int, local_rank: int, world_size: int, *, is_kept: bool
     ) -> tuple[str, int | None] | None:
@@ -55,7 +50,8 @@ class Streams:
             world_size: Workers on all hosts.
             is_kept: Whether a file gets them too, so that they must come by us.
         """
-        if output == "quiet" or not self.is_shown(local_rank, stream):
+        is_chosen = self.shown is None or local_rank in self.shown
+        if output == "quiet" or not is_chosen or _of(self.redirected, local_rank) & stream:
             return "", None
         own, err = _descriptor(sys.__stdout__ if stream == STDOUT else sys.__stderr__), _descriptor(sys.__stderr__)
         is_direct = world_size == 1 if output == "prefix" else rank == 0

@@ -106,7 +106,9 @@ class WorkerGroup:
 
     def start(self, port: int) -> None:
         """Start all workers and the reaper."""
-        _flush_own_output()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
         try:
             command = _command(self.spec, self.directory)
             with _interrupts_held_back():
@@ -122,7 +124,7 @@ class WorkerGroup:
         self._pump.start()
 
     def _start_worker(self, command: list[str], rank: int, port: int, reaper: Reaper) -> None:
-        self._heartbeats[rank] = HeartbeatPage.create(heartbeat_file(self.directory, rank))
+        self._heartbeats[rank] = HeartbeatPage.create(Path(self.directory) / f"heartbeat-{rank}")
         outputs: list[int | None] = []
         try:
             for stream in (STDOUT, STDERR):
@@ -146,10 +148,7 @@ class WorkerGroup:
     def _open_output(self, rank: int, stream: int) -> int | None:
         """Return the pipe into which a worker writes `stream`; None for our own descriptor directly."""
         spec = self.spec
-        local_rank, attempt = (
-            rank - spec.ranks.start,
-            spec.placement.attempt if spec.placement else spec.attempt,
-        )
+        local_rank, attempt = rank - spec.ranks.start, spec.placement.attempt if spec.placement else spec.attempt
         kept = spec.streams.open(attempt, local_rank, stream)
         lines = spec.streams.lines(spec.output, stream, rank, local_rank, spec.world_size, is_kept=kept is not None)
         return self._pump.open(*lines, kept) if lines else None
@@ -233,15 +232,14 @@ class WorkerGroup:
             self._reaper.dismiss()
         for rank in self.exits:
             self._workers[rank].wait()
-        self._finish_output()
-
-    def _finish_output(self) -> None:
         self._pump.finish()
-        # Our reader may be slow (a pager): wait for it, but not against the user's will.
-        while not isinstance(event := wait_event(self._events), OutputDone):
-            self.note(event)
-            if isinstance(event, Signalled):
-                self.interrupted = event
+        # Our reader may be slow (a pager): wait for it, but not against the user's will. A signal between the
+        # interpreter's last check and a wait would not end that wait: look up now and then.
+        while not isinstance(last := next_event(self._events, time.monotonic() + _HEARTBEAT_S), OutputDone):
+            if last is not None:
+                self.note(last)
+            if isinstance(last, Signalled):
+                self.interrupted = last
                 return
 
     def note(self, event: Event) -> None:
@@ -260,20 +258,6 @@ class WorkerGroup:
     def has_stopped(self, end: WorkerExit) -> bool:
         """Whether a worker has ended because its run was asked to stop, and has saved."""
         return end.code == RunStopped.exit_code and self._heartbeats[end.rank].read().state == STOPPED
-
-
-def heartbeat_file(directory: str, rank: int) -> Path:
-    """Return where a worker tells what it does."""
-    return Path(directory) / f"heartbeat-{rank}"
-
-
-def wait_event(events: Events) -> Event:
-    """Return the next event, however long it takes."""
-    while True:
-        # A signal between the interpreter's last check and the wait would not end the wait: look up now and then.
-        event = next_event(events, time.monotonic() + _HEARTBEAT_S)
-        if event is not None:
-            return event
 
 
 def next_event(events: Events, deadline: float) -> Event | None:
@@ -309,9 +293,3 @@ def _interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _flush_own_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()

@@ -236,14 +236,14 @@ class _HostLaunch:
             mine = self._ending_of(outcome)
             if rendezvous.peer_monitor.cut_off:
                 raise PeerLost(rendezvous.peer_monitor.cut_off)
-            current.values.put(f"ending/{placement.node_rank}", mine.packed())
+            current.values.put(f"ending/{placement.node_rank}", asdict(mine))
             endings = self._gather(rendezvous, watched)
             keeper = next(i for i, info in enumerate(infos) if info.number == 0)
             verdict = judge(
                 endings, [info.name for info in infos], current.history, min_nodes=self._plan.min_nodes,
                 is_elastic=self._plan.is_elastic, max_restarts=spec.max_restarts, keeper=keeper,
             )  # fmt: skip
-            verdict = Verdict(**current.values.settle("verdict", verdict.packed()))
+            verdict = Verdict(**current.values.settle("verdict", asdict(verdict)))
             self._part(rendezvous, current.values, watched, verdict)
         finally:
             rendezvous.peer_monitor.leave()

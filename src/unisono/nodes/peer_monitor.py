@@ -35,7 +35,7 @@ class Attempt:
     """One attempt of all hosts, as the peer monitor sees it.
 
     Attributes:
-        board: Of this attempt alone.
+        values: Of this attempt alone.
         numbers: Of the launchers, by node rank.
         node_rank: Of this host.
         num_waiting: Asks how many hosts have come meanwhile; None where another host asks.
@@ -62,7 +62,7 @@ class PeerMonitor:
     """Shows signs of life, listens for those of the others, and passes on what concerns the workers.
 
     Args:
-        board: Of the job.
+        values: Of the job.
         number: Of this launcher.
         silence_s: Longest silence; 0 allows any.
         signals: Whose queue gets the events.
@@ -123,18 +123,15 @@ class PeerMonitor:
             if node not in attempt.endings and (told := attempt.values.look(f"ending/{node}")) is not None:
                 attempt.endings[node] = NodeEnding.unpacked(told)
             if node != attempt.node_rank and node not in attempt.endings:
-                self._listen(attempt, node, number, now)
+                self._pulse.hear(number, self._values.look(beat_key(number)), now)
+                if self._pulse.is_silent(number, now):
+                    attempt.lost.add(node)
         is_over = any(ending.kind == "done" for ending in attempt.endings.values())
         if attempt.num_waiting and not is_over and now - self._looked_s > _LOOK_FOR_NEWCOMERS_S:
             self._looked_s = now
             if attempt.num_waiting():
                 attempt.values.settle("call", "a host has come")
         self._pass_on(attempt)
-
-    def _listen(self, attempt: Attempt, node: int, number: int, now: float) -> None:
-        self._pulse.hear(number, self._values.look(beat_key(number)), now)
-        if self._pulse.is_silent(number, now):
-            attempt.lost.add(node)
 
     def _pass_on(self, attempt: Attempt) -> None:
         """Tell the supervisor what its workers must know, once each."""

@@ -22,16 +22,12 @@ JOIN_S = 600.0
 class NodesPlan:
     """How the launchers of several hosts find each other; the same on all of them but for `node_rank`.
 
+    `NodesOptions` says what the fields are.
+
     Attributes:
-        min_nodes: Fewest hosts to start or go on with.
         max_nodes: Most hosts; more of them wait as spares.
         host: Name or address of the endpoint, where one of the launchers keeps the store.
-        port: Of the endpoint.
-        node_rank: This host's index where the user numbers them, else None: in the order of arrival.
-        interface: Network interface for everything between hosts; None: the one that leads to the endpoint.
-        trusts_network: Whether ports may be opened that other machines reach.
         join_s: Longest wait for the other hosts, in seconds.
-        run_id: Tells jobs with one endpoint apart.
         secret: What the launchers share, if it was given; never shown.
     """
 

@@ -147,7 +147,9 @@ class Rendezvous:
                     tell(f"the run is going on {len(told.members)} hosts; this one waits until it is used.")
                     is_told = True
             elif time.monotonic() - wanted_s > self._plan.join_s:
-                came = self._present()
+                told = Told.unpacked(self.values.look("round"))
+                infos = [self.values.look(f"info/{number}") for number, _ in told.waiting(self._requests())]
+                came = [NodeInfo(**info) for info in infos]
                 self._take_back()
                 raise check_counts(came, self._plan.min_nodes, self._plan.join_s)
             time.sleep(_POLL_S)
@@ -184,7 +186,8 @@ class Rendezvous:
             raise Interrupted(Signalled(self._signals.received[0]))
         if self.peer_monitor.cut_off:
             raise PeerLost(self.peer_monitor.cut_off)
-        self._raise_refusal()
+        if (problem := self.values.look("refusal")) is not None:
+            raise ConfigError(problem)
 
     def refuse(self, problem: str) -> ConfigError:
         """Tell all who wait what is wrong, unless the run has begun; return the error for this host."""
@@ -274,10 +277,6 @@ class Rendezvous:
         if problem := skew(time.time(), now[1], self.info, first):
             tell(problem)
 
-    def _raise_refusal(self) -> None:
-        if (problem := self.values.look("refusal")) is not None:
-            raise ConfigError(problem)
-
     def _check_taken(self, holders: dict[int, object]) -> None:
         """Refuse a node rank on which a living host sits."""
         if self.info.node_rank < 0:
@@ -290,9 +289,3 @@ class Rendezvous:
                         f"node rank {node_rank} is taken by {name}, which is at work. "
                         "Hint: give each host its own --node-rank."
                     )
-
-    def _present(self) -> list[NodeInfo]:
-        """Return the hosts that wait for the round."""
-        told = Told.unpacked(self.values.look("round"))
-        infos = [self.values.look(f"info/{number}") for number, _ in told.waiting(self._requests())]
-        return [NodeInfo(**info) for info in infos]

@@ -22,7 +22,7 @@ class NodeInfo:
         number: Order of arrival, from 0; the first one keeps the store.
         host: Name of the machine.
         address: By which the others reach it.
-        probe port: A port that answers, to find out who reaches whom.
+        probe_port: A port that answers, to find out who reaches whom.
         pid: Of the launcher.
         workers: On this host.
         nodes: ``MIN:MAX`` as it was told.

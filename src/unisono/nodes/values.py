@@ -1,8 +1,7 @@
 """Plain values in the store: how launchers tell each other something. JSON, never a pickle."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, final
 
 from unisono.errors import PeerLost
@@ -63,13 +62,7 @@ class SharedValues:
         return f"{self._prefix}/{key}".encode()
 
     def _ask(self, *question: bytes) -> list[bytes]:
-        with _reached():
+        try:
             return self._client.ask(*question, cut_off=self._cut_off)
-
-
-@contextlib.contextmanager
-def _reached() -> Iterator[None]:
-    try:
-        yield
-    except (StoreLost, StoreRefused) as error:
-        raise PeerLost(str(error)) from error
+        except (StoreLost, StoreRefused) as error:
+            raise PeerLost(str(error)) from error

@@ -42,13 +42,9 @@ class NodeEnding:
         """Whether it has a failure of its own, which explains those that blame others."""
         return self.kind == "failed" and self.ending is not None and self.ending.rank >= 0
 
-    def packed(self) -> dict[str, Any]:
-        """Return it in JSON's types."""
-        return asdict(self)
-
     @classmethod
     def unpacked(cls, value: Mapping[str, Any]) -> "NodeEnding":
-        """Return what `packed` has packed."""
+        """Return what `asdict` has made JSON's types of."""
         ending = value["ending"]
         return cls(**{**value, "ending": ending and unpack_ending(ending)})
 
@@ -76,10 +72,6 @@ class Verdict:
     step: int = 0
     leaving: list[int] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
-
-    def packed(self) -> dict[str, Any]:
-        """Return it in JSON's types."""
-        return asdict(self)
 
 
 def unpack_ending(value: Mapping[str, Any]) -> Ending:
@@ -129,12 +121,10 @@ def judge(
             left = len(endings) - len(lost)
             wait = "" if left >= min_nodes else f" {min_nodes - left} more must come first (--nnodes)."
             return Verdict(what="again", text=f"{text}{wait} The others go on from the last checkpoint.", history=past)
-        ending = Ending(rank=-1, what=text, done=_done(endings), saved=_saved(endings))
-        failed = NodeEnding(kind="failed", message=text, exit_code=1, ending=ending)
         hint = " Hint: --nnodes MIN:MAX lets the others go on alone; --max-restarts waits for it to come back."
-        return _after_failure(
-            replace(failed, message=text + ("" if max_restarts else hint)), endings, past, max_restarts
-        )
+        message = text if max_restarts else text + hint
+        failed = NodeEnding(kind="failed", message=message, exit_code=1, ending=Ending(rank=-1, what=text))
+        return _after_failure(failed, endings, past, max_restarts)
     leaving = [i for i in indices if endings[i].signum]
     if leaving:
         return _after_signal(endings, names, leaving, past, keeper, min_nodes if is_elastic else len(endings))
@@ -151,7 +141,9 @@ def _after_failure(
 ) -> Verdict:
     assert failed.ending is not None
     # Slots are given up on one host only: here a slot that keeps failing ends by the restarts. So there is one.
-    merged = replace(failed.ending, rank=min(failed.ending.rank, 0), done=_done(endings), saved=_saved(endings))
+    known = [each.ending for each in endings if each.ending]
+    done, saved = (max((getattr(each, name) for each in known), default=0) for name in ("done", "saved"))
+    merged = replace(failed.ending, rank=min(failed.ending.rank, 0), done=done, saved=saved)
     restarts = Restarts(max_restarts, 1)
     for line in past:
         restarts.judge(unpack_ending(line))
@@ -181,11 +173,3 @@ def _after_signal(
     return Verdict(
         what="interrupted", text=f"{who} was asked to stop (signal {signum}).", exit_code=128 + signum, leaving=leaving
     )
-
-
-def _done(endings: Sequence[NodeEnding]) -> int:
-    return max((ending.ending.done for ending in endings if ending.ending), default=0)
-
-
-def _saved(endings: Sequence[NodeEnding]) -> int:
-    return max((ending.ending.saved for ending in endings if ending.ending), default=0)

@@ -50,7 +50,6 @@ class AllReduce(Precise):
         return num_samples / total / self._after * self.loss_scale()
 
     def begin(self, step: int, samples: list[int]) -> None:
-        """See `Replicated.begin`."""
         self._step, self._own_samples = step, samples[self.transport.rank]
         if self.options.sync_every == 1:
             super().begin(step, samples)
@@ -59,7 +58,6 @@ class AllReduce(Precise):
         self._after = 1.0 if factor is None else factor / self.transport.world_size
 
     def reduce(self, step: int) -> None:
-        """See `Replicated.reduce`."""
         if self.options.sync_every > 1:
             return
         grads = self.fill_absent()

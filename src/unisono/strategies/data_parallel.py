@@ -50,11 +50,9 @@ class DataParallel(Precise):
         self.sizes: list[int] = []
 
     def begin(self, step: int, samples: list[int]) -> None:
-        """See `Replicated.begin`."""
         self._step, self._calls = step, 0
 
     def weight(self, num_samples: int, total: int) -> float:
-        """See `Replicated.weight`."""
         return num_samples / total * self.loss_scale()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,17 +65,16 @@ class DataParallel(Precise):
         used = [index for index, size in enumerate(self.sizes) if size]
         pieces = _scatter((args, kwargs), self.sizes, dim)
         moved = [move(pieces[index], self._devices[index]) for index in used]
-        outputs = self._run(self._replicas(used), used, moved)
+        is_cuda = self.context.device.type == "cuda"
+        if is_cuda:
+            replicas = replicate(self.model, [self._devices[index] for index in used])
+        else:  # the first one with samples is the model itself
+            replicas = [_shadow(self.model) if number else self.model for number in range(len(used))]
+        outputs = self._run(replicas, used, moved)
         self._calls += 1
-        if self.context.device.type == "cuda":
+        if is_cuda:
             return gather(outputs, self.context.device, dim)
         return _joined(outputs, dim)
-
-    def _replicas(self, used: list[int]) -> list[nn.Module]:
-        """Return the copies of the model; the first one with samples is the model itself."""
-        if self.context.device.type == "cuda":
-            return replicate(self.model, [self._devices[index] for index in used])
-        return [_shadow(self.model) if number else self.model for number in range(len(used))]
 
     def _run_in_turn(self, run_replica: Callable[[int], None], used: list[int]) -> None:
         """Run one device after the other, each with a random stream of its own, and notice whether any draws."""
@@ -94,23 +91,18 @@ class DataParallel(Precise):
     def _run(self, replicas: Sequence[nn.Module], used: list[int], inputs: Sequence[Any]) -> list[Any]:
         results: list[Any] = [None] * len(replicas)
         is_grad_enabled = torch.is_grad_enabled()
-        autocast = (
-            torch.is_autocast_enabled(self.context.device.type),
-            torch.get_autocast_dtype(self.context.device.type),
-        )
+        kind = self.context.device.type
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
         def run_replica(number: int) -> None:
             try:
                 args, kwargs = inputs[number]
-                with (
-                    torch.set_grad_enabled(is_grad_enabled),
-                    torch.autocast(self.context.device.type, enabled=autocast[0], dtype=autocast[1]),
-                ):
+                with torch.set_grad_enabled(is_grad_enabled), torch.autocast(kind, enabled=enabled, dtype=dtype):
                     results[number] = replicas[number](*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
                 results[number] = error
 
-        if self._draws is not False and self.context.device.type == "cpu":
+        if self._draws is not False and kind == "cpu":
             self._run_in_turn(run_replica, used)
         else:
             threads = [threading.Thread(target=run_replica, args=(number,)) for number in range(len(replicas))]
@@ -126,11 +118,7 @@ class DataParallel(Precise):
 
 
 def _shadow(model: nn.Module) -> nn.Module:
-    """Return a copy of the module tree with the same parameters and its own buffers.
-
-    Raises:
-        StepError: A module refuses to be copied.
-    """
+    """Return a copy of the module tree with the same parameters and its own buffers."""
     copies: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
         copy = module._replicate_for_data_parallel()  # torch's own: a shallow copy with empty parameter tables
@@ -140,8 +128,6 @@ def _shadow(model: nn.Module) -> nn.Module:
         copy._modules = {name: None if child is None else copies[child] for name, child in module._modules.items()}
         copy._parameters = dict(module._parameters)
         copy._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
-    if model not in copies:
-        raise StepError(f"{type(model).__name__} cannot be copied.")
     return copies[model]
 
 

@@ -19,6 +19,7 @@ from unisono.collectives.transport import Transport
 from unisono.errors import StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import DDPOptions
+from unisono.strategies.parts.front import calling
 from unisono.strategies.precision import Precise
 
 
@@ -65,7 +66,6 @@ class DDP(Precise):
             raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Replicated.forward`."""
         self._is_called = True
         return self._ddp(*args, **kwargs)
 
@@ -82,11 +82,8 @@ class DDP(Precise):
     def passing(self, *, is_last: bool) -> Iterator[None]:
         """See `Replicated.passing`; only the last micro-batch's backward pass reduces."""
         if self._is_short:
-            self.front.call = self.model
-            try:
+            with calling(self.front, self.model):
                 yield
-            finally:
-                self.front.call = self.forward
             return
         self._is_called = False
         with contextlib.nullcontext() if is_last else self._ddp.no_sync():
@@ -101,11 +98,7 @@ class DDP(Precise):
             self._check_reduced()
 
     def _check_reduced(self) -> None:
-        """Refuse gradients that DDP has not reduced, before anybody uses them.
-
-        Raises:
-            StepError: Names the parameters that it still waits for.
-        """
+        """Refuse gradients that DDP has not reduced, before anybody uses them."""
         try:
             self._ddp._check_reducer_finalized()
         except RuntimeError as error:
@@ -134,7 +127,6 @@ class DDP(Precise):
                 dist.all_reduce(grad)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Strategy.compute_gradients`."""
         found = super().compute_gradients(*args, **kwargs)
         if not self._is_short:
             size = sum(parameter.nbytes for parameter in self.trainable())
@@ -142,7 +134,6 @@ class DDP(Precise):
         return found
 
     def close(self) -> None:
-        """See `Strategy.close`."""
         self._group.close()
 
     def _wrap(self) -> None:

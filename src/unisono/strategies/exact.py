@@ -39,7 +39,6 @@ class Exact(Strategy):
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
-        """See `Strategy.compute_gradients`."""
         self.transport.step = step
         shares, hosted = self.shares(num_samples), self.placement[self.transport.rank]
         self._sum.start_step(shares.leaves)

@@ -45,7 +45,6 @@ class ModelParallel(Replicated):
         return move(self.model(*args, **kwargs), self.context.device)
 
     def reduce(self, step: int) -> None:
-        """See `Replicated.reduce`."""
         all_reduce(self.fill_absent(), "tree", 25.0, self.transport)
 
     def report(self) -> dict[str, Any]:

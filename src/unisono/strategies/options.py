@@ -33,6 +33,7 @@ class StrategyOptions:
         meets_in_loss: Whether ranks may meet inside the loss function, as programs written for DDP do.
         spellings: Other names of options, and ours.
         elsewhere: What others have as an option, and how it is said here.
+        scored: Options that belong to the score, since they change bits; None: all.
     """
 
     name: ClassVar[str] = ""
@@ -46,6 +47,7 @@ class StrategyOptions:
     meets_in_loss: ClassVar[bool] = False
     spellings: ClassVar[Mapping[str, str]] = {}
     elsewhere: ClassVar[Mapping[str, str]] = {}
+    scored: ClassVar[tuple[str, ...] | None] = None
 
     def __post_init__(self) -> None:
         try:
@@ -56,7 +58,7 @@ class StrategyOptions:
     @property
     def shares_gradients(self) -> bool:
         """Whether every rank holds the whole batch's gradient after a step."""
-        return True
+        return not self.is_sharded
 
     def default_replicas(self, world_size: int) -> int:
         """Return the micro-batches per step where nobody has said how many."""
@@ -107,7 +109,8 @@ class StrategyOptions:
 
     def score(self) -> dict[str, Any]:
         """Return what belongs to the score."""
-        return {"name": self.name, **asdict(self)}
+        named = asdict(self)
+        return {"name": self.name, **(named if self.scored is None else {name: named[name] for name in self.scored})}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +121,10 @@ class ExactOptions(StrategyOptions):
     summary: ClassVar[str] = "the same bits on any number of processes; the default"
     engine: ClassVar[str] = "exact:Exact"
     is_exact: ClassVar[bool] = True
+    scored: ClassVar[tuple[str, ...]] = ()  # who computes what changes no bit
 
     shares: tuple[float, ...] | None = option(
-        None,
-        "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.",
-        of=SHARE,
+        None, "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.", of=SHARE
     )
 
     def place(self, replicas: int, world_size: int) -> list[range]:
@@ -130,15 +132,12 @@ class ExactOptions(StrategyOptions):
         if self.shares is None:
             return place_evenly(replicas, world_size)
         if len(self.shares) != world_size:
+            shares = ",".join(f"{share:g}" for share in self.shares)
             raise ConfigError(
-                f"expected one share for each of {world_size} processes, got shares {_listed(self.shares)}. "
+                f"expected one share for each of {world_size} processes, got shares {shares}. "
                 f"Hint: --workers {len(self.shares)}, or {world_size} shares."
             )
         return place_by_shares(replicas, self.shares)
-
-    def score(self) -> dict[str, Any]:
-        """See `StrategyOptions.score`: who computes what changes no bit."""
-        return {"name": self.name}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,11 +148,9 @@ class PreciseOptions(StrategyOptions):
     accumulate: int = option(1, "Micro-batches that each process adds up before the gradients move.", of=MICRO_BATCHES)
 
     def default_replicas(self, world_size: int) -> int:
-        """See `StrategyOptions.default_replicas`."""
         return world_size * self.accumulate
 
     def place(self, replicas: int, world_size: int) -> list[range]:
-        """See `StrategyOptions.place`."""
         if self.accumulate > 1 and replicas != self.default_replicas(world_size):
             raise ConfigError(
                 f"accumulate {self.accumulate} on {world_size} processes means {world_size * self.accumulate} "
@@ -217,7 +214,6 @@ class AllReduceOptions(PreciseOptions):
 
     @property
     def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
         return self.sync_every == 1
 
 
@@ -267,6 +263,7 @@ class FSDPOptions(StrategyOptions):
     summary: ClassVar[str] = "sharded weights and optimizer state (torch FSDP2), with the bits of exact"
     engine: ClassVar[str] = "sharded.fsdp:FSDP"
     is_exact: ClassVar[bool] = True
+    scored: ClassVar[tuple[str, ...]] = ("param_dtype",)  # how modules are grouped changes no bit
     is_sharded: ClassVar[bool] = True
     needs_processes: ClassVar[bool] = True
 
@@ -275,15 +272,6 @@ class FSDPOptions(StrategyOptions):
     )
     offload: bool = option(False, "Keep the slices in the CPU's memory (GPUs only).")
     param_dtype: str = option("fp32", "Compute in fp32 or bf16; slices and sums stay fp32.", "fp32", "bf16")
-
-    @property
-    def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
-        return False
-
-    def score(self) -> dict[str, Any]:
-        """See `StrategyOptions.score`: how modules are grouped changes no bit."""
-        return {"name": self.name, "param_dtype": self.param_dtype}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,7 +287,3 @@ class ModelParallelOptions(StrategyOptions):
     map: tuple[float, ...] | None = option(
         None, "Device of each child of the model, as 0,0,1.", of=Amount(0, 4095), usual="by cost"
     )
-
-
-def _listed(shares: tuple[float, ...]) -> str:
-    return ",".join(f"{share:g}" for share in shares)

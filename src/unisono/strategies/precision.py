@@ -30,7 +30,6 @@ class Precise(Replicated):
         self._num_skipped = 0
 
     def wrapped(self, loss_function: LossFunction) -> LossFunction:
-        """See `Replicated.wrapped`."""
         if self._dtype is None:
             return loss_function
 
@@ -62,14 +61,11 @@ class Precise(Replicated):
         return not is_skipped
 
     def extra_state(self) -> dict[str, Any]:
-        """See `Strategy.extra_state`."""
         return {"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        """See `Strategy.load_extra_state`."""
         if "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
 
     def report(self) -> dict[str, Any]:
-        """See `Strategy.report`."""
         return {"skipped_steps": self._num_skipped} if self._scaler.is_enabled() else {}

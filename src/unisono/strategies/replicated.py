@@ -15,17 +15,10 @@ from torch.optim import Optimizer
 
 from unisono.determinism.switches import checksum
 from unisono.errors import RankDivergence, StepError
-from unisono.strategies.base import (
-    Gradients,
-    LossFunction,
-    Micro,
-    Strategy,
-    StrategyContext,
-    check_reached,
-)
+from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy, StrategyContext, check_reached
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import compare
-from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.parts.tensor_bytes import broadcast
 
@@ -44,7 +37,6 @@ class Replicated(Strategy):
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
-        """See `Strategy.compute_gradients`."""
         shares, report = self.shares(num_samples), StepReport(self.replicas)
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -88,14 +80,10 @@ class Replicated(Strategy):
     def reading(self) -> Iterator[None]:
         """See `Strategy.reading`; calls go to the plain model meanwhile."""
         self.align()
-        self.front.call = self.model
-        try:
+        with calling(self.front, self.model):
             yield
-        finally:
-            self.front.call = self.forward
 
     def settle(self) -> None:
-        """See `Strategy.settle`."""
         self.align()
 
     # What subclasses change.

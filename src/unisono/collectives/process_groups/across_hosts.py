@@ -42,7 +42,6 @@ class HostsTransport(Transport):
         self.tree_reducer = self.reduce
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         self._below.all_to_all(send, send_splits, recv, recv_splits)
         item = send.element_size()
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * item
@@ -50,7 +49,6 @@ class HostsTransport(Transport):
         self.bytes_across += sum(count for rank, count in enumerate(send_splits) if rank not in inside) * item
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         self._below.all_gather(send, recv)
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         self.bytes_across += send.nbytes * (self.world_size - len(self.hosts[self.host]))
@@ -65,7 +63,7 @@ class HostsTransport(Transport):
         sums = self._add_up_inside(partials, placement, leaves, out, crossing[self.host])
         # To the owners: sums is (nodes, slices carried, chunk); each owner gets (nodes, chunk).
         sent = {part: sums[:, index] for index, part in enumerate(mine) if part not in inside}
-        senders = {carrier(self.hosts, host, self.rank): host for host in self._others()}
+        senders = {carrier(self.hosts, host, self.rank): host for host in range(len(self.hosts)) if host != self.host}
         arrived = self._exchange(sums, {rank: len(crossing[host]) for rank, host in senders.items()}, sent)
         values = dict(zip(crossing[self.host], sums[:, mine.index(self.rank)], strict=True))
         for rank, rows in arrived.items():
@@ -118,11 +116,8 @@ class HostsTransport(Transport):
         pieces = recv.split(recv_splits)
         return {rank: pieces[rank].view(count, -1) for rank, count in room.items() if count}
 
-    def _others(self) -> list[int]:
-        return [host for host in range(len(self.hosts)) if host != self.host]
 
-
-def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot_bytes: int = SLOT_BYTES) -> Transport:
+def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float) -> Transport:
     """Return a transport with shared memory inside each host; `below` itself where that cannot be, or would not help.
 
     All ranks call it and get the same kind. Warns, on rank 0, where ranks of one host are not consecutive.
@@ -131,7 +126,6 @@ def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot
         below: Joins ranks of several hosts.
         names: Of each rank's host.
         timeout_s: Longest wait for a rank that lives.
-        slot_bytes: Bytes per meeting and rank; a multiple of 64.
     """
     hosts = group_by_host(names)
     if hosts is None:
@@ -144,5 +138,5 @@ def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float, slot
         return below
     if len(hosts) < 2 or len(hosts) == below.world_size:
         return below
-    board = share_board(below, hosts, timeout_s=timeout_s, slot_bytes=slot_bytes)
+    board = share_board(below, hosts, timeout_s=timeout_s, slot_bytes=SLOT_BYTES)
     return below if board is None else HostsTransport(below, hosts, board)

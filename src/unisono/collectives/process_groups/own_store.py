@@ -87,13 +87,7 @@ class OwnStore(Store):
         """Return how many keys there are."""
         return int(self._ask(b"count")[0])
 
-    def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
-        return self.deleteKey(key)
-
-    def num_keys(self) -> int:
-        """Return how many keys there are."""
-        return self.getNumKeys()
+    delete_key, num_keys = deleteKey, getNumKeys
 
     def _waited(self, name: bytes, keys: Sequence[str], timeout: timedelta | None) -> list[bytes]:
         own: timedelta = self.timeout  # type: ignore[attr-defined]  # missing in torch's stubs

@@ -36,7 +36,11 @@ def call_roll(store: Store, world: World, name: str, timeout_s: float) -> None:
     try:
         _agree(store, world, f"{name}, {world.launcher!r}", timeout_s)
     except (WorldError, PeerLost):
-        _take_leave(store)
+        # Stay until all that came know: the store may be served by this process, and ends with it.
+        if store.add("told", 1) == store.add("came", 0):
+            store.set("all told", "")
+        with contextlib.suppress(RuntimeError):  # one that died does not tell; what is raised matters more
+            store.wait(["all told"], _FAREWELL)
         raise
 
 
@@ -74,11 +78,3 @@ def _claim(store: Store, key: str, value: str) -> str:
     """Return what the first to claim `key` has put there."""
     found: bytes = store.compare_set(key, "", value)
     return found.decode()
-
-
-def _take_leave(store: Store) -> None:
-    """Stay until all that came know: the store may be served by this process, and ends with it."""
-    if store.add("told", 1) == store.add("came", 0):
-        store.set("all told", "")
-    with contextlib.suppress(RuntimeError):  # one that died does not tell; what is raised matters more
-        store.wait(["all told"], _FAREWELL)

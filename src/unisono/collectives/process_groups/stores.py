@@ -151,11 +151,7 @@ def _reach(host: str, port: int, world: World, timeout: timedelta, answer_s: flo
 
 
 def _store_of_another(world: World, name: str, error: OSError) -> Store:
-    """Return the store at which ranks of ours meet already where rank 0 was to open it: the roll tells all of them.
-
-    Raises:
-        WorldError: What listens there is no such store.
-    """
+    """Return the store at which ranks of ours meet already where rank 0 was to open it: the roll tells all of them."""
     where = urlparse(world.rendezvous)
     with contextlib.suppress(RuntimeError):
         own = _reach(where.hostname or "", where.port or 0, world, _LOOK, _LOOK.total_seconds())

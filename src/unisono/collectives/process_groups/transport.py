@@ -7,7 +7,6 @@ program that has already called ``dist.init_process_group`` is joined as it is.
 import contextlib
 import itertools
 import os
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, final
 
@@ -50,25 +49,20 @@ class ProcessGroupTransport(Transport):
         self.bytes_sent = 0
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
-        with self._translated("all_to_all"):
+        with lost_peers_named(self.rank, self.world_size, "all_to_all"):
             dist.all_to_all_single(recv, send, recv_splits, send_splits)
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         # torch 2.13 renamed all_gather_into_tensor; the old name warns there, the new one is missing before.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        with self._translated("all_gather"):
+        with lost_peers_named(self.rank, self.world_size, "all_gather"):
             gather(recv, send)
 
     def close(self) -> None:
         """Destroy the process group if `connect` made it."""
         self._owner.close()
-
-    def _translated(self, operation: str) -> AbstractContextManager[None]:
-        return lost_peers_named(self.rank, self.world_size, operation)
 
 
 def connect(
@@ -147,7 +141,8 @@ def _fastest(
     if world.world_size == 1:
         return group
     if device == "cuda":
-        check_own_devices(group, world, name_of_device())
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        check_own_devices(group, world, f"{name_of_this_host()}/{properties.uuid}")
     if not share_memory or (device != "cpu" and not world.shares_devices):
         return group
     if host is not None or not world.is_single_host:
@@ -183,12 +178,6 @@ def check_own_devices(group: Transport, world: World, device: str) -> None:
             f"expected ranks that share GPUs on one host, but {problem} and other ranks are elsewhere. "
             "Hint: a GPU for each rank where there are several hosts."
         )
-
-
-def name_of_device() -> str:
-    """Return a name for the current host and the GPU that this rank computes on."""
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return f"{name_of_this_host()}/{properties.uuid}"
 
 
 def device_of(world: World, asked: str | None = None) -> torch.device:

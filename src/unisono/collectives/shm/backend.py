@@ -45,7 +45,6 @@ class ShmProcessGroup(dist.ProcessGroup):
         rank: This rank in the group.
         world_size: Number of ranks in the group.
         timeout_s: Longest wait for a rank that lives.
-        slot_bytes: Bytes per meeting and rank; a multiple of 64.
         name: What torch calls the group.
 
     Raises:
@@ -53,13 +52,11 @@ class ShmProcessGroup(dist.ProcessGroup):
         PeerLost: The other ranks did not come in time.
     """
 
-    def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float, slot_bytes: int = SLOT_BYTES, name: str = ""
-    ) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float, name: str = "") -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]  # the one way for Python's subclasses
         # torch's own groups keep these in C++, in the backends that a group written in Python does not have.
         self._store, self._name = store, name
-        self._board, self._mailbox = share_memory(store, rank, world_size, timeout_s, slot_bytes)
+        self._board, self._mailbox = share_memory(store, rank, world_size, timeout_s, SLOT_BYTES)
         if world_size > 1:
             settle_plan(ShmTransport(self._board, None), default_cache())
         self._operations = Collectives(self._board)
@@ -95,9 +92,7 @@ class ShmProcessGroup(dist.ProcessGroup):
         op = _operator(opts)
         return self._run("all_reduce", _each(self._operations.all_reduce, tensors, op=op), tensors, opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> ShmWork:
-        """See `allreduce`."""
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> ShmWork:
         """Combine tensors of all ranks on the root."""
@@ -151,7 +146,6 @@ class ShmProcessGroup(dist.ProcessGroup):
         return self._run("reduce_scatter_single", act, outputs, opts, inputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ShmWork:
-        """See `reduce_scatter_single_coalesced`."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> ShmWork:
@@ -275,13 +269,8 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any) -> ShmProcessGroup:
-    return ShmProcessGroup(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout.total_seconds(),
-        name=str(options.group_id),
-    )
+    rank, world_size, timeout_s = options.group_rank, options.group_size, options.timeout.total_seconds()
+    return ShmProcessGroup(options.store, rank, world_size, timeout_s, name=str(options.group_id))
 
 
 def _each(act: Callable[..., None], *lists: Sequence[Any], **same: Any) -> Task:

@@ -163,7 +163,8 @@ class SharedBoard:
         if not dead and waited_s < self.timeout_s:
             return
         # One that ended because it had lost another is not whom to look for.
-        first = [rank for rank in dead if not self._has_given_up(rank)]
+        given_up = [any(self._memory[offset[rank] + _HEAD.size - 1] for offset in self._offsets) for rank in dead]
+        first = [rank for rank, has in zip(dead, given_up, strict=True) if not has]
         stopped = [] if first else [rank for rank in self._block.stopped() if rank != self.rank]
         late = f"come within {self.timeout_s:g} s"
         hint = "Hint: look for the first failure in its log."
@@ -190,9 +191,6 @@ class SharedBoard:
         """Return how many meetings a rank has begun and finished."""
         notes = [self._note(rank, parity) for parity in range(2)]
         return max(note[0] for note in notes), max(note[1] for note in notes)
-
-    def _has_given_up(self, rank: int) -> bool:
-        return any(self._memory[self._note_offset(rank, parity) + _HEAD.size - 1] for parity in range(2))
 
     def _note_offset(self, rank: int, parity: int) -> int:
         return self._rounds * self.world_size * SEMAPHORE_BYTES + (2 * rank + parity) * _NOTE_ROOM

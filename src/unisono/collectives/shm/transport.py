@@ -37,17 +37,14 @@ class ShmTransport(Transport):
         self._operations = Collectives(board, self.told)
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         self.bytes_sent += send.nbytes * (self.world_size - 1)
         self._operations.all_gather_single(recv, send)
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
         self._operations.all_to_all(recv.split(recv_splits), send.split(send_splits))
 
     def barrier(self) -> None:
-        """See `Transport.barrier`."""
         self._operations.barrier()
 
     def close(self) -> None:

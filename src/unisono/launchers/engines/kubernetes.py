@@ -31,6 +31,7 @@ _USER = 1000  # of the image that our Dockerfile makes
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TRAINER = "trainer.kubeflow.org"
 _SECRET_KEY = "secret"
+_TORCHRUN = ("python", "-m", "torch.distributed.run")
 
 Manifest = dict[str, Any]
 
@@ -50,10 +51,9 @@ class KubernetesJob(NodesJob):
     target: tuple[str, ...]
     image: str = option(text="Container image with torch, unisono and SCRIPT.", word="IMAGE")
     kind: str = option(
-        "job",
-        "job: an Indexed Job with a headless service, on any cluster. jobset: JobSet. trainjob: Kubeflow Trainer.",
-        *KINDS,
-    )
+        "job", "job: an Indexed Job with a headless service, on any cluster. jobset: JobSet. trainjob: Kubeflow "
+        "Trainer.", *KINDS,
+    )  # fmt: skip
     name: str = option(text="Name of all objects.", usual="the script's")
     namespace: str | None = option(None, "Namespace.", usual="kubectl's")
     cpu: str = option("", "CPUs of each pod, such as 4 or 500m.", usual="one for each thread", word="CPUS")
@@ -91,7 +91,14 @@ class KubernetesJob(NodesJob):
 def manifests(job: KubernetesJob) -> list[Manifest]:
     """Return the objects, in the order in which they are to be made."""
     made = {"job": _indexed_job, "jobset": _job_set, "trainjob": _train_job}[job.kind](job)
-    return [_network_policy(job), *([_secret(job)] if job.secret else []), *made]
+    # torch's stores believe whoever connects: only the job's own pods may.
+    own = {"matchLabels": {INSTANCE: job.name}}
+    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
+    before = [_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)]
+    if job.secret:
+        secret = {**_object(job, "v1", "Secret", {}), "type": "Opaque", "stringData": {_SECRET_KEY: job.secret}}
+        before.append({name: value for name, value in secret.items() if name != "spec"})
+    return [*before, *made]
 
 
 def render(job: KubernetesJob) -> str:
@@ -108,19 +115,6 @@ def _object(job: KubernetesJob, version: str, kind: str, spec: Manifest) -> Mani
 
 def _labels(job: KubernetesJob) -> dict[str, str]:
     return {"app.kubernetes.io/name": "unisono", INSTANCE: job.name}
-
-
-def _secret(job: KubernetesJob) -> Manifest:
-    made = _object(job, "v1", "Secret", {})
-    del made["spec"]
-    return {**made, "type": "Opaque", "stringData": {_SECRET_KEY: job.secret}}
-
-
-def _network_policy(job: KubernetesJob) -> Manifest:
-    # torch's stores believe whoever connects: only the job's own pods may.
-    own = {"matchLabels": {INSTANCE: job.name}}
-    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
-    return _object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
 def _indexed_job(job: KubernetesJob) -> list[Manifest]:
@@ -176,7 +170,7 @@ def _train_job(job: KubernetesJob) -> list[Manifest]:
     }
     trainer = {
         "image": job.image,
-        "command": _torchrun(),
+        "command": list(_TORCHRUN),
         "args": list(job.target),
         "numNodes": job.nodes,
         "numProcPerNode": job.workers_per_node,
@@ -218,15 +212,16 @@ def _pod(job: KubernetesJob, rendezvous: list[Manifest]) -> Manifest:
         ({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}}, path)
         for i, (path, claim) in enumerate(job.volumes.items())
     ]
+    secret = {"name": job.name, "key": _SECRET_KEY}
     container = {
         "name": CONTAINER,
         "image": job.image,
-        "command": _torchrun(),
+        "command": list(_TORCHRUN),
         "args": list(job.target),
         # torchrun fixes the threads of several ranks only, and one rank would have other bits than two.
         "env": _variables({"OMP_NUM_THREADS": str(job.threads), "PYTHONUNBUFFERED": "1", **job.env})
         + rendezvous
-        + _secret_variable(job),
+        + ([{"name": VARIABLE, "valueFrom": {"secretKeyRef": secret}}] if job.secret else []),
         "ports": [{"name": "rendezvous", "containerPort": job.port}],
         "resources": _resources(job),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -250,15 +245,6 @@ def _pod(job: KubernetesJob, rendezvous: list[Manifest]) -> Manifest:
         # Containers get 64 MiB of /dev/shm, too little for data loaders and NCCL.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}, *(volume for volume, _ in claims)],
     }
-
-
-def _secret_variable(job: KubernetesJob) -> list[Manifest]:
-    reference = {"secretKeyRef": {"name": job.name, "key": _SECRET_KEY}}
-    return [{"name": VARIABLE, "valueFrom": reference}] if job.secret else []
-
-
-def _torchrun() -> list[str]:
-    return ["python", "-m", "torch.distributed.run"]
 
 
 def _resources(job: KubernetesJob) -> Manifest:

@@ -120,15 +120,7 @@ def _delete(namespace: str | None, objects: Sequence[str]) -> str:
 
 @final
 class _Stream:
-    """A pod's output, read in a thread by ``kubectl logs``, and begun again where it was cut off.
-
-    Args:
-        words: kubectl, and where.
-        pod: Name of the pod.
-        label: Before each line.
-        write: Takes a line.
-        tell: Takes the reason why there is no output.
-    """
+    """A pod's output, read in a thread by ``kubectl logs`` (`words`), and begun again where it was cut off."""
 
     def __init__(self, words: Sequence[str], pod: str, label: bytes, write: Write, tell: Tell) -> None:
         self._words, self._pod, self._label, self._write, self._tell = words, pod, label, write, tell
@@ -141,14 +133,7 @@ class _Stream:
         self._will_be_whole = self._is_done = False
 
     def go_on(self, pod: PodState | None) -> bool:
-        """Begin, or begin again where that is needed; return whether all has been written.
-
-        Args:
-            pod: How it is; None if it is gone.
-
-        Raises:
-            OSError: The output could not be written.
-        """
+        """Begin, or begin again where that is needed; return whether all has been written. None: the pod is gone."""
         if self._error is not None:
             raise self._error
         if self._is_done or (self._thread is not None and self._thread.is_alive()):

@@ -128,7 +128,9 @@ def render(job: SlurmJob) -> str:
     directives = {**own, **job.directives}
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in directives.items())]
     lines += ["#SBATCH --requeue" if job.max_requeues else "#SBATCH --no-requeue", ""]
-    lines += [f"job={_own_id(job)}", f'export {MARK_VARIABLE}={shlex.quote(job.logs)}/"stopped-$job"']
+    # The last task of an array has the number of the whole array: by that alone, all would be requeued.
+    own_id = "$SLURM_JOB_ID" if job.array is None else "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+    lines += [f"job={own_id}", f'export {MARK_VARIABLE}={shlex.quote(job.logs)}/"stopped-$job"']
     lines += [f'rm -f -- "${MARK_VARIABLE}"', f"export OMP_NUM_THREADS={job.threads}"]
     # Made where the job runs: neither Slurm's records nor any command line ever hold it.
     lines += [f'export {FILE_VARIABLE}={shlex.quote(job.logs)}/"secret-$job"', f'rm -f -- "${FILE_VARIABLE}"']
@@ -140,11 +142,6 @@ def render(job: SlurmJob) -> str:
     step = f"srun --ntasks={workers} --ntasks-per-node={job.workers_per_node} --cpus-per-task={job.threads}"
     lines += [f"{step} --kill-on-bad-exit=1 --label \\", f"    {' '.join(map(_quoted, job.command))}", "code=$?"]
     return "\n".join(lines) + "\n" + _ending(job)
-
-
-def _own_id(job: SlurmJob) -> str:
-    # The last task of an array has the number of the whole array: by that alone, all would be requeued.
-    return "$SLURM_JOB_ID" if job.array is None else "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
 
 
 def _quoted(word: str) -> str:

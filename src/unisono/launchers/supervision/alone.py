@@ -26,7 +26,12 @@ def has_trained_alone() -> bool:
     optim: Any = sys.modules.get("torch.optim.optimizer")
     if optim is None or not any(getattr(kind.step, "hooked", False) for kind in _kinds(optim.Optimizer)):
         return False  # torch marks the class of every optimizer that was made
-    if any(name in sys.modules for name in _OTHERS) or _has_had_group():
+    # Where there is, or has been, a process group, torch leaves its own hook for exceptions behind.
+    groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    has_had_group = groups is not None and (
+        groups.GroupMember.WORLD is not None or sys.excepthook.__module__ == "torch.distributed.distributed_c10d"
+    )
+    if any(name in sys.modules for name in _OTHERS) or has_had_group:
         return False
     return not any(_KNOWS_OF_RANKS.search(text) for text in _own_sources())
 
@@ -35,14 +40,6 @@ def _kinds(kind: Any) -> Iterator[Any]:
     for below in kind.__subclasses__():
         yield below
         yield from _kinds(below)
-
-
-def _has_had_group() -> bool:
-    """Whether there is, or has been, a process group: torch leaves its own hook for exceptions behind."""
-    groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    return groups is not None and (
-        groups.GroupMember.WORLD is not None or sys.excepthook.__module__ == "torch.distributed.distributed_c10d"
-    )
 
 
 def _own_sources() -> Iterator[bytes]:

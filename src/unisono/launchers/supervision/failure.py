@@ -32,8 +32,7 @@ _FINAL = (ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldE
 
 _LOST_PEER_TYPES = frozenset({"LeaderFailed", "PeerLost", "DistBackendError", "DistNetworkError", "DistStoreError"})
 _LOST_PEER_TEXT = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|socket closed|end of file",
-    re.IGNORECASE,
+    r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|socket closed|end of file", re.IGNORECASE
 )
 
 _HINT_ON_GLOO = (
@@ -64,18 +63,20 @@ class FailureReport:
     type_name: str
     message: str
     traceback: str
-    location: str
-    is_unisono: bool
+    location: str = ""
+    is_unisono: bool = False
     is_secondary: bool
-    is_config: bool
-    is_final: bool
+    is_config: bool = False
+    is_final: bool = False
     exit_code: int
     time_s: float
 
     @classmethod
     def from_exception(cls, error: BaseException, rank: int, exit_code: int) -> "FailureReport":
         """Return the report of `error`, just caught in the worker of `rank`."""
-        kept = _without_startup(error.__traceback__)
+        kept = error.__traceback__
+        while kept is not None and _STARTUP_FILES.fullmatch(kept.tb_frame.f_code.co_filename):
+            kept = kept.tb_next
         return cls(
             rank=rank,
             type_name=type(error).__name__,
@@ -260,12 +261,6 @@ def blames_peer(type_name: str, message: str) -> bool:
     """Whether an error of which only the words are known looks like the consequence of another rank's failure."""
     is_likely = type_name == "RuntimeError" or type_name.startswith("Connection") or type_name == "BrokenPipeError"
     return type_name in _LOST_PEER_TYPES or (is_likely and bool(_LOST_PEER_TEXT.search(message)))
-
-
-def _without_startup(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and _STARTUP_FILES.fullmatch(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace
 
 
 def _user_location(trace: TracebackType | None) -> str:

@@ -82,8 +82,11 @@ class Liveness:
         silent = any(now_s - self._seen[rank].since_s > _WORTH_TELLING_S for rank in judged)
         if not judged or silent:
             self._ticks = -1  # a silent worker explains that the others stand still
-        else:
-            findings += self._watch_progress(now_s, sum(reading.ticks for reading in judged.values()))
+        elif (ticks := sum(reading.ticks for reading in judged.values())) != self._ticks:
+            self._ticks, self._moved_s, self._next_report_s = ticks, now_s, self.hang_s
+        elif self.hang_s and now_s - self._moved_s >= self._next_report_s:
+            self._next_report_s *= 2
+            findings.append(Still(now_s - self._moved_s))
         return findings
 
     def _listen(self, now_s: float, rank: int, reading: Reading) -> list[Finding]:
@@ -95,12 +98,4 @@ class Liveness:
         if self.heartbeat_s and quiet_s >= self.heartbeat_s * (seen.count + 1):
             seen.count += 1
             return [Silent(rank, quiet_s, seen.count)]
-        return []
-
-    def _watch_progress(self, now_s: float, ticks: int) -> list[Finding]:
-        if ticks != self._ticks:
-            self._ticks, self._moved_s, self._next_report_s = ticks, now_s, self.hang_s
-        elif self.hang_s and now_s - self._moved_s >= self._next_report_s:
-            self._next_report_s *= 2
-            return [Still(now_s - self._moved_s)]
         return []

@@ -46,10 +46,6 @@ class Frame:
         """Whether it belongs to this package."""
         return self.file.startswith(_PACKAGE + "/")
 
-    def is_in(self, room: str) -> bool:
-        """Whether it belongs to a room of ours."""
-        return self.file.startswith(f"{_PACKAGE}/{room}/")
-
 
 def stack_file(directory: str | Path, rank: int) -> Path:
     """Return where a worker's dumps go."""
@@ -74,7 +70,7 @@ def waits_for_others(frames: Iterable[Frame]) -> str:
     """
     name = ""
     for frame in frames:
-        if frame.is_in("collectives"):
+        if frame.file.startswith(f"{_PACKAGE}/collectives/"):
             name = frame.function
         elif frame.is_ours:
             break

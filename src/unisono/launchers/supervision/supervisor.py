@@ -8,7 +8,7 @@ still is reported, never killed: a long step is no fault, and a rank that never 
 import time
 from typing import final
 
-from unisono.launchers.supervision.liveness import Back, Liveness, Silent, Still
+from unisono.launchers.supervision.liveness import Back, Liveness, Silent
 from unisono.launchers.supervision.stacks import describe_hang
 from unisono.launchers.worker_group import WorkerGroup
 from unisono.system.messages import tell
@@ -43,7 +43,8 @@ class Supervisor:
             elif isinstance(finding, Back):
                 self._tell(f"rank {finding.rank} is back after {finding.seconds:.1f} s of silence.")
             else:
-                self._report(finding)
+                readings = self._group.readings()
+                self._tell(describe_hang(finding.seconds, readings, self._group.stacks(list(readings))))
 
     def _treat(self, silent: Silent) -> None:
         group, rank = self._group, silent.rank
@@ -62,10 +63,6 @@ class Supervisor:
                 return
             self._tell(f"{what}; it is killed.{stack}")
             group.kill(rank, f"by its launcher: {what}.")
-
-    def _report(self, still: Still) -> None:
-        readings = self._group.readings()
-        self._tell(describe_hang(still.seconds, readings, self._group.stacks(list(readings))))
 
     def _tell(self, text: str) -> None:
         if not self._is_quiet:

@@ -18,7 +18,6 @@ import sys
 import types
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import NoReturn
 
 from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.scratch import meet_in
@@ -32,8 +31,7 @@ from unisono.system.leaving import leave_groups_at_exit
 from unisono.system.processes import die_with_parent
 
 FUNCTION_FILE = "call.pickle"
-# Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run
-# meanwhile.
+# Set on the starting program's module while it is loaded again in a worker; `launch` refuses to run meanwhile.
 LOADING_MARK = "__unisono_loading__"
 
 _EXIT_GRACE_S = 5.0
@@ -52,7 +50,9 @@ def main(argv: list[str]) -> int:
     die_with_parent(int(parent))
     faulthandler.enable()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    _show_stack_on_demand(directory, rank)
+    # Open for the life of the process: the handler, in C, writes to the descriptor.
+    descriptor = os.open(stack_file(directory, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
     meet_in(directory)
     leave_groups_at_exit()
     try:
@@ -64,7 +64,10 @@ def main(argv: list[str]) -> int:
         elif kind == "module":
             run_module(target, args, local_rank)
         elif kind == "program":
-            _become(target, args)
+            # The same process goes on as another program, so that it ends with the launcher and its end is seen.
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by the interpreter; a new program would inherit that
+                signal.signal(ignored, signal.SIG_DFL)
+            os.execvp(target, [target, *args])
         else:
             _run_function(Path(directory) / target)
     except BaseException as error:  # noqa: BLE001 - also SystemExit, KeyboardInterrupt and torch's CheckpointException
@@ -85,12 +88,6 @@ def main(argv: list[str]) -> int:
             heartbeat.was_alone()
         heartbeat.leave()
     return 0
-
-
-def _show_stack_on_demand(directory: str, rank: int) -> None:
-    # Open for the life of the process: the handler, in C, writes to the descriptor.
-    descriptor = os.open(stack_file(directory, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
 
 
 def _ignore_children() -> None:
@@ -136,13 +133,6 @@ def run_module(name: str, args: list[str], local_rank: int) -> None:
         source = Path(spec.origin).read_bytes()
     sys.argv = [name, *with_local_rank(source, args, local_rank)]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _become(program: str, args: list[str]) -> NoReturn:
-    """Go on as another program: the same process, so that it ends with the launcher and its end is seen."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the interpreter ignores both, and a new program would inherit that
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    os.execvp(program, [program, *args])
 
 
 def _run_function(file: Path) -> None:

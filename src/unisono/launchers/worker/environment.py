@@ -37,16 +37,19 @@ def worker_environment(
     # worker the choice made for that.
     theirs = {BACKEND_VARIABLE, *((VARIABLE, FILE_VARIABLE) if spec.placement else ())}
     outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k not in theirs}
-    local_rank, workers = str(rank - spec.ranks.start), str(spec.workers)
+    local_rank, workers = rank - spec.ranks.start, str(spec.workers)
+    devices = {SHARE_VARIABLE: "1"} if spec.share_devices else {}
+    if spec.devices is not None:
+        devices = device_variables(local_rank, spec.devices, share=spec.share_devices)
     return {
         "GLIBC_TUNABLES": COPY_AROUND_CACHES,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun does
         **outer,
         **spec.env,
-        **_device_variables(spec, rank - spec.ranks.start),
+        **devices,
         **thread_variables(spec.threads, {**outer, **spec.env}),
         "RANK": str(rank),
-        "LOCAL_RANK": local_rank,
+        "LOCAL_RANK": str(local_rank),
         "ROLE_RANK": str(rank),
         "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": workers,
@@ -85,12 +88,6 @@ def _rendezvous_variables(placement: NodePlacement | None, rendezvous_dir: str, 
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without the sign NCCL takes it for the beginning of a name
     }
-
-
-def _device_variables(spec: LaunchSpec, rank: int) -> dict[str, str]:
-    if spec.devices is not None:
-        return device_variables(rank, spec.devices, share=spec.share_devices)
-    return {SHARE_VARIABLE: "1"} if spec.share_devices else {}
 
 
 def thread_variables(count: int | None, environ: Mapping[str, str]) -> dict[str, str]:

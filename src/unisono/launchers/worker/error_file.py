@@ -72,11 +72,7 @@ def _report(rank: int, message: str, stack: str, exit_code: int, time_s: float) 
         type_name=kind,
         message=text,
         traceback=stack or message,
-        location="",
-        is_unisono=False,
         is_secondary=blames_peer(kind, text),
-        is_config=False,
-        is_final=False,
         exit_code=exit_code,
         time_s=time_s,
     )

@@ -26,10 +26,10 @@ def local_rank_flag(source: bytes) -> str | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _declares(node)]
-    calls.sort(key=lambda node: (node.lineno, node.col_offset))
-    for call in calls:
-        for argument in call.args:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        for argument in call.args if called in _DECLARING else ():
             if isinstance(argument, ast.Constant) and argument.value in _SPELLINGS:
                 return str(argument.value)
     return None
@@ -48,9 +48,3 @@ def with_local_rank(source: bytes, args: Sequence[str], local_rank: int) -> list
     if flag is None or given.intersection(_SPELLINGS):
         return list(args)
     return [f"{flag}={local_rank}", *args]
-
-
-def _declares(call: ast.Call) -> bool:
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in _DECLARING

@@ -1,6 +1,7 @@
 """What the program calls in place of its model, where a strategy does the wrapping."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Self, final
 
 from torch import nn
@@ -53,7 +54,6 @@ class Front(nn.Module):
         return repr(self.__dict__["plain"])
 
     def train(self, mode: bool = True) -> Self:
-        """See `nn.Module.train`."""
         self.__dict__["plain"].train(mode)
         return self
 
@@ -62,3 +62,13 @@ class Front(nn.Module):
     named_parameters = _of_plain("named_parameters")
     named_buffers = _of_plain("named_buffers")
     named_modules = _of_plain("named_modules")
+
+
+@contextlib.contextmanager
+def calling(front: Front, call: Callable[..., Any]) -> Iterator[None]:
+    """Let a call of the front do something else in this block."""
+    before, front.call = front.call, call
+    try:
+        yield
+    finally:
+        front.call = before

@@ -29,11 +29,6 @@ class Whole(NamedTuple):
     tensors: Tensors
     notes: Mapping[str, Any]
 
-    def put_into(self, state: State) -> State:
-        """Return a state with the tensors and notes of all ranks in place of this rank's."""
-        values = {**state.values, "optimizer": {**state.values["optimizer"], **self.notes}}
-        return replace(state, tensors={**state.tensors, **self.tensors}, values=values)
-
 
 class SpreadStrategy(Strategy):
     """A strategy whose ranks hold parts of the state, gathered at most once after each step."""
@@ -53,7 +48,9 @@ class SpreadStrategy(Strategy):
 
     def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:
         """See `Strategy.pack`; gathers the whole state where that has not been done since the last step."""
-        return self._known().put_into(super().pack(scheduler, objects))
+        whole, state = self._known(), super().pack(scheduler, objects)
+        values = {**state.values, "optimizer": {**state.values["optimizer"], **whole.notes}}
+        return replace(state, tensors={**state.tensors, **whole.tensors}, values=values)
 
     def fingerprint(self) -> str:
         """See `Strategy.fingerprint`; gathers as `pack`."""

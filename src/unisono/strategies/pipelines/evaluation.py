@@ -71,7 +71,11 @@ class Reader:
                 arrived = self._wire.receive(mesh.neighbour(action.stage - 1), 2 * action.stage)
             else:
                 arrived = self._wire.receive(asker, _INPUT_TAG + action.micro) if action.micro else own
-            parcel = self._compute(self._stages[action.stage], arrived)
+            stage = self._stages[action.stage]
+            restore(arrived.streams, self._device)
+            with under(arrived.autocast, self._device):
+                output = stage.run_on(arrived) if action.stage else stage.run(*arrived.tensors)
+            parcel = parcel_of(output, action.stage, streams=capture(self._device), autocast=arrived.autocast)
             if action.stage < last:
                 self._wire.send(parcel, mesh.neighbour(action.stage + 1), 2 * (action.stage + 1))
             elif action.micro == mesh.process:
@@ -79,9 +83,3 @@ class Reader:
             else:
                 self._wire.send(parcel, asker, _OUTPUT_TAG)
         return answer or self._wire.receive(mesh.neighbour(last), _OUTPUT_TAG)
-
-    def _compute(self, stage: Stage, arrived: Parcel) -> Parcel:
-        restore(arrived.streams, self._device)
-        with under(arrived.autocast, self._device):
-            output = stage.run(*arrived.tensors) if stage.index == 0 else stage.run_on(arrived)
-        return parcel_of(output, stage.index, streams=capture(self._device), autocast=arrived.autocast)

@@ -16,7 +16,7 @@ from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
 from unisono.strategies.base import LossFunction, Micro, Shares, StrategyContext
 from unisono.strategies.parts.backward import checked_loss, explained
-from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import StepReport
 from unisono.strategies.parts.streams import capture, restore
 from unisono.strategies.pipelines.parts import Mesh
@@ -183,7 +183,7 @@ class Executor:
             taken.append(stage.run(*args, **kwargs))
             raise _Taken
 
-        with self._called(call), contextlib.suppress(_Taken):
+        with calling(self._front, call), contextlib.suppress(_Taken):
             work.loss_function(micro.data)
         if len(taken) != 1:
             raise _calls(work.step, len(taken))
@@ -202,17 +202,8 @@ class Executor:
                 restore(arrived.streams, self._device)
             return stage.run_on(arrived)
 
-        with self._called(call):
+        with calling(self._front, call):
             return checked_loss(work.loss_function(micro.data), work.step)
-
-    @contextlib.contextmanager
-    def _called(self, call: Any) -> Iterator[None]:
-        before = self._front.call
-        self._front.call = call
-        try:
-            yield
-        finally:
-            self._front.call = before
 
     def _take(self, action: Action, stage: int, tag: int) -> Parcel:
         """Wait for what another stage hands this one."""

@@ -27,7 +27,7 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     Children that are never called are in no layer.
     """
     layers = _row(model, "")
-    weighted = [module for _, module in layers if _has_state(module)]
+    weighted = [module for _, module in layers if [*module.parameters(), *module.buffers()]]
     if len({id(module) for module in weighted}) < len(weighted):
         raise ConfigError(
             f"strategy pipeline: {type(model).__name__} calls one layer with weights twice, which two stages would "
@@ -138,10 +138,6 @@ def _called_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if not inner or nodes[-1].args != before:
         raise ConfigError(f"strategy pipeline: {kind} returns something else than its last layer does. {_HINT}")
     return [(str(node.target), model.get_submodule(str(node.target))) for node in inner]
-
-
-def _has_state(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 def _refuse_extra_state(model: nn.Module) -> None:

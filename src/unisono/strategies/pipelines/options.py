@@ -1,7 +1,7 @@
 """What a pipeline is asked for: its mesh of stages and copies, its schedule, and where the model is cut (no torch)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from unisono.collectives.placement import place_evenly
 from unisono.errors import ConfigError
@@ -21,6 +21,7 @@ class PipelineOptions(StrategyOptions):
     is_exact: ClassVar[bool] = True
     is_one_replica_enough: ClassVar[bool] = True
     is_sharded: ClassVar[bool] = True
+    scored: ClassVar[tuple[str, ...]] = ()  # neither cuts nor schedule change a bit
 
     stages: int = option(2, "Processes of one pipeline; more processes make more pipelines, side by side.",
                          of=Count(2, 4096, "processes"))  # fmt: skip
@@ -34,11 +35,6 @@ class PipelineOptions(StrategyOptions):
     cuts: tuple[str, ...] | None = option(
         None, "Layers that the stages but the first begin with, as conv2,fc1.", usual="by number of parameters"
     )
-
-    @property
-    def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
-        return False
 
     def __post_init__(self) -> None:
         StrategyOptions.__post_init__(self)
@@ -58,7 +54,6 @@ class PipelineOptions(StrategyOptions):
 
     @property
     def sets_replicas(self) -> bool:
-        """See `StrategyOptions.sets_replicas`."""
         return self.micro_batches is not None
 
     def mesh(self, world_size: int) -> tuple[int, int]:
@@ -86,7 +81,6 @@ class PipelineOptions(StrategyOptions):
         return (self.micro_batches or 2 * self.stages) * self.mesh(world_size)[1]
 
     def check(self, world_size: int) -> None:
-        """See `StrategyOptions.check`."""
         self.mesh(world_size)
 
     def rows(self, replicas: int, world_size: int) -> list[range]:
@@ -113,7 +107,3 @@ class PipelineOptions(StrategyOptions):
         width, _ = self.mesh(world_size)
         rows = self.rows(replicas, world_size)
         return [row if process in (0, width - 1) else range(0) for process in range(width) for row in rows]
-
-    def score(self) -> dict[str, Any]:
-        """See `StrategyOptions.score`: neither cuts nor schedule change a bit."""
-        return {"name": self.name}

@@ -12,7 +12,7 @@ The loss function runs on the first stage up to the call of the model, and from 
 import contextlib
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -25,16 +25,9 @@ from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import StepError
-from unisono.strategies.base import (
-    Gradients,
-    LossFunction,
-    Micro,
-    StrategyContext,
-    check_reached,
-    scale_gradients,
-)
+from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached, scale_gradients
 from unisono.strategies.parts.drift import compare
-from unisono.strategies.parts.front import Front
+from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.parts.whole import SpreadStrategy, Whole, gather
 from unisono.strategies.pipelines.evaluation import Reader
@@ -97,7 +90,6 @@ class Pipeline(SpreadStrategy):
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
-        """See `Strategy.compute_gradients`."""
         self.whole = None
         self.transport.step = step
         shares = self.shares(num_samples)
@@ -117,7 +109,10 @@ class Pipeline(SpreadStrategy):
         bad = report.bad_replicas()
         for stage in self._stages.values():
             stage.finish_step(is_kept=not bad)
-        self._time(told, len(mine))
+        slowest_s = max(rank.span_ns for rank in told) / 1e9
+        self.times.busy_s += sum(rank.busy_ns for rank in told) / len(told) / 1e9
+        self.times.span_s += slowest_s
+        self.times.bubble_s += slowest_s * bubble(self._mesh.width, self._mesh.chunks, len(mine))
         whole = [told[self._mesh.rank_of(process, 0)] for process in range(self._mesh.width)]
         losses = tuple(report.losses[: shares.leaves].tolist())
         return Gradients(
@@ -165,17 +160,11 @@ class Pipeline(SpreadStrategy):
             norm = torch.linalg.vector_norm(torch.stack(present).to(self.context.device))
             scale_gradients([*own.values()], norm, limit)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> contextlib.AbstractContextManager[None]:
         """See `Strategy.reading`: a call of the model goes through the stages of all ranks, which all must call it."""
-        self.front.call = self._reader.call
-        try:
-            yield
-        finally:
-            self.front.call = self._called_outside
+        return calling(self.front, self._reader.call)
 
     def gather(self) -> Whole:
-        """See `SpreadStrategy.gather`."""
         own = self._own_names()
         return gather(self.model, self.optimizer, lambda name: name in own, self.transport)
 
@@ -208,12 +197,6 @@ class Pipeline(SpreadStrategy):
         others = [part for stage, part in enumerate(self._parts) if stage not in self._stages]
         elsewhere = {id(buffer) for part in others for layer in part.layers.values() for buffer in layer.buffers()}
         return names | {name for name, buffer in self.model.named_buffers() if id(buffer) not in elsewhere}
-
-    def _time(self, told: list[RankReport], micros: int) -> None:
-        span_s = max(rank.span_ns for rank in told) / 1e9
-        self.times.busy_s += sum(rank.busy_ns for rank in told) / len(told) / 1e9
-        self.times.span_s += span_s
-        self.times.bubble_s += span_s * bubble(self._mesh.width, self._mesh.chunks, micros)
 
     def _called_outside(self, *_: Any, **__: Any) -> Any:
         raise StepError(

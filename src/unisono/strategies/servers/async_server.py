@@ -30,14 +30,7 @@ from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyCont
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.tensor_bytes import from_bytes, to_bytes
 from unisono.strategies.replicated import Replicated
-from unisono.strategies.servers.channels import (
-    Message,
-    ServerLines,
-    StarTransport,
-    WorkerLine,
-    decode,
-    encode,
-)
+from unisono.strategies.servers.channels import Message, ServerLines, StarTransport, WorkerLine, decode, encode
 from unisono.strategies.servers.options import AsyncPSOptions
 
 PUSH, PULL, GO, STOP = range(4)
@@ -141,7 +134,6 @@ class AsyncParameterServer(Replicated):
         return {"staleness": histogram, "updates": self._version, "dead_workers": sorted(self._server.dropped)}
 
     def close(self) -> None:
-        """See `Strategy.close`."""
         for end in (self._server, self._line):
             if end is not None:
                 end.close()
@@ -195,7 +187,10 @@ class AsyncParameterServer(Replicated):
                 self._waiting.pop(rank, None)
             self._apply_whole_steps()
             if any(pushed.bad for pushed in self._pushed.values()):
-                return self._stop(step)
+                bad = [rank for pushed in self._pushed.values() if pushed.bad for rank in pushed.losses]
+                self._answer_stop(set(self._waiting), _IS_REACHED)
+                replicas = tuple(sorted({replica for rank in bad for replica in self.placement[rank]}))
+                return Gradients(loss=math.nan, checksum=0, weights=0, bad_replicas=replicas)
             if self._done and not self._last_step and (is_stop_asked or self.is_stop_asked()):
                 self._last_step = max(clock + (rank not in self._waiting) for rank, clock in self._done.items())
             self._answer_those_near_enough()
@@ -264,9 +259,3 @@ class AsyncParameterServer(Replicated):
         assert self._server is not None
         for rank in sorted(ranks):
             self._server.answer(rank, encode(STOP, flags=told))
-
-    def _stop(self, step: int) -> Gradients:
-        bad = [rank for pushed in self._pushed.values() if pushed.bad for rank in pushed.losses]
-        self._answer_stop(set(self._waiting), _IS_REACHED)
-        replicas = tuple(sorted({replica for rank in bad for replica in self.placement[rank]}))
-        return Gradients(loss=math.nan, checksum=0, weights=0, bad_replicas=replicas)

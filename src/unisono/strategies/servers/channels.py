@@ -186,7 +186,6 @@ class StarTransport(Transport):
         self.bytes_sent = 0
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
-        """See `Transport.all_to_all`."""
         head = json.dumps(send_splits).encode()
         parcels = self._exchange(len(head).to_bytes(8, "little") + head + to_bytes([send]).numpy().tobytes())
         for parcel, target in zip(parcels, recv.split(recv_splits), strict=True):
@@ -198,7 +197,6 @@ class StarTransport(Transport):
                 from_bytes(torch.frombuffer(bytearray(part), dtype=torch.uint8), [target])
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
-        """See `Transport.all_gather`."""
         parcels = self._exchange(to_bytes([send]).numpy().tobytes())
         for parcel, target in zip(parcels, recv.split(len(send)), strict=True):
             from_bytes(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), [target])
@@ -212,14 +210,11 @@ class StarTransport(Transport):
             missing = [rank for rank in self._live[1:] if rank in self._lines.dropped]
             if missing:
                 raise PeerLost(f"rank {missing[0]} died during an exchange of all ranks.")
-        answer = _pack([parcels[rank] for rank in self._live])
+        ordered = [parcels[rank] for rank in self._live]
+        answer = b"".join(len(parcel).to_bytes(8, "little") + parcel for parcel in ordered)
         for rank in self._live[1:]:
             self._lines.answer(rank, answer)
-        return [parcels[rank] for rank in self._live]
-
-
-def _pack(parcels: list[bytes]) -> bytes:
-    return b"".join(len(parcel).to_bytes(8, "little") + parcel for parcel in parcels)
+        return ordered
 
 
 def _unpack(data: bytes) -> list[bytes]:

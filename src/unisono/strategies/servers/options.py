@@ -1,7 +1,7 @@
 """What a parameter server is asked for: how many serve, and how far workers may run ahead (no torch here)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from unisono.collectives.placement import place_evenly
 from unisono.errors import ConfigError
@@ -23,7 +23,6 @@ class PSOptions(StrategyOptions):
 
     @property
     def shares_gradients(self) -> bool:
-        """See `StrategyOptions.shares_gradients`."""
         return False
 
     def default_replicas(self, world_size: int) -> int:
@@ -31,7 +30,6 @@ class PSOptions(StrategyOptions):
         return max(1, world_size - self.servers)
 
     def check(self, world_size: int) -> None:
-        """See `StrategyOptions.check`."""
         if world_size <= self.servers:
             raise ConfigError(
                 f"strategy {self.name} needs a worker beside {_count(self.servers, 'server')}, got "
@@ -57,6 +55,7 @@ class AsyncPSOptions(PSOptions):
     name: ClassVar[str] = "ps_async"
     summary: ClassVar[str] = "asynchronous parameter server with a bound on staleness"
     engine: ClassVar[str] = "servers.async_server:AsyncParameterServer"
+    scored: ClassVar[tuple[str, ...]] = ("max_staleness",)
     needs_processes: ClassVar[bool] = True
 
     max_staleness: int = option(
@@ -68,10 +67,6 @@ class AsyncPSOptions(PSOptions):
         StrategyOptions.__post_init__(self)
         if self.servers != 1:
             raise ConfigError(f"strategy ps_async has one server, got servers {self.servers}. Hint: ps has several.")
-
-    def score(self) -> dict[str, Any]:
-        """See `StrategyOptions.score`."""
-        return {"name": self.name, "max_staleness": self.max_staleness}
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

@@ -93,7 +93,6 @@ class ParameterServer(SpreadStrategy, Replicated):
         return gather(self.model, self.optimizer, self._is_own, self.transport, ["optimizer"])
 
     def fingerprint(self) -> str:
-        """See `Strategy.fingerprint`."""
         return Replicated.fingerprint(self)
 
     def merged_checksum(self, told: list[RankReport]) -> int:

@@ -120,7 +120,6 @@ class FSDP(SpreadStrategy):
             local_of(grad).clamp_(-limit, limit)
 
     def gather(self) -> Whole:
-        """See `SpreadStrategy.gather`."""
         packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
         tensors = {
             # In name order: after a resume each rank's dictionaries have an order of their own.
@@ -156,20 +155,12 @@ class FSDP(SpreadStrategy):
         return sum(local_of(tensor).nbytes for tensor in [*self._parameters, *state] if isinstance(tensor, Tensor))
 
     def close(self) -> None:
-        """See `Strategy.close`."""
         self._group.close()
 
     def _compute(
         self, step: int, micros: Iterable[Micro], shares: Shares, loss_function: LossFunction, report: StepReport
     ) -> bool:
-        """Do all rounds of a step; the gradients' slices are left in ``param.grad``, the buffers in their sum.
-
-        Returns:
-            Whether a parameter has got a gradient on this rank.
-
-        Raises:
-            StepError: A rank has no sample at all.
-        """
+        """Do all rounds of a step, and return whether a parameter has got a gradient on this rank."""
         for parameter in self._parameters:
             parameter.grad = None
         self._buffers.start_step()
