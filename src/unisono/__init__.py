@@ -57,58 +57,37 @@ if TYPE_CHECKING:
     from unisono.world import World as World
 
 _HOMES = {
-    "AUROC": "metrics.auroc",
-    "Accuracy": "metrics.base",
-    "ArrayDataset": "data.datasets",
-    "Callback": "train.callbacks.base",
-    "CallbackTimeout": "errors",
-    "CheckpointError": "errors",
-    "CheckpointPolicy": "checkpoint.policy",
-    "ConfigError": "errors",
-    "ConfusionMatrix": "metrics.labels",
-    "DataError": "errors",
-    "DataPartitioner": "data.partition",
-    "Distributed": "collectives.places",
-    "DistributedSampler": "data.distributed_sampler",
-    "EnvironmentDrift": "errors",
-    "ExactSampler": "data.sampler",
-    "F1": "metrics.labels",
-    "LaunchError": "errors",
-    "Mean": "metrics.base",
-    "Metric": "metrics.base",
-    "NonFiniteError": "errors",
-    "NotHere": "collectives.places",
-    "Partition": "data.partition",
-    "PeerLost": "errors",
-    "Perplexity": "metrics.rates",
-    "PlaceError": "errors",
-    "Precision": "metrics.labels",
-    "RankDivergence": "errors",
-    "Recall": "metrics.labels",
-    "Run": "train.run",
-    "RunStopped": "errors",
-    "ScoreMismatch": "errors",
-    "SpanF1": "metrics.spans",
-    "StepError": "errors",
-    "Throughput": "metrics.rates",
-    "TorchMetric": "metrics.adapter",
-    "Trainer": "train.trainer",
-    "UnisonoError": "errors",
-    "WorkerFailed": "errors",
-    "World": "world",
-    "WorldError": "errors",
-    "launch": "launchers.api",
-    "leader_only": "collectives.places",
-    "load_weights": "checkpoint.interchange",
-    "on_rank": "collectives.places",
-    "run_ranks": "collectives.loopback",
-    "strategy": "strategies.catalog",
+    name: home
+    for home, names in {
+        "checkpoint.interchange": "load_weights",
+        "checkpoint.policy": "CheckpointPolicy",
+        "collectives.loopback": "run_ranks",
+        "collectives.places": "Distributed NotHere leader_only on_rank",
+        "data.datasets": "ArrayDataset",
+        "data.distributed_sampler": "DistributedSampler",
+        "data.partition": "DataPartitioner Partition",
+        "data.sampler": "ExactSampler",
+        "errors": "CallbackTimeout CheckpointError ConfigError DataError EnvironmentDrift LaunchError "
+        "NonFiniteError PeerLost PlaceError RankDivergence RunStopped ScoreMismatch StepError "
+        "UnisonoError WorkerFailed WorldError",
+        "launchers.api": "launch",
+        "metrics.adapter": "TorchMetric",
+        "metrics.auroc": "AUROC",
+        "metrics.base": "Accuracy Mean Metric",
+        "metrics.labels": "ConfusionMatrix F1 Precision Recall",
+        "metrics.rates": "Perplexity Throughput",
+        "metrics.spans": "SpanF1",
+        "strategies.catalog": "strategy",
+        "train.callbacks.base": "Callback",
+        "train.run": "Run",
+        "train.trainer": "Trainer",
+        "world": "World",
+    }.items()
+    for name in names.split()
 }
 
 __version__ = "0.2.0"
-__all__ = [  # noqa: PLE0604 - the names of _HOMES, spelled once
-    *_HOMES,
-]
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - spelled once
 
 
 def __getattr__(name: str) -> Any:

@@ -237,6 +237,7 @@ class GuardedTransport(Transport):
 
     @property
     def step(self) -> int | None:
+        """As in `Transport`."""
         return self._below.step
 
     @step.setter
@@ -245,6 +246,7 @@ class GuardedTransport(Transport):
 
     @property
     def bytes_sent(self) -> int:
+        """As in `Transport`."""
         return self._below.bytes_sent
 
     @bytes_sent.setter
