@@ -1,4 +1,4 @@
-"""Samples in: who gets which ones (partition, sampler), how they are fetched (loader), and where real data comes from.
+"""Samples in: who gets which ones (`partition`, `sampler`), how they are fetched (`loader`), where from (`sets/`, `files/`).
 
-`partition`, `sampler` and the sources (`fetch`, `idx`, `mnist`, `digits`, `text`, `imdb`) import no torch.
+`partition`, `sampler` and what reads and downloads files import no torch.
 """

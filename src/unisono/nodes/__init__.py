@@ -1,6 +1,5 @@
-"""Several hosts, one run: where their launchers meet, who sits where, who is lost, and what follows then.
+"""Several hosts, one run: where their launchers meet, which ranks each has, who is lost, and what follows then.
 
-The room above the launchers: these start and watch the workers of their own host, this one makes the hosts agree. It
-imports torch only for its stores and its elastic rendezvous (`rendezvous`); the rules are pure (`plan`, `network`,
-`roll`, `verdicts`).
+The room above the launchers: those start and watch the workers of their own host, this one makes the hosts agree. The
+rules are pure (`plan`, `network`, `roll`, `rounds`, `verdicts`); only `env_server`, its own process, imports torch.
 """
