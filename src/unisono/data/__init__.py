@@ -1,4 +1,4 @@
-"""Samples in: who gets which ones (`partition`, `sampler`), how they are fetched (`loader`), where from (`sets/`, `files/`).
+"""Samples in: who gets which (`partition`, `sampler`), how they are fetched (`loader`), where from (`sets/`, `files/`).
 
 `partition`, `sampler` and what reads and downloads files import no torch.
 """
