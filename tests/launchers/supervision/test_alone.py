@@ -17,6 +17,7 @@ assert has_trained_alone()
 if "group" in sys.argv:
     torch.distributed.init_process_group("gloo")
     assert not has_trained_alone()
+    torch.distributed.barrier()  # who leaves before the other is in takes the store along
     torch.distributed.destroy_process_group()
     assert not has_trained_alone()  # it has had one
 """
