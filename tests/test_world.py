@@ -114,7 +114,7 @@ def test_run_directory_and_replicas_also_reach_a_world_of_one():
 
 
 def test_slurm():
-    """A task of srun finds its rank, its host's share of the tasks, and the first host as meeting place."""
+    """A task of srun finds its rank, its host's share of the tasks, and the first host as rendezvous."""
     world = world_of(**SLURM)
     assert (world.rank, world.world_size, world.local_rank, world.node_rank) == (6, 7, 0, 3)
     assert (world.local_world_size, world.launcher) == (1, "slurm")

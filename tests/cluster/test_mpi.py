@@ -33,7 +33,7 @@ def openmpi():
 
 
 def test_the_world_of_a_real_mpirun():
-    """Ranks, sizes, and one meeting place for all."""
+    """Ranks, sizes, and one rendezvous for all."""
     done = call(*MPIRUN, "-n", "3", sys.executable, "-c", SHOW_WORLD)
     assert done.returncode == 0, done.stderr
     worlds = worlds_in(done.stdout)

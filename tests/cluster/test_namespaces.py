@@ -96,7 +96,7 @@ def test_a_link_that_stays_down(tmp_path):
         assert 0 not in codes, hosts.words()
         assert time.monotonic() - began < 40
         assert "does not answer any more" in hosts.started[0].err
-        assert "lost the meeting place" in hosts.started[1].err
+        assert "lost the rendezvous" in hosts.started[1].err
         assert not [pid for pid in pids if _is_alive(pid)]
 
 

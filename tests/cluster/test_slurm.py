@@ -89,7 +89,7 @@ def start(env, tmp_path):
 
 
 def test_the_world_of_a_real_srun(env, tmp_path):
-    """Ranks, sizes, loopback on one node, and one meeting place; a batch script alone is a world of one."""
+    """Ranks, sizes, loopback on one node, and one rendezvous; a batch script alone is a world of one."""
     done = call("srun", "-n", "3", sys.executable, "-c", SHOW_WORLD, env=env)
     assert done.returncode == 0, done.stderr
     worlds = worlds_in(done.stdout)

@@ -1,7 +1,7 @@
 """Run one launch on this host: attempt it, restart it where that helps, pass on signals.
 
 In: a `LaunchSpec`. Out: a normal return when every worker ended well, else `WorkerFailed` with the root
-cause. How one attempt is run stands in `attempt`, when another follows in `restarts`. Must not import torch.
+cause. `attempt` runs one attempt, `restarts` decides whether another follows. Must not import torch.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The thread that talks to the other launchers while this one watches its workers.
 
-In: the board of the job, and who runs the attempt. Out: events in the supervisor's queue (`Called`), the endings of
+In: the shared values of the job, and who runs the attempt. Out: events in the supervisor's queue (`Called`), endings of
 the others, and whether the store is out of reach. Silence is judged by this host's own steady clock.
 """
 

@@ -263,7 +263,7 @@ class Server:
 
     def _refuse(self, peer: _Peer, why: str) -> None:
         self.refused += 1
-        has_spoken = bool(peer.received)  # who only knocks, to see whether somebody listens, is no stranger
+        has_spoken = bool(peer.received)  # who only probes, to see whether somebody listens, is no stranger
         self._drop(peer)
         if self._tell is not None and has_spoken and peer.address not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(peer.address)

@@ -42,7 +42,7 @@ def test_a_nodes_ranks_see_all_its_gpus_in_their_order():
 
 
 def test_one_rank_meets_nobody():
-    """A world of one has no meeting place."""
+    """A world of one has no rendezvous."""
     assert assign(seats_on("a"))[0].world.rendezvous == ""
     assert assign(seats_on("aa"))[0].world.rendezvous == "tcp://10.0.0.97:4000"
 

@@ -28,7 +28,7 @@ _LOOK = timedelta(seconds=5)  # at what another one has opened
 _POLL_S = 0.05
 _LOOPBACK = "127.0.0.1"
 
-_stores: dict[tuple[str, int, int], Store] = {}  # by meeting place; see `store_of`
+_stores: dict[tuple[str, int, int], Store] = {}  # by rendezvous; see `store_of`
 _servers: list[Server] = []  # as long as this process lives
 
 
@@ -55,7 +55,7 @@ def meet(world: World, name: str, timeout: timedelta) -> Store:
 
 
 def store_of(world: World, timeout: timedelta) -> Store:
-    """Return the store of a world: one for each meeting place in this process.
+    """Return the store of a world: one for each rendezvous in this process.
 
     The last process to drop a FileStore removes its file, and the server of a store ends with rank 0's: a process
     that closed and came back at once would meet at what another one, still closing, is about to take away.
