@@ -1,7 +1,7 @@
 """unisono: distributed PyTorch training whose result does not depend on who computes it.
 
-The public names are listed in ``__all__`` and loaded on first use, so that ``import unisono`` and the command line cost
-nothing until they need torch.
+The public names are listed in ``__all__`` and loaded on first use: ``import unisono`` costs nothing until torch is
+needed. Which room may import which stands in pyproject.toml, under importlinter; docs/design/house.md is the map.
 """
 
 import importlib
