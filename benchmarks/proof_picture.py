@@ -3,7 +3,7 @@
     python benchmarks/proof_picture.py [DIR] [--quick] [--out DIR]
 
 runs proof_job.py nine times or so (a minute), keeps the runs in DIR, and writes docs/pictures/proof.svg. Exits with 1,
-and writes nothing, where the fingerprints of the exact runs differ. With --quick two epochs on 1 worker and a
+and writes nothing, where the fingerprints of the exact runs differ. With --quick one epoch on 1 worker and a
 killed run, and no picture.
 """
 
@@ -142,8 +142,8 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    workers, lives = ((1,), ((2, 30), (1, None))) if given.quick else ((1, 2, 3, 4), LIVES)
-    run_all(folder, workers, lives, 2 if given.quick else 10)
+    workers, lives = ((1,), ((2, 15), (1, None))) if given.quick else ((1, 2, 3, 4), LIVES)
+    run_all(folder, workers, lives, 1 if given.quick else 10)
     names = [*(f"exact-{count}" for count in workers), "killed"]
     found = {name: fingerprint(folder / name) for name in names}
     for name, value in found.items():
@@ -165,6 +165,10 @@ def main() -> int:
     if len(set(found.values())) > 1:
         print("DIFFERENT")
         return 1
+    if given.quick:  # a life of a second leaves no record of its phases to draw
+        if given.folder is None:
+            shutil.rmtree(folder)
+        return 0
     steps = len(losses(folder / "exact-1"))
     height = 546
     label = "Five runs of one job with one fingerprint, and how far the losses of plain DDP drift apart"
@@ -176,8 +180,7 @@ def main() -> int:
     ])  # fmt: skip
     if given.folder is None:
         shutil.rmtree(folder)
-    if not given.quick:
-        PICTURE.write_text(picture)
+    PICTURE.write_text(picture)
     return 0
 
 
