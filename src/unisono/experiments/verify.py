@@ -12,7 +12,7 @@ from unisono.observe.compare import first_difference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verified:
     """Whether the number of workers has changed a bit."""
 
     equal: bool  #: All fingerprints and ledgers are equal.
@@ -24,7 +24,7 @@ class Verdict:
 
 def verify(
     target: str, args: Sequence[str] = (), *, workers: Sequence[int] = (1, 2), tell: Tell = silent, **options: Any
-) -> Verdict:
+) -> Verified:
     """Run a recipe or a script once for each number of workers and compare fingerprints and ledgers.
 
     Args:
@@ -57,7 +57,7 @@ def verify(
         for count, run in zip(workers, found, strict=True)
     ]
     equal = not parted and len({trial["fingerprint"] for trial in trials}) == 1
-    return Verdict(equal=equal, trials=trials, parted=parted)
+    return Verified(equal=equal, trials=trials, parted=parted)
 
 
 def _check_score(score: dict[str, Any], options: dict[str, Any]) -> None:

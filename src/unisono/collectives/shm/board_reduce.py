@@ -18,7 +18,7 @@ from unisono.collectives.tree import Node, combine
 from unisono.errors import ConfigError
 
 _ALIGNED_ELEMENTS = 16
-_MOST_RECIPES = 256
+_MOST_REDUCTIONS = 256
 
 Owned = tuple[tuple[Node, ...], ...]
 """For each rank, the subtrees whose values it brings, left to right."""
@@ -54,17 +54,17 @@ def reduce_on_board(
     """
     like = out if out is not None else mine[0]
     key = (owned, leaves, op, like.dtype, len(like), board.plan)
-    recipe = board.kept.get(key)
-    if not isinstance(recipe, _Recipe):
-        if len(board.kept) >= _MOST_RECIPES:
+    reduction = board.kept.get(key)
+    if not isinstance(reduction, _Reduction):
+        if len(board.kept) >= _MOST_REDUCTIONS:
             board.kept.clear()
-        recipe = board.kept[key] = _Recipe(board, owned, leaves, op, like.dtype, len(like))
-    recipe.execute(mine, out, note)
-    return recipe.bytes_read
+        reduction = board.kept[key] = _Reduction(board, owned, leaves, op, like.dtype, len(like))
+    reduction.execute(mine, out, note)
+    return reduction.bytes_read
 
 
 @final
-class _Recipe:
+class _Reduction:
     """How buffers of one length are cut, and where their pieces lie; made once, since small buffers come often."""
 
     def __init__(self, board: SharedBoard, owned: Owned, leaves: int, op: str, dtype: torch.dtype, length: int) -> None:

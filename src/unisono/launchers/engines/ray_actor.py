@@ -14,7 +14,7 @@ from typing import Any, final
 from unisono.errors import LaunchError
 from unisono.launchers.engines.joining import PARENT_VARIABLE, joined_environment
 from unisono.launchers.engines.ray_job import RayJob
-from unisono.launchers.engines.ray_places import ActorPlacement, Place
+from unisono.launchers.engines.ray_places import ActorPlacement, RankPlace
 
 
 @final
@@ -36,7 +36,7 @@ class RankActor:
         gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
         return ActorPlacement(node=context.get_node_id(), address=address, port=port, gpus=gpus)
 
-    def run_program(self, job: RayJob, place: Place, cwd: str | None) -> Iterator[bytes | int]:
+    def run_program(self, job: RayJob, place: RankPlace, cwd: str | None) -> Iterator[bytes | int]:
         """Run the program; yield its output line by line, and its exit code at last (128 + n for signal n).
 
         Raises:

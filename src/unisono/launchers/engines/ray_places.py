@@ -28,7 +28,7 @@ class ActorPlacement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """What an actor becomes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place:
     devices: str | None
 
 
-def assign(placements: Sequence[ActorPlacement], secret: str = "") -> list[Place]:
+def assign(placements: Sequence[ActorPlacement], secret: str = "") -> list[RankPlace]:
     """Return the places in rank order; nodes in the order of their first actors.
 
     Args:
@@ -58,7 +58,7 @@ def assign(placements: Sequence[ActorPlacement], secret: str = "") -> list[Place
     for actor, placement in enumerate(placements):
         nodes.setdefault(placement.node, []).append(actor)
     first = placements[0]
-    places: list[Place] = []
+    places: list[RankPlace] = []
     for node_rank, actors in enumerate(nodes.values()):
         gpus = [gpu for actor in actors for gpu in placements[actor].gpus]
         for local_rank, actor in enumerate(actors):
@@ -72,5 +72,5 @@ def assign(placements: Sequence[ActorPlacement], secret: str = "") -> list[Place
                 rendezvous=f"tcp://{first.address}:{first.port}" if len(placements) > 1 else "",
                 secret=secret,
             )
-            places.append(Place(actor=actor, world=world, devices=",".join(gpus) if gpus else None))
+            places.append(RankPlace(actor=actor, world=world, devices=",".join(gpus) if gpus else None))
     return places

@@ -16,7 +16,7 @@ from typing import Any
 from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.engines.following import write_to_stdout
 from unisono.launchers.engines.ray_job import RayJob
-from unisono.launchers.engines.ray_places import Place, assign
+from unisono.launchers.engines.ray_places import RankPlace, assign
 from unisono.store.secret import given_secret, new_secret
 from unisono.system.messages import tell
 
@@ -111,7 +111,7 @@ def _signal(ray: Any, actors: list[Any], ranks: set[int], signum: int) -> None:
             ray.get(answer)
 
 
-def _pass_on(ray: Any, place: Place, stream: Any, events: "queue.SimpleQueue[_Ended | _Asked]") -> None:
+def _pass_on(ray: Any, place: RankPlace, stream: Any, events: "queue.SimpleQueue[_Ended | _Asked]") -> None:
     """Write what a rank writes, line by line, and tell how it ended."""
     rank = place.world.rank
     prefix = b"" if place.world.world_size == 1 else b"[rank %d] " % rank
