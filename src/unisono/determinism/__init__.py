@@ -1,1 +1,1 @@
-"""What bits depend on besides the program: random streams, switches of torch, and every change made to torch itself."""
+"""What bits depend on besides the program: random streams, switches of torch, what is changed behind its back."""

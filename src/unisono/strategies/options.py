@@ -24,7 +24,7 @@ class StrategyOptions:
     Attributes:
         name: As in ``--strategy NAME``.
         summary: One line for the catalog.
-        engine: Module and class that do the work.
+        implementation: Module and class that do the work.
         is_exact: Whether the bits depend on the score alone; otherwise the number of ranks decides too.
         needs_processes: Whether ranks must be processes of torch.distributed, not threads of `run_ranks`.
         most_ranks: The largest useful world, None for no limit.
@@ -38,7 +38,7 @@ class StrategyOptions:
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
-    engine: ClassVar[str] = ""
+    implementation: ClassVar[str] = ""
     is_exact: ClassVar[bool] = False
     needs_processes: ClassVar[bool] = False
     most_ranks: ClassVar[int | None] = None
@@ -119,7 +119,7 @@ class ExactOptions(StrategyOptions):
 
     name: ClassVar[str] = "exact"
     summary: ClassVar[str] = "the same bits on any number of processes; the default"
-    engine: ClassVar[str] = "exact:Exact"
+    implementation: ClassVar[str] = "exact:Exact"
     is_exact: ClassVar[bool] = True
     scored: ClassVar[tuple[str, ...]] = ()  # who computes what changes no bit
 
@@ -165,7 +165,7 @@ class DDPOptions(PreciseOptions):
 
     name: ClassVar[str] = "ddp"
     summary: ClassVar[str] = "torch DistributedDataParallel: reduced in buckets during backward"
-    engine: ClassVar[str] = "ddp:DDP"
+    implementation: ClassVar[str] = "ddp:DDP"
     needs_processes: ClassVar[bool] = True
     meets_in_loss: ClassVar[bool] = True
 
@@ -196,7 +196,7 @@ class AllReduceOptions(PreciseOptions):
 
     name: ClassVar[str] = "allreduce"
     summary: ClassVar[str] = "averaging by hand, one all-reduce a parameter; ring, tree; local SGD"
-    engine: ClassVar[str] = "allreduce:AllReduce"
+    implementation: ClassVar[str] = "allreduce:AllReduce"
     meets_in_loss: ClassVar[bool] = True
 
     algorithm: str = option(
@@ -223,7 +223,7 @@ class DPOptions(PreciseOptions):
 
     name: ClassVar[str] = "dp"
     summary: ClassVar[str] = "DataParallel: one process, several devices (on the CPU threads)"
-    engine: ClassVar[str] = "data_parallel:DataParallel"
+    implementation: ClassVar[str] = "data_parallel:DataParallel"
     most_ranks: ClassVar[int | None] = 1
 
     devices: int = option(2, "GPUs of the process, or threads on the CPU.", of=DEVICES)
@@ -261,7 +261,7 @@ class FSDPOptions(StrategyOptions):
 
     name: ClassVar[str] = "fsdp"
     summary: ClassVar[str] = "sharded weights and optimizer state (torch FSDP2), with the bits of exact"
-    engine: ClassVar[str] = "sharded.fsdp:FSDP"
+    implementation: ClassVar[str] = "sharded.fsdp:FSDP"
     is_exact: ClassVar[bool] = True
     scored: ClassVar[tuple[str, ...]] = ("param_dtype",)  # how modules are grouped changes no bit
     is_sharded: ClassVar[bool] = True
@@ -280,7 +280,7 @@ class ModelParallelOptions(StrategyOptions):
 
     name: ClassVar[str] = "model_parallel"
     summary: ClassVar[str] = "layers on several devices of each process, by a map or by cost"
-    engine: ClassVar[str] = "model_parallel:ModelParallel"
+    implementation: ClassVar[str] = "model_parallel:ModelParallel"
     meets_in_loss: ClassVar[bool] = True
 
     devices: int = option(2, "Devices of each process (on the CPU logical ones).", of=Count(2, 4096, "devices"))

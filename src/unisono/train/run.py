@@ -28,9 +28,9 @@ from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.keywords import answers_keywords
 from unisono.train.intervals import Every, check_every
-from unisono.train.joined import Joined
 from unisono.train.keyed_generators import Between
 from unisono.train.loop import Batch
+from unisono.train.membership import Joined
 from unisono.train.non_finite import NonFinite
 from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.run_progress import RunProgress

@@ -1,4 +1,4 @@
-"""How gradients are limited before an update: by their norm over the whole model, or element by element. No torch."""
+"""The limits for gradients that a run is given: of their norm, or of each element; `base` applies them. No torch."""
 
 from dataclasses import dataclass
 from typing import Any

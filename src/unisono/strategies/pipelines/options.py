@@ -17,7 +17,7 @@ class PipelineOptions(StrategyOptions):
 
     name: ClassVar[str] = "pipeline"
     summary: ClassVar[str] = "layers in stages on several processes (gpipe, 1f1b, interleaved), bits of exact"
-    engine: ClassVar[str] = "pipelines.pipeline:Pipeline"
+    implementation: ClassVar[str] = "pipelines.pipeline:Pipeline"
     is_exact: ClassVar[bool] = True
     is_one_replica_enough: ClassVar[bool] = True
     is_sharded: ClassVar[bool] = True

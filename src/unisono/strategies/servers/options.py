@@ -16,7 +16,7 @@ class PSOptions(StrategyOptions):
 
     name: ClassVar[str] = "ps"
     summary: ClassVar[str] = "parameter server: workers push gradients, servers update, all pull"
-    engine: ClassVar[str] = "servers.parameter_server:ParameterServer"
+    implementation: ClassVar[str] = "servers.parameter_server:ParameterServer"
 
     servers: int = option(1, "The first K processes serve and compute no gradients; each has some parameters.",
                           of=WORKERS)  # fmt: skip
@@ -54,7 +54,7 @@ class AsyncPSOptions(PSOptions):
 
     name: ClassVar[str] = "ps_async"
     summary: ClassVar[str] = "asynchronous parameter server with a bound on staleness"
-    engine: ClassVar[str] = "servers.async_server:AsyncParameterServer"
+    implementation: ClassVar[str] = "servers.async_server:AsyncParameterServer"
     scored: ClassVar[tuple[str, ...]] = ("max_staleness",)
     needs_processes: ClassVar[bool] = True
 
