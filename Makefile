@@ -13,7 +13,7 @@ PUBLIC := build/public
 PUBLIC_STAMP := $(PUBLIC)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults adversary same-bits cluster public test-all coverage check docs figures format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults adversary same-bits cluster public test-all coverage check docs figures bench format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -93,6 +93,9 @@ docs: $(DOCS_STAMP)  ## the site, in build/docs; every warning is an error
 
 figures:  ## write docs/figures.md anew, of the records in benchmarks/results
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/figures.py
+
+bench: $(STAMP)  ## every benchmark, then docs/figures.md: 3 hours; goes on where it was. QUICK=1: half an hour. ONLY=NAME,... AGAIN=1 LIST=1
+	$(BIN)/python benchmarks $(if $(QUICK),--quick) $(if $(AGAIN),--again) $(if $(LIST),--list) $(if $(ONLY),--only $(ONLY))
 
 format: $(STAMP)  ## write the code in house style
 	$(BIN)/ruff check --fix .

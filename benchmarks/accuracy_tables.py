@@ -17,8 +17,8 @@ from unisono.system.words import spell_seconds
 
 TOPIC = "Real data beside other programs"
 BARS = {
-    "system": {"imdb": 6.0, "mnist": 1.7},
-    "accuracy": {"imdb": 15.0, "mnist": 10.0},
+    "system": {"imdb": 10.0, "mnist": 2.0},
+    "accuracy": {"imdb": 20.0, "mnist": 15.0},
     "best": {"imdb": 88.0, "mnist": 99.4},
 }
 TARGETS = {"imdb": 0.85, "mnist": None}
@@ -46,10 +46,12 @@ def report(folder: Path, *, picture: Path | None = None) -> list[Result]:
 def record(kind: str, job: str, name: str, lines: Lines, samples: list[float], **more: Any) -> Result:
     """Return a record; what is common to all kinds is said here."""
     loads = [load for line in lines for load in line["load"]]
-    settings = {"processes": 2, "limit": lines[0]["limit"] or "none", **more.pop("settings", {})}
+    limit = lines[0]["limit"]
+    settings = {"processes": 2, "limit": limit or "none", **more.pop("settings", {})}
     made = Result.of(
         slug(f"{kind} {job} {name}"), samples, topic=TOPIC, settings=settings, **more,
-        command=f"python benchmarks/time_to_accuracy.py {kind} --job {job} --data DATA",
+        command=f"python benchmarks/time_to_accuracy.py {kind} --job {job} --data DATA"
+        + (f" --limit {limit}" if limit else ""),
     )  # fmt: skip
     return replace(made, date=lines[-1]["date"][:10], load=[min(loads), max(loads)])
 

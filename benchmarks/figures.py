@@ -20,8 +20,10 @@ from the records in `benchmarks/results/`; what was measured before, and how, st
 
 - **Figure**: the median, in brackets the quartiles where they are known.
 - **Peer**: the program it is compared with. "1.5 times" means that ours is 1.5 times better, below 1 that it is worse:
-  the median of pairs that were measured in turn.
-- **Verdict**: whether the figure reaches its bar. A missed bar is shown as **missed**.
+  the median of pairs that were measured in turn. In brackets its interval: two of the pairs' ratios between which the
+  true median lies with at least 95 % where rounds are independent; below six pairs the least and the largest.
+- **Verdict**: whether the figure reaches its bar: met or **missed**, decided by the median; "not clearly" where the bar
+  lies within the interval. Told: it has no bar.
 - **Taken**: the day, the commit, and the load of the machine before and after. "From the history" means that the figure
   was taken from [measurements](measurements.md). The next run of the command replaces it.
 """
@@ -35,18 +37,18 @@ def page_of(folder: Path) -> str:
         ResultError: A record does not fit the schema.
     """
     found = [result for path in sorted(folder.glob("*.json")) for result in read(path)]
-    counts = {verdict: sum(result.verdict == verdict for result in found) for verdict in ("met", "missed", "no bar")}
+    counts = {verdict: sum(result.verdict == verdict for result in found) for verdict in ("met", "missed", "told")}
     old = sum(result.source is not None for result in found)
     parts = [
         HEAD,
         f"{len(found)} figures: {counts['met']} reach their bar, {counts['missed']} miss it, "
-        f"{counts['no bar']} have none; {old} are from the history.\n",
+        f"{counts['told']} have none; {old} are from the history.\n",
     ]
     for topic in sorted({result.topic for result in found}):
         mine = [result for result in found if result.topic == topic]
         rows = [row(map(cell, (result.what + notes(result), figure(result), peer(result), bar(result),
-                               f"**{result.verdict}**" if result.verdict == "missed" else result.verdict, taken(result),
-                               f"`{result.command}`"))) for result in mine]  # fmt: skip
+                               f"**{verdict(result)}**" if result.verdict == "missed" else verdict(result),
+                               taken(result), f"`{result.command}`"))) for result in mine]  # fmt: skip
         parts.append("\n".join([f"## {topic}\n", row(COLUMNS), "|---" * len(COLUMNS) + "|", *rows, ""]))
     machines = sorted({result.machine for result in found})
     parts.append("\n".join(["## Machines\n", *(f"{number}. {name}" for number, name in enumerate(machines, 1)), ""]))
@@ -76,8 +78,21 @@ def peer(result: Result) -> str:
     if result.peer is None:
         return ""
     median = "" if result.peer_median is None else f" {number(result.peer_median)} {result.unit}"
-    ratio = "" if result.ratio is None else f": **{result.ratio:.3g} times**"
+    ratio = "" if result.ratio is None else f": **{result.ratio:.3g} times**{interval(result)}"
     return f"{result.peer}{median}{ratio}"
+
+
+def interval(result: Result) -> str:
+    return f" ({' to '.join(f'{value:.3g}' for value in result.ratio_interval)})" if result.ratio_interval else ""
+
+
+def verdict(result: Result) -> str:
+    """Return the verdict, and that it is not clear where the bar of a ratio lies within the interval."""
+    if result.bar is None or result.bar.of != "ratio" or result.ratio_interval is None:
+        return result.verdict
+    low, high = result.ratio_interval
+    mark = result.bar.at_least if result.bar.at_least is not None else result.bar.at_most
+    return f"{result.verdict}, not clearly" if low < mark < high else result.verdict
 
 
 def bar(result: Result) -> str:

@@ -44,10 +44,16 @@ def save(given: argparse.Namespace, found: Iterable[Result]) -> None:
     rows = []
     for result in found:
         spread = " to ".join(f"{value:.4g}" for value in result.quartiles or [])
-        ratio = "" if result.ratio is None else f"{result.ratio:.2f} times {result.peer}"
+        within = f" ({' to '.join(f'{value:.2f}' for value in result.ratio_interval)})" if result.ratio_interval else ""
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f} times {result.peer}{within}"
         settings = ", ".join(f"{name} {value}" for name, value in result.settings.items())
         rows.append((result.what, settings, f"{result.median:.4g} {result.unit}", spread, ratio, result.verdict))
     table(("", "settings", "median", "quartiles", "better than", "verdict"), rows)
+    keep(given, found)
+
+
+def keep(given: argparse.Namespace, found: Iterable[Result]) -> None:
+    """Write the records, unless it was a quick look and nobody has said where to."""
     folder = given.out or (None if given.quick else RESULTS)
     if folder is not None:
         write(folder / f"{Path(sys.argv[0]).stem}.json", found)

@@ -1,6 +1,6 @@
 """What a framework costs per step: a tiny model, one batch a rank, every loop in turn in the same processes.
 
-    pip install -c constraints.txt accelerate lightning pytorch-ignite          # only for this, beside unisono
+    make public                     # an environment with the other packages: build/public/bin/python takes them along
     python benchmarks/overhead.py [-n 2] [--samples] [--only LOOP ...] [--rounds 5] [--quick] [--out DIR]
 
 It starts itself with torchrun. Loops of packages that are not installed are left out, and named. Raw is a plain loop;
@@ -142,7 +142,7 @@ def accelerated(tick: Callable[[], None]) -> None:
 
 
 def fabric(tick: Callable[[], None]) -> None:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
     size = dist.get_world_size()
     fabric = Fabric(accelerator="cpu", devices=size, strategy="ddp" if size > 1 else "auto")
@@ -156,7 +156,7 @@ def fabric(tick: Callable[[], None]) -> None:
 
 
 def lightning(tick: Callable[[], None]) -> None:
-    import lightning as L
+    import pytorch_lightning as L
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
@@ -204,7 +204,12 @@ LOOPS = {
     "unisono Trainer": trainer, "unisono Trainer, bare": partial(trainer, is_bare=True),
     "accelerate": accelerated, "Fabric": fabric, "Lightning Trainer": lightning, "ignite": ignite,
 }  # fmt: skip
-PACKAGES = {"accelerate": "accelerate", "Fabric": "lightning", "Lightning Trainer": "lightning", "ignite": "ignite"}
+PACKAGES = {
+    "accelerate": "accelerate",
+    "Fabric": "lightning_fabric",
+    "Lightning Trainer": "pytorch_lightning",
+    "ignite": "ignite",
+}
 
 
 def shared(out: str) -> str:

@@ -7,28 +7,26 @@ them.
 import json
 import math
 import os
-import platform
 import re
-import shlex
 import statistics
-import subprocess
 import sys
 import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, date, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Self
 
-ROOT = Path(__file__).resolve().parents[1]
+from origin import ROOT, command_line, commit, machine
+
 RESULTS = ROOT / "benchmarks" / "results"
 HISTORY = "docs/measurements.md"
 """The source of records that were taken before there were result files."""
 LOAD_BEFORE = os.getloadavg()[0]
 
-Verdict = Literal["met", "missed", "no bar"]
+Verdict = Literal["met", "missed", "told"]
+"""`told`: the figure has no bar."""
 
 
 class ResultError(ValueError):
@@ -59,6 +57,8 @@ class Result:
         peer: What it is compared with.
         peer_median: The peer's median, in `unit`.
         ratio: How many times better than the peer; above 1 is better for us. Median of the pairs of one round each.
+        ratio_interval: Two of the pairs' ratios between which the true median lies with at least 95 % where rounds are
+            independent, least and largest below six pairs (`interval_of`); None where the pairs were not kept.
         bar: What the figure has to reach.
         verdict: Whether it does.
         command: How to repeat it, from the root of the repository.
@@ -81,6 +81,7 @@ class Result:
     peer: str | None = None
     peer_median: float | None = None
     ratio: float | None = None
+    ratio_interval: list[float] | None = None
     bar: Bar | None = None
     verdict: Verdict
     command: str
@@ -125,6 +126,7 @@ class Result:
             peer=peer,
             peer_median=rounded(statistics.median(against)) if against else None,
             ratio=None if ratio is None else rounded(ratio),
+            ratio_interval=interval_of(ratios),
             bar=bar,
             verdict=verdict_of(bar, median, ratio),
             command=command if command and "--quick" not in sys.argv else command_line(),
@@ -150,53 +152,29 @@ def quartiles(samples: Sequence[float]) -> list[float] | None:
     return [rounded(low), rounded(high)]
 
 
+def interval_of(values: Sequence[float]) -> list[float] | None:
+    """Return the narrowest pair of order statistics around the median that holds it with at least 95 % (sign test).
+
+    Below six values no pair does: least and largest. None for less than two values.
+    """
+    count, found = len(values), sorted(values)
+    if count < 2:
+        return None
+    cut = 0  # so many are left out at each end
+    while 2 * sum(math.comb(count, below) for below in range(cut + 2)) <= 0.05 * 2**count:
+        cut += 1
+    return [rounded(found[cut]), rounded(found[-1 - cut])]
+
+
 def verdict_of(bar: Bar | None, median: float | None, ratio: float | None) -> Verdict:
     """Return whether the figure that a bar names reaches it."""
     if bar is None:
-        return "no bar"
+        return "told"
     value = ratio if bar.of == "ratio" else median
     if value is None:
         raise ResultError(f"expected a {bar.of} to hold against the bar, found none")
     is_met = value >= bar.at_least if bar.at_least is not None else value <= typing.cast(float, bar.at_most)
     return "met" if is_met else "missed"
-
-
-def machine() -> str:
-    """Return cores, processor, memory, system and versions in one line, and no name of the machine."""
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0))
-    parts = [f"{cores} cores of {model[1].strip() if model else platform.machine()}", f"{memory:.0f} GiB"]
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        parts.append(torch.cuda.get_device_name())
-    system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    return ", ".join([*parts, system, f"Python {platform.python_version()}", f"torch {version('torch')}"])
-
-
-def commit() -> str | None:
-    """Return the short hash of what is checked out, with "+" where src or a benchmark has changed; None outside git."""
-    try:
-        short = _git("rev-parse", "--short=10", "HEAD")
-        changes = _git("status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{short}+" if changes else short
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def command_line(arguments: Sequence[str] | None = None) -> str:
-    """Return how this program was started: without --out, DIR and FILE in the place of absolute paths."""
-    script, *words = sys.argv if arguments is None else arguments
-    words = [word for before, word in zip([script, *words], words, strict=False)
-             if "--out" not in (before, word.partition("=")[0])]  # fmt: skip
-    shown = [re.sub(r"(?<![\w.])/[^\s=]+", lambda path: "DIR" if Path(path[0]).is_dir() else "FILE", word)
-             for word in words]  # fmt: skip
-    return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
 
 
 def write(path: Path, found: Iterable[Result]) -> None:
@@ -294,6 +272,12 @@ def _rules(result: Result) -> Iterable[tuple[bool, str]]:
         yield result.quartiles == low_high or not is_new, f"the quartiles of the samples, {low_high}"
     yield result.quartiles is None or len(result.quartiles) == 2, "two quartiles"
     yield result.ratio is None or result.peer is not None, "a peer beside the ratio"
+    if result.ratio_interval is not None:
+        low, ratio, high = result.ratio_interval[0], result.ratio, result.ratio_interval[-1]
+        yield (
+            ratio is not None and len(result.ratio_interval) == 2 and low <= ratio * 1.001 and ratio * 0.999 <= high,
+            "an interval of two ratios around the ratio",
+        )
     if result.bar is not None:
         yield (result.bar.at_least is None) != (result.bar.at_most is None), "a bar with at_least or at_most"
         yield getattr(result, result.bar.of) is not None, f"the {result.bar.of} that the bar is about"

@@ -136,3 +136,47 @@ def test_importing_costs_nothing_until_torch_is_needed():
     assert "numpy" in second and "torch" not in second
     assert "safetensors" in third  # the control: it is seen what is loaded
     assert not HEAVY & {*second, *third}
+
+
+LATE = """
+import gc, json, sys, torch
+
+def looked(phase, told):
+    frame = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.endswith("unisono/train/run.py"):
+        frame = frame.f_back
+    if frame is not None:
+        seen.append(told["generation"])
+
+seen = []
+gc.callbacks.append(looked)
+gc.set_threshold(50, 2, 2)
+from unisono import Run, Trainer
+first, loaded, is_enabled = len(seen), sorted(sys.modules), gc.isenabled()
+for name in [name for name in sys.modules if name.startswith("unisono")]:
+    del sys.modules[name]
+import unisono.train.run  # not by its public name
+print(json.dumps([first, len(seen), is_enabled, loaded]))
+"""
+FOR_SOME_ONLY = {
+    "rich": "who shows progress",
+    "unisono.store.client": "ranks that meet",
+    "unisono.store.server": "ranks that meet",
+    "unisono.collectives.process_groups.stores": "ranks that meet",
+    "unisono.collectives.process_groups.across_hosts": "several hosts",
+    "unisono.collectives.shm.autotune": "ranks that share memory",
+    "unisono.strategies.exact": "a run of this strategy",
+    "torch._dynamo": "a program that compiles",
+    "PIL": "a data set of images",
+}
+
+
+def test_run_and_trainer_load_what_every_run_needs():
+    """What only some runs use is loaded by those; and nobody looks for garbage among torch's objects meanwhile."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
+    first, control, is_enabled, loaded = json.loads(done.stdout)
+    assert not FOR_SOME_ONLY.keys() & set(loaded)
+    assert {"unisono.train.run", "unisono.train.trainer", "unisono.checkpoint.store"} <= set(loaded)  # the control
+    assert first == 0
+    assert control > 0  # it would be seen at work
+    assert is_enabled

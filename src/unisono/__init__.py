@@ -92,11 +92,13 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - spelled once
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, and the module of the callbacks, which the reference names."""
-    if name == "callbacks":
-        return importlib.import_module("unisono.callbacks")
-    if name not in _HOMES:
+    if name != "callbacks" and name not in _HOMES:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"unisono.{_HOMES[name]}"), name)
+    from unisono.system.loading import collector_at_rest
+
+    with collector_at_rest():
+        home = importlib.import_module(f"unisono.{_HOMES.get(name, name)}")
+    return home if name == "callbacks" else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -64,6 +64,7 @@ def test_a_run_makes_a_record(results, tmp_path):
     """Median, quartiles and verdict come from the samples, the ratio from pairs; a new run replaces the old record."""
     made = results.validate(record_of(results, settings={"link": "1 Gbit/s", "hosts": 2}), "x.json")
     assert (made.median, made.quartiles, made.peer_median, made.ratio, made.verdict) == (2, [1.5, 2.5], 5, 3, "met")
+    assert made.ratio_interval == [2.5, 3]
     path = tmp_path / "x.json"
     results.write(path, [made, results.Result.of("y", [1.0], **GOOD)])
     results.write(path, [results.Result.of("x", [7.0], **GOOD)])
@@ -81,6 +82,8 @@ def test_a_run_makes_a_record(results, tmp_path):
         ({"median": float("nan")}, "median"),
         ({"source": "a friend"}, "source"),
         ({"peer": None}, "peer"),
+        ({"ratio_interval": [3.5, 4.0]}, "interval"),
+        ({"ratio_interval": [3.0]}, "interval"),
         ({"bar": {"of": "ratio", "at_least": 1, "at_most": 2}}, "bar"),
         ({"bar": {"of": "ratio"}}, "bar"),
         ({"date": "yesterday"}, "day"),
@@ -95,6 +98,28 @@ def test_a_wrong_record_is_refused(results, changes, said):
     with pytest.raises(results.ResultError, match=said) as caught:
         results.validate(record_of(results, **changes), "x.json")
     assert str(caught.value).startswith("x.json: x")
+
+
+@pytest.mark.parametrize(("count", "cut"), [(2, 0), (5, 0), (6, 0), (8, 0), (9, 1), (12, 2), (20, 5)])
+def test_the_interval_holds_the_median(count, cut, results):
+    """As many are left out at each end as the sign test allows with 95 %; one value has no interval."""
+    values = [float(value) for value in range(count)]
+    assert results.interval_of(values[::-1]) == [cut, count - 1 - cut]
+    assert results.interval_of([1.0]) is None
+
+
+def test_a_verdict_that_is_not_clear_is_said(results, monkeypatch):
+    """Where the bar lies within the interval the page says so, and only there."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import figures
+
+    verdicts = [
+        figures.verdict(
+            results.validate(record_of(results, bar={"of": "ratio", "at_least": bar, "at_most": None}), "x")
+        )
+        for bar in (2, 2.9)
+    ]
+    assert verdicts == ["met", "met, not clearly"]
 
 
 def test_a_broken_file_is_refused(results, tmp_path):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gpus import forget, pretend_gpus, told
 from unisono.cli.train import train as train_command
-from unisono.data.sets.mnist import PINS
+from unisono.data.sets.mnist_files import PINS
 
 KEYS = {"fingerprint", "steps", "epochs", "world_size", "replicas", "wall_s", "train_s", "metrics"}
 SETTINGS = ("--limit", "200", "--epochs", "4", "--batch-size", "16", "--checkpoint-every", "4", "--replicas", "4")

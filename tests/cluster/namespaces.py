@@ -1,4 +1,4 @@
-"""Hosts as network namespaces, joined by veth pairs over one bridge; every one is removed again.
+"""Hosts as network namespaces, joined by veth pairs over one bridge or by one pair; every one is removed again.
 
 Each namespace gets a host name of its own (``unshare --uts``), so that its processes count as another machine and talk
 over the network, not through shared memory. Needs root and Debian's iproute2.
@@ -54,31 +54,41 @@ class Network:
 
     Args:
         num_hosts: How many.
+        direct: Two hosts joined by one veth pair, without a switch between them (and so without `link`).
     """
 
-    def __init__(self, num_hosts: int) -> None:
+    def __init__(self, num_hosts: int, *, direct: bool = False) -> None:
         self.tag = f"unisono-{os.getpid()}-{uuid.uuid4().hex[:4]}"
         self.names = [f"{self.tag}-h{index + 1}" for index in range(num_hosts)]
         self.addresses = [f"{NETWORK}.{index + 1}" for index in range(num_hosts)]
         self._made: list[str] = []
         self._switch = f"{self.tag}-sw"  # the bridge has a namespace too: nothing of it shows in ours
         try:
-            for name in (self._switch, *self.names):
+            for name in (*([] if direct else [self._switch]), *self.names):
                 ip("netns", "add", name)
                 self._made.append(name)
                 ip("link", "set", "lo", "up", within=name)
-            ip("link", "add", "br0", "type", "bridge", within=self._switch)
-            ip("link", "set", "br0", "up", within=self._switch)
+            if direct:
+                one, other = self.names
+                ip("link", "add", "eth0", "netns", one, "type", "veth", "peer", "name", "eth0", "netns", other)
+            else:
+                ip("link", "add", "br0", "type", "bridge", within=self._switch)
+                ip("link", "set", "br0", "up", within=self._switch)
             for index, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
-                port = f"p{index}"
-                ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", self._switch)
+                if not direct:
+                    self._plug_in(index)
                 ip("addr", "add", f"{address}/24", "dev", "eth0", within=name)
                 ip("link", "set", "eth0", "up", within=name)
-                ip("link", "set", port, "master", "br0", within=self._switch)
-                ip("link", "set", port, "up", within=self._switch)
         except BaseException:
             self.close()
             raise
+
+    def _plug_in(self, index: int) -> None:
+        """Join a host to the switch."""
+        name, port = self.names[index], f"p{index}"
+        ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", self._switch)
+        ip("link", "set", port, "master", "br0", within=self._switch)
+        ip("link", "set", port, "up", within=self._switch)
 
     def within(self, index: int) -> list[str]:
         """Return what stands before a command that is to run on a host."""
@@ -98,12 +108,18 @@ class Network:
         """Undo `lose_way`."""
         ip("route", "delete", "blackhole", f"{self.addresses[other]}/32", within=self.names[index])
 
-    def slow_down(self, rate: str) -> None:
-        """Limit what each host sends."""
+    def slow_down(self, rate: str | None, burst: str = "32kbit") -> None:
+        """Limit what each host sends; None: not any more."""
         for name in self.names:
-            limit = ["root", "tbf", "rate", rate, "burst", "32kbit", "latency", "50ms"]
-            command = ["tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit]
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            has_limit = "tbf" in subprocess.run(["tc", "-n", name, "qdisc", "show", "dev", "eth0"], check=True,
+                                                capture_output=True, text=True).stdout  # fmt: skip
+            if rate is not None:
+                what = ["replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", burst, "latency", "50ms"]
+            elif has_limit:
+                what = ["delete", "dev", "eth0", "root"]
+            else:
+                continue
+            done = subprocess.run(["tc", "-n", name, "qdisc", *what], check=False, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
 
     def close(self) -> None:

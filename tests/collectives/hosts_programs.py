@@ -8,11 +8,12 @@ import torch
 
 from collectives.rank_programs import CASES, error_of, reduce_once
 from reference import bits, pairwise_sum, random_leaves
+from unisono.collectives.pieces import padded_length
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.process_groups.across_hosts import HostsTransport
 from unisono.collectives.process_groups.speakers import Hosts, carried, host_nodes, host_of
 from unisono.collectives.process_groups.transport import connect
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
 from unisono.system.processes import name_of_this_host

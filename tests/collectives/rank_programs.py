@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from collectives.exchange_programs import exchange_everything, leave_one_behind
 from ranks import join
 from reference import bits, pairwise_sum, random_leaves
+from unisono.collectives.exchange import exchange_over
+from unisono.collectives.pieces import padded_length
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.process_groups.transport import connect, device_of
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import accumulate
 from unisono.errors import PeerLost, UnisonoError
@@ -94,6 +97,14 @@ def error_of(act: Callable[[], object]) -> str:
     return "no error"
 
 
+def exchange_others(transport: Transport) -> str:
+    """Let rank 1 exchange another last group; return what it says."""
+    size = transport.world_size
+    outs = [torch.zeros(64) for _ in range(64)]
+    outs.append(torch.zeros(96 if transport.rank == 1 else 64, dtype=torch.float64))
+    return error_of(lambda: exchange_over(transport).start(outs, place_evenly(size, size), 2))
+
+
 def use_process_group(world: World, first: Transport) -> dict[str, Any]:
     """Do what a process group must be able to do."""
     seen: dict[str, Any] = {"pid": os.getpid(), "device": str(device_of(world))}
@@ -129,6 +140,9 @@ def execute(transport: None) -> dict[str, Any]:
     joined = connect(world, share_memory=False)
     seen = use_process_group(world, joined)
     seen["reduced"] = reduce_everything(joined)
+    seen["exchange"] = exchange_everything(joined)
+    seen["left_behind"] = leave_one_behind(joined)
+    seen["other_buckets"] = exchange_others(joined)
     # The last rank goes away without a word.
     if joined.rank < joined.world_size - 1:
         try:

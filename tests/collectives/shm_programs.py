@@ -10,9 +10,10 @@ import torch
 
 from collectives.rank_programs import error_of, reduce_everything
 from reference import bits
+from unisono.collectives.pieces import padded_length
 from unisono.collectives.placement import place_evenly
 from unisono.collectives.process_groups.transport import connect
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.shm.autotune import settle_plan
 from unisono.collectives.shm.transport import over_shared_memory
 from unisono.collectives.shm.tuning import Plan

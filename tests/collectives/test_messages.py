@@ -5,7 +5,8 @@ import torch
 
 from ranks import join, run_processes
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.pieces import padded_length
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.sub_transport import SubTransport
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost

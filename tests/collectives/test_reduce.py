@@ -5,7 +5,6 @@ import pytest
 from collectives.launched import launched
 from collectives.rank_programs import reduce_everything
 from ranks import once, run_threads
-from unisono.collectives.reduce import ALIGNMENT, padded_length
 
 WORLDS = [
     *[pytest.param(run_threads, size, id=f"loopback-{size}") for size in (1, 2, 3, 4, 5, 8)],
@@ -49,12 +48,3 @@ def test_bytes_sent(run, world_size):
             assert report["sent"] * world_size == 2 * (world_size - 1) * report["num_bytes"]
         else:  # some ranks have more than one partial
             assert report["sent"] * world_size > 2 * (world_size - 1) * report["num_bytes"] * 0.9
-
-
-def test_padding():
-    """Every rank owns an equal, aligned slice, and no more padding than that takes."""
-    for length in (0, 1, 15, 16, 17, 1000):
-        for world_size in (1, 2, 3, 7):
-            padded = padded_length(length, world_size)
-            assert padded % (ALIGNMENT * world_size) == 0
-            assert 0 <= padded - length < ALIGNMENT * world_size

@@ -214,6 +214,7 @@ def _another_run_is_open():
 ELSEWHERE = {
     "collectives/shm/gloo_hook.py": "puts shared memory in gloo's place, where --backend shm asks for it",
     "collectives/shm/in_place_of_gloo.py": "names such a group gloo",
+    "data/slots.py": "lets default_collate stack in memory of its own, in loader processes alone",
 }
 """Files outside of `determinism/` that change torch."""
 

@@ -1,5 +1,6 @@
 """Recipes are found by name, with their options checked before anything starts."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -159,3 +160,34 @@ def test_the_catalog_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+LAUNCHER = """
+import json, sys
+import unisono.cli.train
+from unisono.errors import DataError
+from unisono.experiments.job import plan
+from unisono.launchers.api import describe_function
+from unisono.recipes.execute import execute
+describe_function(execute)
+
+def heavy():
+    return [name for name in ("torch", "numpy", "rich.console", "pooch", "PIL", "requests") if name in sys.modules]
+
+try:
+    plan("mnist", "1", {"data": sys.argv[1]})
+except DataError as error:
+    print(json.dumps([str(error), heavy()]))
+plan("digits", "1", {})
+print(json.dumps(heavy()))
+"""
+
+
+def test_the_launcher_of_mnist_loads_no_numpy(tmp_path):
+    """It finds and verifies the files, and refuses what is not there; the workers alone read them."""
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (error, loaded), control = map(json.loads, done.stdout.splitlines())
+    assert "expected a file train-images-idx3-ubyte.gz, found an empty directory" in error
+    assert loaded == []
+    assert control == ["numpy"]  # of a recipe whose data the launcher reads

@@ -15,7 +15,7 @@ def test_windows_are_a_strided_convolution(width, stride):
     weight, bias = torch.randn(width * channels, out, dtype=torch.float64), torch.randn(out, dtype=torch.float64)
     kernel = weight.view(width, channels, out).permute(2, 1, 0)
     expected = F.conv1d(x.t()[None], kernel, bias, stride=stride)[0].t()
-    found = block_windows(x.reshape(12, -1), weight, bias)
+    found = block_windows(x.reshape(12, -1), weight, bias, channels)
     assert len(found) == 12 - -(-width // stride) + 1
     assert torch.allclose(found, expected[: len(found)])
 
@@ -23,7 +23,24 @@ def test_windows_are_a_strided_convolution(width, stride):
 def test_gradients_of_windows_are_right():
     """By finite differences."""
     inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((6, 14), (30, 4), (4,))]
-    assert torch.autograd.gradcheck(block_windows, inputs)
+    assert torch.autograd.gradcheck(block_windows, (*inputs, 2))
+
+
+@pytest.mark.parametrize(("width", "stride", "channels"), [(15, 7, 64), (14, 7, 64), (7, 7, 3), (3, 1, 4), (6, 4, 2)])
+def test_windows_in_float32_are_those_of_float64(width, stride, channels):
+    """Values and all gradients, whichever kernels float32 takes, up to rounding; other data are told apart."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(size) for size in ((40, stride * channels), (width * channels, 128), (128,))]
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [value.to(dtype, copy=True).requires_grad_() for value in inputs]
+        found = block_windows(*leaves, channels)
+        weights = torch.arange(found.numel(), dtype=dtype).view(found.shape).sin()
+        (found * weights).sum().backward()
+        results.append([found.detach().double(), *(leaf.grad.double() for leaf in leaves)])
+    for ours, exact in zip(*results, strict=True):
+        assert torch.allclose(ours, exact, rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(ours.roll(1, dims=0), exact, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_have_the_bits_of_torch_s_embedding():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from unisono.collectives.loopback import run_ranks
+from unisono.collectives.pieces import padded_length
 from unisono.collectives.placement import place_evenly
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.schedules import bytes_sent, plan
 from unisono.collectives.tree import combine, owned_nodes
 from unisono.errors import ConfigError

@@ -1,7 +1,9 @@
 """The user's own code around the step: what it draws, breaks off, keeps and gets wrong."""
 
+import contextlib
 import json
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -10,8 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
-from train.conftest import build_batch_norm
+from train.conftest import Killed, build_batch_norm, die
+from unisono.checkpoint.saver import Saver
+from unisono.checkpoint.snapshot import Snapshot
 from unisono.collectives.loopback import run_ranks
+from unisono.determinism.switches import address_of
+from unisono.train.run_directory.run_progress import RunProgress
 
 
 def draws():
@@ -47,6 +53,94 @@ def test_what_the_loop_draws_depends_on_the_step_alone(toy, tmp_path):
         assert run_ranks(lambda transport: train_with_draws(toy, transport), ranks) == [(alone, drawn)] * ranks
     train_with_draws(toy, out=tmp_path, stop_after=2)
     assert train_with_draws(toy, out=tmp_path) == (alone, drawn[4:])
+
+
+def build_large():
+    """Return a model whose weights a checkpoint shares with the training until they are copied: 512 KB."""
+    return nn.Sequential(nn.Linear(6, 1 << 14), nn.Tanh(), nn.Linear(1 << 14, 4))
+
+
+CHANGES = {  # of the weights, by the loop's body before a step
+    "data": lambda model: model[0].weight.data.mul_(0.9),
+    "no_grad": lambda model: [parameter.detach().clamp_(-0.1, 0.1) for parameter in model.parameters()],
+    "numpy": lambda model: np.multiply(array := model[2].weight.detach().numpy(), 0.9, out=array),
+    "replaced": lambda model: setattr(model[2].weight, "data", model[2].weight.data * 1.5),
+    "nothing": lambda model: None,
+}
+
+
+def copy_late(monkeypatch):
+    """Let snapshots be copied only when the training waits for them: as late as can be."""
+    make, copied, release, wait = Snapshot.__init__, Snapshot.copied, Snapshot.release, Saver.wait
+    wanted = {}
+
+    def making(held, *given):
+        wanted[held] = threading.Event()
+        make(held, *given)
+
+    def copying(held):
+        assert wanted[held].wait(60)
+        return copied(held)
+
+    def releasing(held):
+        wanted[held].set()
+        release(held)
+
+    def waiting(saver):
+        for event in wanted.values():
+            event.set()
+        wait(saver)
+
+    for owner, name, act in (
+        (Snapshot, "__init__", making), (Snapshot, "copied", copying), (Snapshot, "release", releasing),
+        (Saver, "wait", waiting),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, act)
+
+
+def train_changing(toy, change, *, out=None, stop_after=None):
+    """Train, changing weights before every step, and return the fingerprint and where the weights lay at each step."""
+    with toy.run(build=build_large, out=out, checkpoint_every=1) as (run, model, _):
+        places = []
+        for batch in run.steps(run.loader(toy.data, batch_size=28), epochs=3):
+            change(model)
+            if stop_after is not None and batch.step > stop_after:
+                with contextlib.suppress(Killed):
+                    run.step(batch, die)
+                break
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            places.append(address_of(model[0].weight))
+        return run.fingerprint(), places
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weights_that_the_loop_changes_beside_a_checkpoint(toy, tmp_path, monkeypatch, change):
+    """A checkpoint holds the step's end, though it is copied after the loop's body has changed the weights again."""
+    alone, _ = train_changing(toy, change)
+    copy_late(monkeypatch)
+    train_changing(toy, change, out=tmp_path, stop_after=3)
+    assert train_changing(toy, change, out=tmp_path)[0] == alone
+
+
+def test_a_late_copy_of_live_weights_is_another_state(toy, tmp_path, monkeypatch):
+    """The control: without copy-on-write, the same late copy resumes to other bits."""
+    alone, _ = train_changing(toy, CHANGES["data"])
+    copy_late(monkeypatch)
+    monkeypatch.setattr(
+        "unisono.checkpoint.snapshot.shared", lambda live: live.detach() if live.nbytes > 9999 else None
+    )
+    train_changing(toy, CHANGES["data"], out=tmp_path, stop_after=3)
+    assert train_changing(toy, CHANGES["data"], out=tmp_path)[0] != alone
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_update_waits_for_the_copy(toy, tmp_path, monkeypatch, waits):
+    """No weight has to move to new memory, however late the copy is made; without the wait before the update all do."""
+    copy_late(monkeypatch)
+    if not waits:
+        monkeypatch.setattr(RunProgress, "before_update", lambda progress: None)
+    _, places = train_changing(toy, CHANGES["nothing"], out=tmp_path)
+    assert (len(set(places)) == 1) == waits
 
 
 def test_what_a_model_draws_in_evaluation(toy):

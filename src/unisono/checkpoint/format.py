@@ -221,14 +221,19 @@ def _restore_exactly(optimizer: Optimizer, entries: dict[str, dict[str, Any]], n
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, in name order; a tied tensor once, under its first name."""
-    tied = tied_names(model)
-    return {name: tensor.detach() for name, tensor in _named_tensors(model) if name not in tied}
+    named = _named_tensors(model)
+    tied = _tied(named)
+    return {name: tensor.detach() for name, tensor in named if name not in tied}
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Return the names that `unique_tensors` leaves out, with the name that their tensor is saved under."""
-    first = {id(tensor): name for name, tensor in reversed(_named_tensors(model))}
-    return {name: first[id(tensor)] for name, tensor in _named_tensors(model) if first[id(tensor)] != name}
+    return _tied(_named_tensors(model))
+
+
+def _tied(named: list[tuple[str, Tensor]]) -> dict[str, str]:
+    first = {id(tensor): name for name, tensor in reversed(named)}
+    return {name: first[id(tensor)] for name, tensor in named if first[id(tensor)] != name}
 
 
 def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

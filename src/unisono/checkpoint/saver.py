@@ -1,8 +1,8 @@
 """Saving beside the training: one checkpoint in flight, its error raised at the next step, its files shared by ranks.
 
-A rank copies its share of the state (`Staging`) and writes it in a thread. Ranks that share the writing leave a receipt
-beside their files; the leader's thread waits for all receipts, commits, reads back, and only then calls the checkpoint
-saved. No collective is called in a thread.
+A rank holds its share of the state (`Snapshot`); a thread copies and writes it. Ranks that share the writing leave a
+receipt beside their files; the leader's thread waits for all receipts, commits, reads back, and only then calls the
+checkpoint saved. No collective is called in a thread.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import final
 
 from unisono.checkpoint.draft import Draft
 from unisono.checkpoint.files import FileSum, safetensors_chunks
+from unisono.checkpoint.snapshot import Snapshot
 from unisono.checkpoint.staging import Files
 from unisono.errors import CheckpointError
 
@@ -92,28 +93,32 @@ def write_share(draft: Draft, files: Files) -> dict[str, FileSum]:
     return {file: draft.put(file, safetensors_chunks(tensors)) for file, tensors in files.items()}
 
 
-def leave_receipt(draft: Draft, rank: int, write: Callable[[], dict[str, FileSum]]) -> None:
+def leave_receipt(draft: Draft, rank: int, source: Files | Snapshot) -> None:
     """Write a rank's share, then tell the leader what was written, or why not (and raise that here)."""
     try:
-        files = write()
+        files = write_share(draft, source.copied() if isinstance(source, Snapshot) else source)
         with draft.opened() as place:
             place.sync()
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError), draft.opened() as place:  # where the leader still waits
             place.replace(_receipt(rank), json.dumps({"error": str(error)}).encode(), sync=False)
         raise
-    content = {"files": {name: asdict(entry) for name, entry in files.items()}}
+    recorded = source.checksum if isinstance(source, Snapshot) else 0
+    content = {"files": {name: asdict(entry) for name, entry in files.items()}, "recorded": recorded}
     with draft.opened() as place:
         place.replace(_receipt(rank), json.dumps(content).encode(), sync=False)
 
 
-def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]) -> dict[str, FileSum]:
+def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]) -> tuple[dict[str, FileSum], int]:
     """Wait for the receipts of `ranks` and return what they have written; the receipts are removed.
+
+    Returns:
+        The files, and the checksum of what the ledger records of their shares.
 
     Raises:
         CheckpointError: A rank could not write its share, or has left none when `is_hopeless` says to stop.
     """
-    missing, files, failed = set(ranks), dict[str, FileSum](), ""
+    missing, files, failed, recorded = set(ranks), dict[str, FileSum](), "", 0
     pause = threading.Event()
     with draft.opened() as place:
         while missing:
@@ -125,6 +130,7 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
                 if "error" in content:  # the others are heard out: nobody shall be writing when the draft is discarded
                     failed = failed or f"rank {rank} could not write its share of step {draft.step}: {content['error']}"
                 files |= {name: FileSum(**entry) for name, entry in content.get("files", {}).items()}
+                recorded += content.get("recorded", 0)
                 missing.discard(rank)
                 place.remove(_receipt(rank))
             if missing and is_hopeless():
@@ -136,7 +142,7 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
                 pause.wait(_POLL_S)
     if failed:
         raise CheckpointError(failed)
-    return files
+    return files, recorded
 
 
 def _receipt(rank: int) -> str:

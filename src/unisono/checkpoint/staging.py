@@ -1,6 +1,7 @@
-"""A copy of the state at the end of a step: all that the training waits for when a checkpoint is written beside it."""
+"""Copies of a state in memory that is used again: what a checkpoint is written from, beside the training."""
 
 import contextlib
+import itertools
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 Files = Mapping[str, Mapping[str, Tensor]]
 _ALIGNMENT = 64
 _HUGE = 2 << 20
+_is_shared = getattr(torch._C, "_is_cow_tensor", lambda tensor: False)
 
 
 @final
@@ -44,24 +46,25 @@ class Staging:
         self._buffer = buffer[start : start + num_bytes]
         self._buffer[:: mmap.PAGESIZE] = 0
 
-    def copy(self, files: Files) -> dict[str, dict[str, Tensor]]:
-        """Return copies of all tensors, in the buffer; they hold until the next call.
+    def lay_out(self, files: Files) -> list[tuple[str, str, int]]:
+        """Make room for copies of all tensors, and return file, name and offset of each; older copies are lost."""
+        tensors = [(file, name, tensor) for file, part in files.items() for name, tensor in part.items()]
+        self.reserve(bytes_of(files), pinned=_has_cuda(files))
+        ends = itertools.accumulate((_padded(tensor.nbytes) for _, _, tensor in tensors), initial=0)
+        return [(file, name, offset) for (file, name, _), offset in zip(tensors, ends, strict=False)]
 
-        Shapes, dtypes and values are kept, not strides: the copies are contiguous, on the CPU.
+    def put(self, tensor: Tensor, offset: int) -> Tensor:
+        """Return a copy of one tensor, made at an offset that `lay_out` has named; complete after `finish`.
+
+        Shape, dtype and values are kept, not strides: the copy is contiguous, on the CPU.
         """
-        tensors = [tensor for part in files.values() for tensor in part.values()]
-        self.reserve(bytes_of(files), pinned=any(tensor.is_cuda for tensor in tensors))
-        copies: dict[str, dict[str, Tensor]] = {}
-        offset = 0
-        for file, part in files.items():
-            copies[file] = {}
-            for name, tensor in part.items():
-                place = self._buffer[offset : offset + tensor.nbytes]
-                copies[file][name] = _copy(tensor.detach(), place)
-                offset += _padded(tensor.nbytes)
-        if any(tensor.is_cuda for tensor in tensors):
+        return _copy(tensor.detach(), self._buffer[offset : offset + tensor.nbytes])
+
+    @staticmethod
+    def finish(files: Files) -> None:
+        """Return when all that was `put` has arrived."""
+        if _has_cuda(files):
             torch.cuda.synchronize()
-        return copies
 
 
 def bytes_of(files: Files) -> int:
@@ -82,11 +85,17 @@ def is_roomy(num_bytes: int, meminfo: Path = Path("/proc/meminfo")) -> bool:
 def _copy(tensor: Tensor, place: Tensor) -> Tensor:
     target = place.view(tensor.dtype).view(tensor.shape)
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        if tensor.nbytes:  # as raw bytes: the C library's copy, which goes around the caches for large tensors
+        if _is_shared(tensor):  # an array would have its own memory
+            target.copy_(tensor)
+        elif tensor.nbytes:  # as raw bytes: the C library's copy, which goes around the caches for large tensors
             np.copyto(place.numpy(), tensor.reshape(-1).view(torch.uint8).numpy())
     else:
         target.copy_(tensor, non_blocking=True)
     return target
+
+
+def _has_cuda(files: Files) -> bool:
+    return any(tensor.is_cuda for part in files.values() for tensor in part.values())
 
 
 def _padded(num_bytes: int) -> int:

@@ -76,6 +76,8 @@ class _Stage:
 class LoopbackTransport(Transport):
     """One rank's end of a world that lives inside this process; `Loopback()` alone is a world of one."""
 
+    is_one_thread = True
+
     def __init__(self, rank: int = 0, stage: _Stage | None = None) -> None:
         self._stage = stage or _Stage(1)
         self.rank = rank

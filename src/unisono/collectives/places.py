@@ -233,7 +233,8 @@ class GuardedTransport(Transport):
     def __init__(self, below: Transport) -> None:
         self._below = self._first = below
         self.rank, self.world_size = below.rank, below.world_size
-        self.tree_reducer = below.tree_reducer
+        self.tree_reducer, self.make_exchange = below.tree_reducer, below.make_exchange
+        self.is_one_thread = below.is_one_thread
 
     @property
     def step(self) -> int | None:
@@ -288,7 +289,8 @@ class GuardedTransport(Transport):
         below.bytes_sent = self._below.bytes_sent
         self._below = below
         self.rank, self.world_size = below.rank, below.world_size
-        self.tree_reducer = below.tree_reducer
+        self.tree_reducer, self.make_exchange = below.tree_reducer, below.make_exchange
+        self.is_one_thread = below.is_one_thread
 
     def close(self) -> None:
         self._first.close()

@@ -14,15 +14,6 @@ from unisono.collectives.shm.board_reduce import reduce_on_board
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node, combine, owned_nodes
 
-ALIGNMENT = 16
-"""Elements to which slices and segments of flat buffers are rounded up: 64 bytes of float32."""
-
-
-def padded_length(length: int, world_size: int) -> int:
-    """Return `length` rounded up so that every rank owns an equal, aligned slice."""
-    unit = ALIGNMENT * world_size
-    return -(-length // unit) * unit
-
 
 def tree_all_reduce(
     partials: Sequence[tuple[Node, Tensor]],
@@ -49,13 +40,34 @@ def tree_all_reduce(
         if total.data_ptr() != out.data_ptr():
             out.copy_(total)
         return
+    if transport.board is None or out.device.type != "cpu":
+        transport.agree(note_of([out], leaves))
+    reduce_agreed(partials, placement, leaves, out, transport)
+
+
+def note_of(outs: Sequence[Tensor], leaves: int) -> str:
+    """Return in words what the ranks must do alike: the buffers that are summed, and the tree."""
+    lengths: dict[torch.dtype, int] = {}
+    for out in outs:
+        lengths[out.dtype] = lengths.get(out.dtype, 0) + len(out)
+    sizes = " + ".join(f"{length} x {str(dtype)[6:]}" for dtype, length in lengths.items())
+    return f"tree_all_reduce of {sizes}, {leaves} leaves"
+
+
+def reduce_agreed(
+    partials: Sequence[tuple[Node, Tensor]],
+    placement: Sequence[range],
+    leaves: int,
+    out: Tensor,
+    transport: Transport,
+) -> None:
+    """Do what `tree_all_reduce` does, between ranks that have made sure that their sizes agree (boards always do)."""
+    world_size = transport.world_size
     owned = owned_nodes(tuple(placement), leaves)
-    note = f"tree_all_reduce of {len(out)} x {str(out.dtype)[6:]}, {leaves} leaves"
     if transport.board is not None and out.device.type == "cpu":
-        mine = [partial for _, partial in partials]
-        transport.bytes_sent += reduce_on_board(transport.board, mine, owned, leaves, out, transport.told(note))
+        mine, note = [partial for _, partial in partials], transport.told(note_of([out], leaves))
+        transport.bytes_sent += reduce_on_board(transport.board, mine, owned, leaves, out, note)
         return
-    transport.agree(note)
     if transport.tree_reducer is not None and out.device.type == "cpu":
         transport.tree_reducer(partials, placement, leaves, out)
         return

@@ -33,6 +33,8 @@ class Transport(ABC):
         board: Shared memory that all ranks see, where there is some; reductions go through it directly.
         tree_reducer: A way of its own to reduce along the tree, with the arguments of `reduce.tree_all_reduce` but the
             last; used for CPU tensors where there is no board.
+        make_exchange: Returns an `exchange.Exchange` of its own; None where buckets are reduced one by one.
+        is_one_thread: Whether a rank is one thread, so that no other may speak for it.
     """
 
     rank: int
@@ -41,6 +43,8 @@ class Transport(ABC):
     step: int | None = None
     board: SharedBoard | None = None
     tree_reducer: Callable[..., None] | None = None
+    make_exchange: Callable[[], Any] | None = None
+    is_one_thread: bool = False
 
     @abstractmethod
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from unisono.collectives.placement import parts_of
 from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset
 from unisono.data.sampler import ExactSampler, Indices
+from unisono.data.slots import Parked, Slots, stack_in_own_memory
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, DataError
@@ -29,6 +30,7 @@ from unisono.system.processes import die_with_parent
 Collate = Callable[[list[Any]], Any]
 Transform = Callable[[Any], Any]
 
+_SLOTS_KEPT = 16  # micro-batches that the rank may hold at a time before they travel as torch sends them
 _LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
 
 
@@ -98,22 +100,26 @@ class Fetcher:
         return len(self.dataset)
 
     def __getitem__(self, task: Task) -> Any:
+        return self.fetch(task, default_collate)
+
+    def fetch(self, task: Task, default: Collate) -> Any:
+        """Return a micro-batch; `default` collates where nobody has said how."""
         threads = torch.get_num_threads()
         if threads == 1:
-            return self._fetch(task)
+            return self._fetch(task, default)
         try:
             torch.set_num_threads(1)  # and back: less than a microsecond
-            return self._fetch(task)
+            return self._fetch(task, default)
         finally:
             torch.set_num_threads(threads)
 
-    def _fetch(self, task: Task) -> Any:
+    def _fetch(self, task: Task, default: Collate) -> Any:
         if self._is_keyed and task.epoch >= 0:
             return _named(self.dataset.fetch_keyed(task.indices, seed=self.seed, epoch=task.epoch))
         if self._is_batched:
             return _named(self.dataset.fetch_micro_batch(task.indices))
         samples = [self._sample(task.epoch, index) for index in task.indices.tolist()]
-        return _named((self._collate or default_collate)(samples))
+        return _named((self._collate or default)(samples))
 
     def _sample(self, epoch: int, index: int) -> Any:
         set_generators(mix(self.seed, "sample", epoch, index))
@@ -134,9 +140,10 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
     check_can_share_tensors()
     meet()
     collects = gc.isenabled()
+    slots = Slots.make(num_workers * prefetch + _SLOTS_KEPT)
     loader: DataLoader[Any] = DataLoader(
-        fetcher,  # type: ignore[arg-type]  # indexed by tasks, not by integers
-        sampler=tasks,
+        fetcher if slots is None else _Parking(fetcher, slots),  # type: ignore[arg-type]  # indexed by tasks, not integers
+        sampler=tasks if slots is None else ((task, slots.lend()) for task in tasks),
         batch_size=None,
         num_workers=num_workers,
         prefetch_factor=prefetch,
@@ -151,7 +158,23 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
     finally:
         if collects:
             gc.enable()
-    yield from batches
+    yield from batches if slots is None else map(slots.open, batches)
+
+
+@final
+class _Parking:
+    """What a loader process does: fetch, and leave the tensors in the slot that came with the task."""
+
+    def __init__(self, fetcher: Fetcher, slots: Slots) -> None:
+        self._fetcher, self._slots = fetcher, slots
+
+    def __len__(self) -> int:
+        return len(self._fetcher)
+
+    def __getitem__(self, lent: tuple[Task, int]) -> Parked:
+        task, slot = lent
+        self._slots.begin(slot)
+        return self._slots.park(self._fetcher.fetch(task, self._slots.collate))
 
 
 def check_can_share_tensors() -> None:
@@ -240,7 +263,8 @@ def sampler_of(dataset: Any, batch_size: int, replicas: int, *, seed: int, shuff
 def move(data: Any, device: torch.device) -> Any:
     """Return `data` with every tensor in it (in tuples, lists, dictionaries) on `device`."""
     if isinstance(data, Tensor):
-        return data if data.device == device else data.to(device, non_blocking=True)
+        is_there = (data.is_cpu and device.type == "cpu") or data.device == device
+        return data if is_there else data.to(device, non_blocking=True)
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*[move(item, device) for item in data])
     if isinstance(data, list | tuple):
@@ -267,4 +291,5 @@ def _init_worker(collects: bool, _worker: int) -> None:
     gc.freeze()
     if collects:
         gc.enable()
+    stack_in_own_memory()
     die_with_parent()

@@ -82,7 +82,7 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 @final
 class Checksum:
-    """The `checksum` of the same tensors, again and again: views of their memory are kept from call to call.
+    """The `checksum` of the same tensors, again and again: views of the memory of small ones are kept.
 
     A tensor that has moved, or another one in its place, is noticed.
     """
@@ -97,17 +97,33 @@ class Checksum:
         total = 0
         for index, tensor in enumerate(tensors):
             known, address, add_up = self._known[index]
-            if tensor is not known or tensor.data_ptr() != address:
+            if tensor is not known or address_of(tensor) != address:
                 self._known[index] = known, address, add_up = _watched(tensor)
             total += checksum([tensor]) if add_up is None else int(add_up())
         return total % _MODULUS
 
 
+_ADDRESS_OF = getattr(torch._C, "_data_address", Tensor.data_ptr)  # without the first, nothing is shared either
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return where a tensor's memory begins, by a look that leaves it where it is: `data_ptr` may move it.
+
+    Memory that a checkpoint's snapshot shares with a tensor is only for reading, and `data_ptr` is for writing too.
+    """
+    address: int = _ADDRESS_OF(tensor)
+    return address
+
+
 def _watched(tensor: Tensor) -> tuple[Tensor, int, Callable[[], Any] | None]:
-    """Return a tensor, its address, and what adds up its words, if they can be seen as 64-bit words as they lie."""
+    """Return a tensor, its address, and what adds up its words, if they are few and lie as 64-bit words.
+
+    Of many, a view would save little, and hold memory that a checkpoint's snapshot must know to be nobody else's.
+    """
     words = tensor.detach()
-    is_plain = words.is_contiguous() and words.nbytes and not words.nbytes % 8 and not words.data_ptr() % 8
-    return tensor, tensor.data_ptr(), adder(words.view(-1).view(torch.int64)) if is_plain else None
+    is_small = 0 < words.nbytes <= 8 * _SMALL_WORDS
+    is_plain = is_small and words.is_contiguous() and not words.nbytes % 8 and not address_of(words) % 8
+    return tensor, address_of(words), adder(words.view(-1).view(torch.int64)) if is_plain else None
 
 
 def adder(words: Tensor) -> Callable[[], Any]:

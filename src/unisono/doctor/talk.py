@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from unisono.collectives.pieces import padded_length
 from unisono.collectives.process_groups.transport import connect
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.world import World
 

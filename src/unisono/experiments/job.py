@@ -53,10 +53,8 @@ def plan(
         ScoreMismatch: The run directory was started with other settings.
         DataError: The data is missing, truncated or not what is pinned.
     """
-    from unisono.errors import ScoreMismatch
     from unisono.launchers.spec import resolve_workers
     from unisono.launchers.supervision.memory_kills import check_address_space
-    from unisono.observe.compare import diff
     from unisono.recipes.catalog import Options
     from unisono.recipes.catalog import find as find_recipe
     from unisono.recipes.sources import check_data
@@ -82,11 +80,8 @@ def plan(
     if recorded is not None:  # fixed by the first launch
         defaults["replicas"] = recorded["replicas"]
     options = Options(**{"recipe": recipe, "model": found.models[0], **defaults, **chosen})
-    if recorded is not None and (lines := diff({name: recorded.get(name) for name in options.score}, options.score)):
-        raise ScoreMismatch(
-            f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
-            "Hint: repeat its settings to resume it, or choose another --out for a new run."
-        )
+    if recorded is not None:
+        _check_score(recorded, options)
     hosts = nodes.max_nodes if nodes else 1
     if not strategy.sets_replicas:
         room = max(1, options.replicas // hosts) if workers == "auto" else options.replicas
@@ -96,6 +91,17 @@ def plan(
     strategy.place(options.replicas, count * hosts)
     check_data(options)
     return TrainJob(options=options, workers=count, nodes=nodes)
+
+
+def _check_score(recorded: dict[str, Any], options: "Options") -> None:
+    from unisono.errors import ScoreMismatch
+    from unisono.observe.compare import diff
+
+    if lines := diff({name: recorded.get(name) for name in options.score}, options.score):
+        raise ScoreMismatch(
+            f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
+            "Hint: repeat its settings to resume it, or choose another --out for a new run."
+        )
 
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:

@@ -1,13 +1,15 @@
 """Progress for people: a bar on a terminal, a plain line now and then when piped. Leader only, to standard error."""
 
+import functools
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:  # rich is loaded by the process that shows something, when it does
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 _PLAIN_EVERY_S = 5.0
 _DRAWN_EVERY_S = 0.1
@@ -42,13 +44,12 @@ class ProgressLine:
         self._is_shown = is_shown
         self._total, self._per_epoch = total_steps, steps_per_epoch
         self._epochs = -(-total_steps // steps_per_epoch)
-        self._console = _console()
         self._samples, self._start = 0, time.monotonic()
         self._asked, self._shown_share = -1.0, ""
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        if is_shown and self._console.is_terminal:
-            self._bar = _bar(self._console)
+        if is_shown and (console := _console()).is_terminal:
+            self._bar = _bar(console)
             self._bar.start()
             told = f"loss - {'-':>7} samples/s"
             epoch = self._epoch(min(first_step + 1, total_steps))
@@ -90,7 +91,7 @@ class ProgressLine:
     def note(self, text: str) -> None:
         """Print one line above the bar."""
         if self._is_shown:
-            _print(self._bar.console if self._bar else self._console, text)
+            _print(self._bar.console if self._bar else _console(), text)
 
     def close(self) -> None:
         """Stop drawing and give the terminal back; safe to call twice."""
@@ -118,9 +119,8 @@ class WorkLine:
         beside: A bar that is drawn already, to stand under; None: there is none.
     """
 
-    def __init__(self, *, is_shown: bool = True, beside: Progress | None = None) -> None:
+    def __init__(self, *, is_shown: bool = True, beside: "Progress | None" = None) -> None:
         self._is_shown = is_shown
-        self._console = _console() if beside is None else beside.console
         self._beside, self._bar = beside, beside
         self._task: TaskID | None = None
         self._what = ""
@@ -161,6 +161,10 @@ class WorkLine:
             self._task = self._bar.add_task(self._what, total=total or None, told="")
         self._bar.update(self._task, completed=done)
 
+    @functools.cached_property
+    def _console(self) -> "Console":
+        return _console() if self._beside is None else self._beside.console
+
     def _end(self) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.remove_task(self._task)
@@ -181,17 +185,21 @@ class WorkLine:
         self.close()
 
 
-def _console() -> Console:
+def _console() -> "Console":
+    from rich.console import Console
+
     return Console(file=sys.stderr, highlight=False)
 
 
-def _bar(console: Console, *, goes: bool = False) -> Progress:
+def _bar(console: "Console", *, goes: bool = False) -> "Progress":
     """Return a bar; one that `goes` leaves no line behind."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     return Progress(
         TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
         TextColumn("{task.fields[told]}"), TimeRemainingColumn(compact=True), console=console, transient=goes,
     )  # fmt: skip
 
 
-def _print(console: Console, text: str) -> None:
+def _print(console: "Console", text: str) -> None:
     console.print(text, soft_wrap=True, markup=False, emoji=False)

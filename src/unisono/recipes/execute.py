@@ -1,17 +1,19 @@
 """What a worker runs for ``unisono train``: one recipe with its options."""
 
+import gc
 import importlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from unisono.recipes.catalog import Options
+from unisono.system.loading import collector_at_rest
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the launcher needs this file, but not these
+    import numpy as np
+    import numpy.typing as npt
+
     import unisono
 
 
@@ -22,7 +24,10 @@ _PYTHONS = warnings.formatwarning
 def execute(options: Options) -> None:
     """Train and evaluate a recipe in the world of this process; results go to the run directory."""
     warnings.formatwarning = _one_line
-    importlib.import_module(f"unisono.recipes.{options.recipe}").train(options)
+    with collector_at_rest():
+        recipe = importlib.import_module(f"unisono.recipes.{options.recipe}")
+    gc.freeze()  # what is loaded stays: it need not be looked at again
+    recipe.train(options)
 
 
 def _one_line(
@@ -50,8 +55,10 @@ def fit(
     return trainer.run.result()
 
 
-def spread(num_samples: int, limit: int | None) -> npt.NDArray[np.int64]:
+def spread(num_samples: int, limit: int | None) -> "npt.NDArray[np.int64]":
     """Return at most `limit` indices, evenly over the data, so that sorted classes stay balanced."""
+    import numpy as np
+
     count = num_samples if limit is None else min(limit, num_samples)
     return np.arange(count) * num_samples // count
 

@@ -47,7 +47,7 @@ class GatedConv(nn.Module):
         bias: Tensor = self.bias
         if torch.is_autocast_enabled(rows.device.type):
             rows, weight, bias = (x.to(torch.get_autocast_dtype(rows.device.type)) for x in (rows, weight, bias))
-        windows = block_windows(rows.view(len(rows) // STRIDE, -1), weight, bias)
+        windows = block_windows(rows.view(len(rows) // STRIDE, -1), weight, bias, rows.shape[1])
         return F.pad(F.glu(windows), (0, 0, 0, 2))
 
 

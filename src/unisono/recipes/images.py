@@ -1,19 +1,21 @@
 """Your own labelled images: a convolutional network for any size and number of classes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import unisono
 from unisono.data.sets.augment import Augment
-from unisono.data.sets.images import ImageData
-from unisono.data.sets.mnist import ImageSplits
 from unisono.data.sets.pictures import Pictures
 from unisono.recipes.catalog import Options
 from unisono.recipes.execute import fit, thinned
 from unisono.recipes.sources import own_images
 from unisono.recipes.speed import channels_last, one_cycle, tune
+
+if TYPE_CHECKING:  # the recipe of the handwritten digits, which needs `pictures`, decodes no files
+    from unisono.data.sets.images import ImageData
+    from unisono.data.sets.mnist import ImageSplits
 
 AUGMENT = "flip,shift=2"
 WIDTHS = (32, 64, 128)
@@ -39,7 +41,7 @@ class ImageCNN(nn.Module):
         return scores
 
 
-def pictures(data: ImageData | ImageSplits, options: Options, usual: str, **how: Any) -> list[Pictures]:
+def pictures(data: "ImageData | ImageSplits", options: Options, usual: str, **how: Any) -> list[Pictures]:
     """Return training and test images as the options say, changed as they say or else as is `usual`."""
     augment = Augment.parse(usual if options.augment is None else options.augment)
     parts = (data.train_images, data.train_labels), (data.test_images, data.test_labels)

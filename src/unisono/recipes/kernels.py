@@ -4,7 +4,9 @@
 window of width 15 and stride 7 over rows of 64 features is 2 whole blocks of 7 rows and one row more: over the blocks
 (rows, 448) it is ``X[t] W0 + X[t+1] W1 + X[t+2][:64] W2``. Each term is a product with a *slice* of the blocks, so no
 window is ever written down. Windows that reach from one text into the next compute numbers that nobody reads; their
-gradient is zero. It adds in another order than ``torch.nn.Conv1d``, so its bits are others.
+gradient is zero. On a CPU, float32 values and the blocks' gradient are oneDNN's convolution over the same memory, still
+without copies: it uses 512-bit registers on processors where MKL's products do not. It adds in another order than
+``torch.nn.Conv1d`` over padded texts, so its bits are others.
 
 `embed_rows` is ``torch.nn.functional.embedding`` whose gradient is summed row by row: the same additions in the same
 order, so the same bits.
@@ -26,6 +28,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+
 LEVELS = 256
 """Of the chance that decides whether `drop` drops a value: a byte."""
 
@@ -34,8 +38,11 @@ class BlockWindows(torch.autograd.Function):
     """``y[t] = bias + sum over i of X[t + i] @ weight_i``, see `block_windows`."""
 
     @staticmethod
-    def forward(blocks: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(blocks: Tensor, weight: Tensor, bias: Tensor, channels: int) -> Tensor:
         """Return the sums over all windows that fit."""
+        if _is_for_onednn(blocks):
+            line, kernel, stride = _as_convolution(blocks, weight, channels)
+            return torch.conv2d(line, kernel, bias, stride=(1, stride))[0, :, 0].t()
         num_windows, pieces = _pieces(blocks, weight)
         total = blocks.new_empty(num_windows, weight.shape[1])
         for number, (rows, columns, part) in enumerate(pieces):
@@ -49,24 +56,48 @@ class BlockWindows(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep the inputs; `output` is not needed."""
         ctx.save_for_backward(*inputs[:2])
+        ctx.channels = inputs[3]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         """Return the gradients of blocks, weight and bias."""
         blocks, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
-        num_windows, pieces = _pieces(blocks, weight)
         d_weight = torch.empty_like(weight)
-        d_blocks = torch.empty_like(blocks)
-        d_blocks[num_windows:] = 0
-        for number, (rows, columns, part) in enumerate(pieces):
+        for rows, columns, part in _pieces(blocks, weight)[1]:
             torch.mm(blocks[rows, columns].t(), gradient, out=d_weight[part])
-            if number == 0:
-                torch.mm(gradient, weight[part].t(), out=d_blocks[rows, columns])
-            else:
-                d_blocks[rows, columns].addmm_(gradient, weight[part].t())
-        return d_blocks, d_weight, gradient.sum(0)
+        return _gradient_of_blocks(blocks, weight, gradient, ctx.channels), d_weight, gradient.sum(0), None
+
+
+def _gradient_of_blocks(blocks: Tensor, weight: Tensor, gradient: Tensor, channels: int) -> Tensor:
+    if _is_for_onednn(blocks):
+        line, kernel, stride = _as_convolution(blocks, weight, channels)
+        found: Tensor = torch.ops.aten.convolution_backward(
+            gradient.t()[None, :, None], line, kernel, None, [1, stride], [0, 0], [1, 1], False, [0, 0], 1,
+            [True, False, False],
+        )[0]  # fmt: skip
+        return found.permute(0, 2, 3, 1).reshape(blocks.shape)
+    num_windows, pieces = _pieces(blocks, weight)
+    total = torch.empty_like(blocks)
+    total[num_windows:] = 0
+    for number, (rows, columns, part) in enumerate(pieces):
+        if number == 0:
+            torch.mm(gradient, weight[part].t(), out=total[rows, columns])
+        else:
+            total[rows, columns].addmm_(gradient, weight[part].t())
+    return total
+
+
+def _is_for_onednn(blocks: Tensor) -> bool:
+    return HAS_ONEDNN and blocks.device.type == "cpu" and blocks.dtype == torch.float32
+
+
+def _as_convolution(blocks: Tensor, weight: Tensor, channels: int) -> tuple[Tensor, Tensor, int]:
+    """Return blocks and weight as a convolution over one line of pixels, channels together, and its stride."""
+    line = blocks.reshape(1, 1, -1, channels).permute(0, 3, 1, 2)
+    kernel = weight.t().reshape(weight.shape[1], 1, -1, channels).permute(0, 3, 1, 2)
+    return line, kernel, blocks.shape[1] // channels
 
 
 def _pieces(blocks: Tensor, weight: Tensor) -> tuple[int, list[tuple[slice, slice, slice]]]:
@@ -81,18 +112,19 @@ def _pieces(blocks: Tensor, weight: Tensor) -> tuple[int, list[tuple[slice, slic
     return num_windows, pieces
 
 
-def block_windows(blocks: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def block_windows(blocks: Tensor, weight: Tensor, bias: Tensor, channels: int) -> Tensor:
     """Convolve rows that are grouped in blocks of one stride.
 
     Args:
         blocks: (num_blocks, stride * channels): `stride` rows of `channels` features each; first block first.
         weight: (width * channels, out): row ``offset * channels + channel``; at least `stride * channels` rows.
         bias: (out,).
+        channels: Features of a row.
 
     Returns:
         (num_blocks - ceil(width / stride) + 1, out): window t starts at block t.
     """
-    result: Tensor = BlockWindows.apply(blocks, weight, bias)  # type: ignore[no-untyped-call]
+    result: Tensor = BlockWindows.apply(blocks, weight, bias, channels)  # type: ignore[no-untyped-call]
     return result
 
 

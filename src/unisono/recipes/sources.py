@@ -1,29 +1,31 @@
 """Data as a recipe's options name it; the launcher prepares it through these functions, the workers open what is there.
 
-Imports no torch.
+Imports no torch, and of the data sets the one that is asked for.
 """
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from unisono.data.files.tables import Columns
-from unisono.data.sets.digits import load_digits
-from unisono.data.sets.images import ImageData, load_images, parse_size
-from unisono.data.sets.imdb import ImdbData, load_imdb
-from unisono.data.sets.mnist import ImageSplits, load_mnist
-from unisono.data.sets.own_texts import TextData, load_texts
 from unisono.errors import ConfigError
 from unisono.observe.progress import WorkLine
 from unisono.recipes.catalog import Options
 
+if TYPE_CHECKING:
+    from unisono.data.sets.images import ImageData
+    from unisono.data.sets.imdb import ImdbData
+    from unisono.data.sets.mnist import ImageSplits
+    from unisono.data.sets.own_texts import TextData
+
 log = logging.getLogger(__name__)
 
-Own = TypeVar("Own", TextData, ImageData)
+Own = TypeVar("Own", "TextData", "ImageData")
 
 
-def imdb_data(options: Options) -> ImdbData:
+def imdb_data(options: Options) -> "ImdbData":
     """Return the film reviews."""
+    from unisono.data.sets.imdb import load_imdb
+
     min_freq = 20 if options.min_freq is None else options.min_freq
     with WorkLine() as tell:
         return load_imdb(
@@ -31,16 +33,21 @@ def imdb_data(options: Options) -> ImdbData:
         )
 
 
-def mnist_data(options: Options) -> ImageSplits:
+def mnist_data(options: Options) -> "ImageSplits":
     """Return the handwritten digits."""
+    from unisono.data.sets.mnist import load_mnist
+
     with WorkLine() as tell:
         return load_mnist(options.data_path, cache=options.cache_path, offline=options.offline, tell=tell)
 
 
-def own_texts(options: Options) -> TextData:
+def own_texts(options: Options) -> "TextData":
     """Return the user's own texts; `ConfigError` where no data was named."""
     if options.data_path is None:
         raise ConfigError("recipe 'text' trains on your own texts. Hint: --data FILE.csv, or a folder per class.")
+    from unisono.data.files.tables import Columns
+    from unisono.data.sets.own_texts import load_texts
+
     columns = Columns(
         text=options.text_column or "text", label=options.label_column or "label", encoding=options.encoding or "utf-8"
     )
@@ -56,10 +63,12 @@ def own_texts(options: Options) -> TextData:
         )
 
 
-def own_images(options: Options) -> ImageData:
+def own_images(options: Options) -> "ImageData":
     """Return the user's own images; `ConfigError` where no data was named."""
     if options.data_path is None:
         raise ConfigError("recipe 'images' trains on your own images. Hint: --data DIR, a folder per class.")
+    from unisono.data.sets.images import load_images, parse_size
+
     size = None if options.image_size is None else parse_size(options.image_size)
     with WorkLine() as tell:
         return load_images(
@@ -83,12 +92,22 @@ def tell_skipped(options: Options, data: Own) -> Own:
 def _own_digits(options: Options) -> object:
     if options.data is not None:
         raise ConfigError(f"recipe 'digits' brings its own data, got --data {options.data}. Hint: leave --data out.")
+    from unisono.data.sets.digits import load_digits
+
     return load_digits()
+
+
+def _find_mnist(options: Options) -> object:
+    """Find the files: what is pinned need not be read to be known."""
+    from unisono.data.sets.mnist_files import find_mnist
+
+    with WorkLine() as tell:
+        return find_mnist(options.data_path, cache=options.cache_path, offline=options.offline, tell=tell)
 
 
 _DATA: dict[str, Callable[[Options], object]] = {
     "digits": _own_digits,
-    "mnist": mnist_data,
+    "mnist": _find_mnist,
     "imdb": imdb_data,
     "text": lambda options: tell_skipped(options, own_texts(options)),
     "images": lambda options: tell_skipped(options, own_images(options)),

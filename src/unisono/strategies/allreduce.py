@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.collectives.execute import execute
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.pieces import padded_length
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.schedules import plan
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError

@@ -168,6 +168,7 @@ class Strategy(ABC):
         keeps_equal: Whether the ranks must hold the same weights after every step.
         saves_alone: Whether every rank holds the whole state after every step, so that one can save it by itself.
         is_stop_asked: Whether this rank has been asked to stop the run; asked once a step, which tells all ranks.
+        begin_step: Told the checksum of `recorded` as soon as a step knows it, before anything is computed.
 
     Raises:
         ConfigError: Model, optimizer and options do not fit, or the model has no trainable parameter.
@@ -178,6 +179,7 @@ class Strategy(ABC):
     keeps_equal: bool = False
     saves_alone: bool = False
     is_stop_asked: Callable[[], bool] = staticmethod(lambda: False)
+    begin_step: Callable[[int], None] = staticmethod(lambda _: None)
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: Any) -> None:
         check_trainable(model)
@@ -246,6 +248,10 @@ class Strategy(ABC):
 
     def settle(self) -> None:  # noqa: B027 - most strategies keep all ranks equal anyway
         """Bring all ranks to one state before it is saved or hashed."""
+
+    def recorded(self) -> Sequence[Tensor]:
+        """Return the live tensors whose checksum `begin_step` is told; none where a rank has not all of them."""
+        return ()
 
     def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:
         """Return the whole run's state, independent of the number of ranks; after `settle`."""

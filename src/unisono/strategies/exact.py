@@ -5,10 +5,10 @@ the step and the replica decide. It adds the leaves along the canonical tree as 
 owner-computes exchange finishes the tree. World size 1 runs the same code.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.determinism.switches import Checksum
@@ -32,8 +32,10 @@ class Exact(Strategy):
         super().__init__(model, optimizer, context, options)
         self._buffers = ReplicaBuffers(model.named_modules())
         self._held_alike = {**dict(model.named_parameters()), **self._buffers.saved_floats()}
+        self._held = [*self._held_alike.values()]
         self._checksum = Checksum()
-        self._sum = LeafSum(dict(model.named_parameters()), self._buffers, self.transport)
+        overlaps = {"auto": None, "on": True, "off": False}[options.overlap]
+        self._sum = LeafSum(dict(model.named_parameters()), self._buffers, self.transport, overlaps, options.codec)
         self._report = StepReport(self.replicas, 0, self._buffers.num_buffers)
 
     def compute_gradients(
@@ -47,17 +49,26 @@ class Exact(Strategy):
             self._report = StepReport(self.replicas, len(self._sum.trainable), self._buffers.num_buffers)
         report = self._report
         report.clear()
-        weights = self._checksum([*self._held_alike.values()])
+        weights = self._checksum(self._held)
+        self.begin_step(weights)
         computed = []
-        for micro in micros:
-            self._compute(step, micro, shares.weights[micro.replica], loss_function)
-            computed.append(micro.replica)
-        if computed != [replica for replica in hosted if replica < shares.leaves]:
-            raise StepError(f"step {step}: this rank hosts replicas {hosted}, but got {computed}.")
-        checksum = self._sum.reduce(self.placement)
+        expected = [replica for replica in hosted if replica < shares.leaves]
+        try:
+            for micro in micros:
+                computed.append(micro.replica)
+                self._sum.start_replica(micro.replica, self.placement, is_last=computed == expected)
+                self._compute(step, micro, shares.weights[micro.replica], loss_function)
+            if computed != expected:
+                raise StepError(f"step {step}: this rank hosts replicas {hosted}, but got {computed}.")
+            checksum, is_finite = self._sum.reduce(self.placement)
+        except BaseException:
+            self._sum.give_up()
+            raise
+        if not is_finite:
+            report.bad[expected[-1]] = True
         told = report.merge(self.transport, RankReport(step, weights, is_stop_asked=self.is_stop_asked()))
         heads = [rank.head for rank in told]
-        is_reached = bool(report.present.any())
+        is_reached = report.is_reached()
         if not is_reached or any(head != heads[0] for head in heads):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
             compare(heads, self._held_alike, self.transport)
@@ -74,12 +85,17 @@ class Exact(Strategy):
             is_stop_asked=any(rank.is_stop_asked for rank in told),
         )
 
+    def recorded(self) -> Sequence[Tensor]:
+        return [*self._held_alike.values()]
+
     def _compute(self, step: int, micro: Micro, weight: float, loss_function: LossFunction) -> None:
         """Add up the gradient (and the new buffers) of a replica, weighted by its share of the batch."""
         report = self._report
         self._buffers.start_replica()
         loss = run_backward(loss_function, micro, weight, seed=self.context.seed, step=step, replicas=self.replicas)
-        leaf = self._sum.take(report.present)
-        self._buffers.collect(leaf.buffers, weight, report.changed)
-        report.note(micro.replica, loss.item(), is_finite=leaf.is_finite())
-        self._sum.add(micro.replica, leaf)
+        floats = self._buffers.collect(weight, report.changed)
+        is_finite = self._sum.add(micro.replica, floats, report.present)
+        report.note(micro.replica, loss.item(), is_finite=is_finite)
+
+    def close(self) -> None:
+        self._sum.close()

@@ -126,6 +126,13 @@ class ExactOptions(StrategyOptions):
     shares: tuple[float, ...] | None = option(
         None, "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.", of=SHARE
     )
+    overlap: str = option(
+        "auto", "Send gradients during the backward pass, with the same bits; auto: over sockets.", "auto", "on", "off"
+    )
+    codec: str = option(
+        "auto", "Code gradients between hosts, without loss: planes; auto: where that is faster.",
+        "auto", "none", "planes",
+    )  # fmt: skip
 
     def place(self, replicas: int, world_size: int) -> list[range]:
         """See `StrategyOptions.place`; in proportion to the shares."""

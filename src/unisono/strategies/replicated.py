@@ -6,7 +6,7 @@ all ranks is the gradient of the mean over the whole batch, however unevenly it 
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Replicated(Strategy):
             parameter.grad = None
         self.begin(step, [sum(shares.sizes[replica] for replica in hosted) for hosted in self.placement])
         weights = checksum(self._parameters.values())
+        self.begin_step(weights)
         hosted = [replica for replica in self.placement[self.transport.rank] if replica < shares.leaves]
         done = 0
         for micro in micros:
@@ -85,6 +86,9 @@ class Replicated(Strategy):
 
     def settle(self) -> None:
         self.align()
+
+    def recorded(self) -> Sequence[Tensor]:
+        return [*self._parameters.values()]
 
     # What subclasses change.
 

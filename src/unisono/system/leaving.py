@@ -7,7 +7,11 @@ Must not import torch: a worker may never need it.
 
 import atexit
 import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
+
+_first: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
 def leave_groups_at_exit() -> None:
@@ -16,7 +20,15 @@ def leave_groups_at_exit() -> None:
     atexit.register(_leave_groups)
 
 
+def leave_before_groups(leave: Callable[[], None]) -> None:
+    """Call a method when the interpreter ends, before the groups are destroyed, if its object still lives."""
+    _first.append(weakref.WeakMethod(leave))
+
+
 def _leave_groups() -> None:
+    for found in _first:
+        if (leave := found()) is not None:
+            leave()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return

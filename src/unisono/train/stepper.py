@@ -67,6 +67,8 @@ class Stepper:
         self._first_look = first_look
         self._inside = InsideLoss(parts.model, parts.optimizer, options, setting)
         parts.strategy.is_stop_asked, parts.before_pack = link.is_stop_asked, first_look.at_parts_saved
+        if record.checkpoints is not None:
+            parts.strategy.begin_step = record.checkpoints.begin_step
 
     def steps(self, loader: Loader, last: int, score: Callable[[], dict[str, Any]]) -> Generator[Batch]:
         """Open the run, whose `score` is known then, and yield the batches left up to `last`; see `Run.steps`."""
@@ -122,6 +124,7 @@ class Stepper:
         gradients = strategy.compute_gradients(step, batch.micros, len(batch.indices), timed)
         is_finite = self._non_finite.judge(step, batch.indices, self._replicas, gradients.bad_replicas)
         self._record.append_detail(lambda: detail_of(step, batch.indices, gradients.losses, parts.model))
+        progress.before_update()
         link.updating()
         lr = strategy.update(parts.scheduler) if is_finite else math.nan
         progress.done = step

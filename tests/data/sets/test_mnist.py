@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.data.sets.mnist import MEAN, MIRRORS, NAMES, PINS, STD, load_mnist, normalise
+from unisono.data.sets.mnist import MEAN, STD, load_mnist, normalise
+from unisono.data.sets.mnist_files import MIRRORS, NAMES, PINS
 from unisono.errors import ConfigError, DataError
 
 

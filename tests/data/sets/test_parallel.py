@@ -43,7 +43,7 @@ def test_told_how_far(num_processes):
     what, done, total = zip(*told, strict=True)
     assert set(what) == {"cutting texts into tokens"} and set(total) == {3 * len(TEXTS)}
     assert list(done) == sorted(done) and done[0] == 0 and done[-1] == 3 * len(TEXTS)
-    assert len(set(done)) > 3
+    assert len(set(done)) > 2
 
 
 def test_few_texts_are_cut_here(monkeypatch):

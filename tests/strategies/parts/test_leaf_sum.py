@@ -24,8 +24,8 @@ def add_up(leaf_sum, model, hosted, placement):
     present = np.zeros(len(leaf_sum.trainable), dtype=bool)
     for replica in hosted:
         model.weight.grad = gradient(replica)
-        leaf_sum.add(replica, leaf_sum.take(present))
-    checksum = leaf_sum.reduce(placement)
+        leaf_sum.add(replica, [], present)
+    checksum, _ = leaf_sum.reduce(placement)
     leaf_sum.finish_step(np.array([True, False]), np.zeros(0, dtype=bool), is_kept=True)
     return checksum
 

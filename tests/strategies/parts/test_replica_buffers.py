@@ -31,8 +31,7 @@ def step(buffers, model, transport, hosted, act, weights):
     for replica in hosted:
         buffers.start_replica()
         act(model, replica)
-        mine = [torch.empty_like(view) for view in views]
-        buffers.collect(mine, weights[replica], changed)
+        mine = buffers.collect(weights[replica], changed)
         for view, value in zip(views, mine, strict=True):
             view.add_(value)
     for row in transport.all_gather_json(changed.tolist()):

@@ -3,8 +3,10 @@
 The threads here are held by events, never by time.
 """
 
+import ctypes
 import json
 import threading
+import warnings
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
+from unisono.determinism.switches import address_of, checksum
 from unisono.errors import CheckpointError, UnisonoError
 from unisono.train.run_directory.checkpoints import Checkpoints
 
@@ -211,10 +214,7 @@ def test_a_rank_that_cannot_write_its_share(tmp_path):
         checkpoints.settle()
         state = state_of(2)
         if transport.rank == 1:  # after the plan is made, this rank's tensors cannot be written
-            real = checkpoints._staging.copy
-            checkpoints._staging.copy = lambda files: {
-                file: {name: tensor.to_sparse() for name, tensor in part.items()} for file, part in real(files).items()
-            }
+            checkpoints._staging.put = lambda tensor, _: tensor.to_sparse()
         checkpoints.save(2, lambda: state)
         try:
             checkpoints.settle()
@@ -263,6 +263,61 @@ def test_alone(tmp_path):
     run_ranks(save, 3)
     assert steps_in(tmp_path) == [1]
     assert same(state_of(1), store.read(store.list_steps(tmp_path)[0][1])[1])
+
+
+def large_state(step):
+    live = {"w": torch.full((1 << 17,), float(step)), "v": torch.full((1 << 17,), 1.0 + step), "b": torch.ones(3)}
+    return live, lambda: State(
+        tensors={"model": {name: tensor.detach() for name, tensor in live.items()}}, values={"step": step}
+    )
+
+
+def test_a_copy_that_the_ledger_contradicts_is_dropped(tmp_path):
+    """Weights written to by their address beside the copy: it goes, with a warning, and the next is copied at once."""
+    checkpoints, (live, state) = alone(tmp_path), large_state(1)
+    checkpoints.save(1, state)
+    checkpoints.settle()
+    held = checkpoints.before_write = Held()
+    live, state = large_state(2)
+    checkpoints.save(2, state, recorded=lambda: [*live.values()])
+    assert held.has_come.wait(60)
+    ctypes.memset(address_of(live["v"]), 1, 400)
+    checkpoints.begin_step(checksum(live.values()))
+    checkpoints.release()
+    held.may_go.set()
+    with pytest.warns(UserWarning, match="the checkpoint of step 2 is dropped"):
+        checkpoints.settle()
+    assert steps_in(tmp_path) == [1]
+    assert not list(tmp_path.glob(".step*"))
+    live, state = large_state(3)
+    checkpoints.save(3, state, recorded=lambda: [*live.values()])
+    assert not torch._C._is_cow_tensor(live["w"])
+    checkpoints.settle()
+    manifest, _ = store.read(store.list_steps(tmp_path)[0][1], RUN)
+    assert (manifest.step, manifest.facts.parent_step) == (3, 1)
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_the_ledgers_word_on_shared_writing(tmp_path, off):
+    """Where ranks share the writing, what the ledger says is compared with the sum over their shares."""
+
+    def save(transport):
+        checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
+        checkpoints.facts, checkpoints.before_write = Facts(run=RUN), Held()
+        live, state = large_state(1)
+        checkpoints.save(1, state, recorded=lambda: [*live.values()])
+        assert torch._C._is_cow_tensor(live["w"])
+        checkpoints.begin_step(checksum(live.values()) + off)
+        checkpoints.release()
+        checkpoints.before_write.may_go.set()
+        checkpoints.settle()
+        checkpoints.close()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run_ranks(save, 3)
+    assert steps_in(tmp_path) == [1][off:]
+    assert len([each for each in told if "is dropped" in str(each.message)]) == off
 
 
 def test_the_best_is_kept(tmp_path):

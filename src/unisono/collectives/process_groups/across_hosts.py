@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from unisono.collectives.exchange import OneByOne
 from unisono.collectives.process_groups.speakers import Hosts, carried, carrier, group_by_host, host_nodes, host_of
 from unisono.collectives.shm.board import SharedBoard
 from unisono.collectives.shm.operations import Collectives
@@ -40,6 +41,7 @@ class HostsTransport(Transport):
         self._below, self._local_board = below, board
         self._local = Collectives(board)
         self.tree_reducer = self.reduce
+        self.make_exchange = lambda: OneByOne(self, is_overlapped=True)
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
         self._below.all_to_all(send, send_splits, recv, recv_splits)

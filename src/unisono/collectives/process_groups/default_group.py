@@ -2,7 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from unisono.errors import PeerLost
@@ -23,6 +25,15 @@ class GroupOwner:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_group = False
+
+
+def gloo_on_cpu() -> Any:
+    """Return the default group's backend for CPU tensors if it is torch's own gloo, else None."""
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    except RuntimeError:
+        return None  # of GPUs only
+    return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
 
 @contextlib.contextmanager

@@ -7,26 +7,25 @@ program that has already called ``dist.init_process_group`` is joined as it is.
 import contextlib
 import itertools
 import os
+import weakref
 from datetime import timedelta
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from unisono.collectives.loopback import LoopbackTransport
-from unisono.collectives.process_groups.across_hosts import over_hosts
-from unisono.collectives.process_groups.default_group import GroupOwner, lost_peers_named
-from unisono.collectives.process_groups.roll_call import call_roll
-from unisono.collectives.process_groups.stores import meet
-from unisono.collectives.shm.autotune import settle_plan
-from unisono.collectives.shm.transport import over_shared_memory
+from unisono.collectives.process_groups.default_group import GroupOwner, gloo_on_cpu, lost_peers_named
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost, WorldError
 from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
-from unisono.system.leaving import leave_groups_at_exit
+from unisono.system.leaving import leave_before_groups, leave_groups_at_exit
 from unisono.system.processes import name_of_this_host
 from unisono.world import World, default_cache
+
+if TYPE_CHECKING:
+    from unisono.collectives.process_groups.exchange import PieceExchange
 
 NO_MPI = (
     "expected a torch that was built with MPI, got {} without: its wheels have none. Hint: mpirun starts ranks all the "
@@ -47,6 +46,11 @@ class ProcessGroupTransport(Transport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.bytes_sent = 0
+        self._exchanges: weakref.WeakSet[PieceExchange] = weakref.WeakSet()
+        self._one_off: PieceExchange | None = None
+        if self.world_size > 1 and gloo_on_cpu() is not None:
+            self.make_exchange, self.tree_reducer = self._new_exchange, self._reduce
+            leave_before_groups(self._leave_exchanges)
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
@@ -62,7 +66,25 @@ class ProcessGroupTransport(Transport):
 
     def close(self) -> None:
         """Destroy the process group if `connect` made it."""
+        self._leave_exchanges()
+        self._one_off = None
         self._owner.close()
+
+    def _leave_exchanges(self) -> None:
+        for exchange in self._exchanges:
+            exchange.close()
+
+    def _reduce(self, partials: Any, placement: Any, leaves: int, out: Tensor) -> None:
+        if self._one_off is None:
+            self._one_off = self._new_exchange()
+        self._one_off.reduce(partials, placement, leaves, out)
+
+    def _new_exchange(self) -> "PieceExchange":
+        from unisono.collectives.process_groups.exchange import PieceExchange  # what a board's ranks do not load
+
+        exchange = PieceExchange(self, gloo_on_cpu)
+        self._exchanges.add(exchange)
+        return exchange
 
 
 def connect(
@@ -118,6 +140,9 @@ def connect(
 
 
 def _make_group(world: World, target: torch.device, timeout_s: float) -> None:
+    from unisono.collectives.process_groups.roll_call import call_roll  # what a process alone does not load
+    from unisono.collectives.process_groups.stores import meet
+
     # NCCL joins no two ranks on one GPU.
     backend = "cpu:gloo,cuda:nccl" if target.type == "cuda" and not world.shares_devices else "gloo"
     timeout = timedelta(seconds=timeout_s)
@@ -148,7 +173,12 @@ def _fastest(
     if host is not None or not world.is_single_host:
         names = group.all_gather_json(host or name_of_this_host())
         if len(set(names)) > 1:
+            from unisono.collectives.process_groups.across_hosts import over_hosts
+
             return over_hosts(group, names, timeout_s=timeout_s)
+    from unisono.collectives.shm.autotune import settle_plan
+    from unisono.collectives.shm.transport import over_shared_memory
+
     transport = over_shared_memory(group, timeout_s=timeout_s)
     if transport.board is not None:
         settle_plan(transport, default_cache())

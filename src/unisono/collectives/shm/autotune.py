@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from unisono.collectives.pieces import padded_length
 from unisono.collectives.placement import place_evenly
-from unisono.collectives.reduce import padded_length, tree_all_reduce
+from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.shm import tuning
 from unisono.collectives.shm.tuning import Plan, PlanTiming
 from unisono.collectives.transport import Transport

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, final
 
-import pooch
-
 from unisono.data.files.resume import fetch_resuming
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import BYTES, settle
@@ -215,6 +213,8 @@ def _retrieve(url: str, target: Path, pin: Pin, *, timeout_s: float, tell: Tell)
             tell=lambda have: tell(what, have >> 10, total),
         )
         part.replace(output)
+
+    import pooch  # loads what only a download needs
 
     pooch.retrieve(url, known_hash=f"sha256:{pin.sha256}", fname=target.name, path=target.parent, downloader=fetch)
 

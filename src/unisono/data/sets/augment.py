@@ -18,6 +18,7 @@ from unisono.errors import ConfigError
 from unisono.options.quantities import Amount, Count, Quantity, settle
 
 Floats = npt.NDArray[np.float32]
+Images = npt.NDArray[np.uint8] | Floats
 Indices = npt.NDArray[np.int64]
 
 
@@ -99,9 +100,10 @@ class Augment:
         if self == Augment():
             return images
         height, width = images.shape[2:]
+        if self.only_moves:
+            moved = self.move(np.moveaxis(images, 1, 3), seed, epoch, indices)
+            return np.ascontiguousarray(np.moveaxis(moved, 3, 1))
         drawn = uniforms(seed, epoch, indices, 7)
-        if self.rotate == 0 and self.crop == 1:
-            return self._move(images, drawn)
         angle = np.radians(self.rotate) * (2 * drawn[:, 0] - 1)
         side = self.crop + (1 - self.crop) * drawn[:, 1]
         # Where each output pixel comes from, in pixels from the centre: turn, shrink, mirror, then move.
@@ -121,17 +123,37 @@ class Augment:
         reach = 2 * self.shift + 1
         return np.floor(drawn[:, 3] * reach) - self.shift, np.floor(drawn[:, 4] * reach) - self.shift
 
-    def _move(self, images: Floats, drawn: npt.NDArray[np.float64]) -> Floats:
-        """Flip and shift by whole pixels, without touching a value."""
-        height, width = images.shape[2:]
-        down, right = (steps.astype(np.int64)[:, None] for steps in self._steps(drawn))
-        rows = np.arange(height) + down  # (n, height): the row each output row comes from
-        columns = np.where(self.flip & (drawn[:, 2:3] < 0.5), np.arange(width)[::-1], np.arange(width)) + right
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-        number = np.arange(len(images))[:, None, None]
-        picked = images[number, :, rows.clip(0, height - 1)[:, :, None], columns.clip(0, width - 1)[:, None, :]]
-        picked[~inside] = 0  # (n, height, width, channels)
-        return np.ascontiguousarray(np.moveaxis(picked, 3, 1))
+    @property
+    def only_moves(self) -> bool:
+        """Whether no value changes, only its place: images may then be of any type."""
+        return self.rotate == 0 and self.crop == 1
+
+    def move(self, images: Images, seed: int, epoch: int, indices: Indices) -> Images:
+        """Return images flipped and shifted as `apply` does, without touching a value.
+
+        Args:
+            images: (n, height, width, channels); 0 is the background.
+            seed: The run's seed.
+            epoch: 0-based.
+            indices: int64 (n,): the samples' numbers.
+        """
+        height, width = images.shape[1:3]
+        drawn = uniforms(seed, epoch, indices, 7)
+        flipped = np.flatnonzero(self.flip & (drawn[:, 2] < 0.5))
+        if len(flipped):
+            images = images.copy()
+            images[flipped] = torch.from_numpy(images[flipped]).flip(2).numpy()
+        if self.shift == 0:
+            return images
+        down, right = (steps.astype(np.int64) for steps in self._steps(drawn))
+        right[flipped] *= -1  # the draw says where a pixel comes from before it is mirrored
+        moved = np.zeros(images.shape, images.dtype)
+        for image, source, y, x in zip(moved, images, down.tolist(), right.tolist(), strict=True):
+            # Output row i is row i + y, as far as there is one; columns alike.
+            image[max(0, -y) : max(0, height - y), max(0, -x) : max(0, width - x)] = source[
+                max(0, y) : max(0, height + y), max(0, x) : max(0, width + x)
+            ]
+        return moved
 
 
 def _bilinear(images: Floats, y: npt.NDArray[np.float64], x: npt.NDArray[np.float64]) -> Floats:

@@ -7,15 +7,14 @@ zero.
 """
 
 import cmath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unisono.collectives.reduce import ALIGNMENT, padded_length
+from unisono.collectives.pieces import ALIGNMENT, cut_into_buckets, padded_length
 from unisono.determinism.switches import add_checksums, adder, checksum
 from unisono.errors import StepError
 
@@ -33,23 +32,25 @@ class Layout:
     """Where each of `tensors` lies in the flat buffers, one buffer per dtype and device.
 
     Args:
-        gradients: The parameters whose gradients come first, in the model's order.
-        buffers: The model's floating-point or complex buffers, which follow.
+        gradients: The parameters whose gradients lie there, in the model's order.
+        buffers: The model's floating-point or complex buffers, which lie before them: like the gradients of the first
+            layers, they are known last, and flat buffers are exchanged from their end to their start.
         world_size: Buffers are padded so that this many ranks own equal slices.
     """
 
     def __init__(self, gradients: Sequence[Tensor], buffers: Sequence[Tensor], world_size: int) -> None:
         tensors = [*gradients, *buffers]
         keys = list(dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors))
-        lengths, self._gradient_lengths = [0] * len(keys), [0] * len(keys)
-        self._num_gradients = len(gradients)
-        self._segments: list[_Segment] = []
-        for number, tensor in enumerate(tensors):
+        lengths, starts = [0] * len(keys), [0] * len(keys)
+        segments: list[_Segment] = []
+        for number, tensor in enumerate([*buffers, *gradients]):
             group = keys.index((tensor.dtype, tensor.device))
-            self._segments.append(_Segment(group, lengths[group], tensor))
+            segments.append(_Segment(group, lengths[group], tensor))
             lengths[group] += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
-            if number < len(gradients):
-                self._gradient_lengths[group] = lengths[group]
+            if number < len(buffers):
+                starts[group] = lengths[group]
+        self._num_gradients, self._gradient_starts = len(gradients), starts
+        self._segments = [*segments[len(buffers) :], *segments[: len(buffers)]]
         self._groups = [(dtype, device, length) for (dtype, device), length in zip(keys, lengths, strict=True)]
         self._world_size = world_size
 
@@ -61,7 +62,50 @@ class Layout:
         ]
         views = [_view(flats[segment.group], segment) for segment in self._segments]
         lengths = [length for _, _, length in self._groups]
-        return FlatBuffer(flats, views, lengths, self._gradient_lengths, self._num_gradients)
+        return FlatBuffer(flats, views, lengths, self._gradient_starts, self._num_gradients)
+
+    def buckets(self, *, are_cut: bool) -> list["Bucket"]:
+        """Return the pieces in which the flat buffers are exchanged, in that order; uncut, each is one piece."""
+        found = []
+        for group, (dtype, _, length) in enumerate(self._groups):
+            total = padded_length(length, self._world_size)
+            cut = cut_into_buckets(total, self._world_size, dtype.itemsize)
+            for part in cut if are_cut else [range(total)] if total else []:
+                inside = [
+                    index
+                    for index, segment in enumerate(self._segments[: self._num_gradients])
+                    if segment.group == group
+                    and segment.offset < part.stop
+                    and segment.offset + segment.like.numel() > part.start
+                ]
+                start = min(max(part.start, self._gradient_starts[group]), part.stop)
+                found.append(Bucket(group, part, range(start, min(part.stop, length)), tuple(inside)))
+        return found
+
+
+class Bucket(NamedTuple):
+    """A piece of a flat buffer that is exchanged as one.
+
+    Attributes:
+        group: Index of the flat buffer.
+        part: Its elements.
+        gradients: Those of them that are gradients, not buffers or padding.
+        parameters: The parameters with an element there, by their index in the layout.
+    """
+
+    group: int
+    part: range
+    gradients: range
+    parameters: tuple[int, ...]
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether something else than gradients lies there."""
+        return self.gradients.start > self.part.start
+
+    def of(self, buffer: "FlatBuffer") -> Tensor:
+        """Return this piece of a buffer."""
+        return buffer.flats[self.group].narrow(0, self.part.start, len(self.part))
 
 
 def _neutral(dtype: torch.dtype) -> float | complex:
@@ -84,13 +128,13 @@ class FlatBuffer:
         flats: list[Tensor],
         views: list[Tensor],
         lengths: list[int],
-        gradient_lengths: list[int],
+        gradient_starts: list[int],
         num_gradients: int,
     ) -> None:
         self.flats = flats
         self.views = views
         self.gradients, self.buffers = views[:num_gradients], views[num_gradients:]
-        self._gradients = [flat[:length] for flat, length in zip(flats, gradient_lengths, strict=True)]
+        self._gradients = [flat[a:b] for flat, a, b in zip(flats, gradient_starts, lengths, strict=True)]
         # Without the padding, which depends on the world size.
         words = [flat[:length].view(torch.int64) for flat, length in zip(flats, lengths, strict=True)]
         self._sums = [adder(piece) for piece in words]
@@ -103,47 +147,55 @@ class FlatBuffer:
 
     def is_finite(self) -> bool:
         """Whether no gradient is NaN or infinite; buffers may be (masks often are)."""
-        # A sum is many times faster than isfinite(); it may overflow, so only isfinite() condemns.
-        return all(cmath.isfinite(piece.sum().item()) or bool(piece.isfinite().all()) for piece in self._gradients)
+        return all(is_finite(piece) for piece in self._gradients)
 
     def checksum(self) -> int:
         """Return the sum of the bits as 64-bit integers, modulo 2**64."""
         return add_checksums(int(add_up()) for add_up in self._sums)
 
 
-def take_gradients(parameters: Mapping[str, nn.Parameter], leaf: FlatBuffer, present: npt.NDArray[np.bool_]) -> None:
-    """Move gradients into the first views of a leaf; a parameter without one leaves -0.0, the neutral element.
+def is_finite(piece: Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    # A sum is many times faster than isfinite(); it may overflow, so only isfinite() condemns.
+    return cmath.isfinite(piece.sum().item()) or bool(piece.isfinite().all())
+
+
+def are_finite(grads: Iterable[Tensor | None]) -> bool:
+    """Whether no element of what is there is NaN or infinite."""
+    return all(grad is None or bool(grad.isfinite().all()) for grad in grads)
+
+
+def fold(views: list[Tensor], tensors: Sequence[Tensor | None], *, adds: bool) -> None:
+    """Put tensors into views of a flat buffer, or add them to what is there; an absent one counts as -0.0 (neutral).
 
     Args:
-        parameters: By name, in the layout's order.
-        leaf: Where they go.
-        present: bool (parameters,): set where there is a gradient.
+        views: Of one leaf or sum.
+        tensors: Of their shapes and dtypes.
+        adds: Whether they are added.
+    """
+    found = [tensor for tensor in tensors if tensor is not None]
+    if len(found) == len(tensors):  # as nearly always
+        targets = views
+    else:
+        targets = [view for view, tensor in zip(views, tensors, strict=True) if tensor is not None]
+        for view, tensor in zip(views, tensors, strict=True):
+            if tensor is None and not adds:
+                view.fill_(-0.0)
+    if found and adds:
+        torch._foreach_add_(targets, found)
+    elif found:
+        torch._foreach_copy_(targets, found)
+
+
+def strided(name: str, grad: Tensor | None) -> Tensor | None:
+    """Return a gradient that can be added up.
 
     Raises:
-        StepError: A gradient is sparse.
+        StepError: It is sparse.
     """
-    grads = [parameter.grad for parameter in parameters.values()]
-    plain = [grad for grad in grads if grad is not None and grad.layout is _STRIDED]
-    if plain and len(plain) == len(grads):  # as nearly always
-        present[:] = True
-        torch._foreach_copy_(leaf.gradients, plain)
-        for parameter in parameters.values():
-            parameter.grad = None
-        return
-    targets, sources = [], []
-    for index, ((name, parameter), view) in enumerate(zip(parameters.items(), leaf.gradients, strict=True)):
-        grad = parameter.grad
-        if grad is None:
-            view.fill_(-0.0)
-            continue
-        if grad.layout is not _STRIDED:
-            raise StepError(f"the gradient of {name!r} is {grad.layout}. Hint: use sparse=False.")
-        present[index] = True
-        targets.append(view)
-        sources.append(grad)
-        parameter.grad = None
-    if targets:
-        torch._foreach_copy_(targets, sources)
+    if grad is not None and grad.layout is not _STRIDED:
+        raise StepError(f"the gradient of {name!r} is {grad.layout}. Hint: use sparse=False.")
+    return grad
 
 
 def _view(flat: Tensor, segment: _Segment) -> Tensor:

@@ -82,8 +82,8 @@ class ReplicaBuffers:
         for (module, name), start in zip(self._owners, self._start, strict=True):
             module._buffers[name] = start.clone()
 
-    def collect(self, views: Sequence[Tensor], weight: float, changed: npt.NDArray[np.bool_]) -> None:
-        """Take the values a replica has left: weighted floats into `views`, their flags into `changed`."""
+    def collect(self, weight: float, changed: npt.NDArray[np.bool_]) -> list[Tensor]:
+        """Return the weighted values that a replica has left in floating-point buffers; flags go into `changed`."""
         for module, name in self._empty:
             if module._buffers[name] is not None:
                 raise StepError(
@@ -91,18 +91,18 @@ class ReplicaBuffers:
                     "so it cannot be kept apart between replicas. Hint: register it with its first value."
                 )
         if not self._buffers:
-            return
+            return []
         present = [module._buffers[name] for module, name in self._owners]
         for index, (buffer, start) in enumerate(zip(present, self._start, strict=True)):
             assert buffer is not None
             changed[index] |= not torch.equal(buffer, start)
-            if index < self.num_float:
-                torch.mul(buffer, weight, out=views[index])
         counters = [buffer.clone() for buffer in present[self.num_float :] if buffer is not None]
         if self._largest is None:
             self._largest = counters
         else:
             self._largest = [torch.maximum(a, b) for a, b in zip(self._largest, counters, strict=True)]
+        floats = [buffer for buffer in present[: self.num_float] if buffer is not None]
+        return list(torch._foreach_mul(floats, weight)) if floats else []
 
     def finish_step(self, transport: Transport, merged: Sequence[Tensor], changed: npt.NDArray[np.bool_]) -> None:
         """Leave the merged values in the model; collective."""

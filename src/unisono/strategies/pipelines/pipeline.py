@@ -100,7 +100,7 @@ class Pipeline(SpreadStrategy):
         began = time.perf_counter()
         self._executor.execute(work)
         span_s = time.perf_counter() - began
-        gradient = add_checksums(stage.sum.reduce(self._rows) for stage in self._stages.values())
+        gradient = add_checksums(stage.sum.reduce(self._rows)[0] for stage in self._stages.values())
         busy_ns, span_ns = int(work.busy_s * 1e9), int(span_s * 1e9)
         own = RankReport(step, weights, gradient, is_stop_asked=self.is_stop_asked(), busy_ns=busy_ns, span_ns=span_ns)
         told = report.merge(self.transport, own)

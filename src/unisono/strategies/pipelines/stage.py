@@ -97,9 +97,8 @@ class Stage:
                 tensor.register_hook(functools.partial(gradients.__setitem__, number))
         self.buffers.start_apart()
         output = compute()
-        floats = [torch.empty_like(buffer) for buffer in self.buffers.floats()]
         with torch.no_grad():
-            self.buffers.collect(floats, weight, self._changed)
+            floats = self.buffers.collect(weight, self._changed)
             self.buffers.start_replica()
         parcel = parcel_of(output, self.index)
         self._flights[micro] = _Flight(parcel.tensors, floats, gradients)
@@ -122,11 +121,7 @@ class Stage:
         if pairs:
             outputs, values = zip(*pairs, strict=True)
             torch.autograd.backward(outputs, values)
-        leaf = self.sum.take(self._present)
-        for view, value in zip(leaf.buffers, flight.floats, strict=True):
-            view.copy_(value)
-        self._bad[replica] |= not leaf.is_finite()
-        self.sum.add(replica, leaf)
+        self._bad[replica] |= not self.sum.add(replica, flight.floats, self._present)
         return Parcel(tensors=tuple(flight.gradients))
 
     def finish_step(self, *, is_kept: bool) -> None:

@@ -87,7 +87,7 @@ class FSDP(SpreadStrategy):
         is_reached = self._compute(step, micros, shares, loss_function, report)
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
-        buffers = self._sum.reduce(self.placement)
+        buffers, _ = self._sum.reduce(self.placement)
         told = report.merge(
             self.transport,
             RankReport(step, weights, self._checksum(grads), is_finite, is_reached, self.is_stop_asked()),
@@ -185,9 +185,7 @@ class FSDP(SpreadStrategy):
             is_reached |= any(parameter.grad is not None for parameter in self._parameters)
             if replica is None:
                 continue
-            leaf = self._sum.take(report.present)
-            self._buffers.collect(leaf.buffers, weight, report.changed)
-            self._sum.add(replica, leaf)
+            self._sum.add(replica, self._buffers.collect(weight, report.changed), report.present)
             report.note(replica, loss.item())
             if self.transport.world_size == 1:
                 push(alone, replica, self._take_slices(), rounds.leaves, add)

@@ -3,19 +3,23 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
+
+from torch import Tensor
 
 from unisono.checkpoint import saver, store
 from unisono.checkpoint.draft import Draft, explained
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import FILE_NAME, STATE_FILE, Facts
 from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
+from unisono.checkpoint.snapshot import Place, Snapshot
 from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
 from unisono.collectives.leader import leader_says, ranks_say
 from unisono.collectives.transport import Transport
+from unisono.determinism.switches import address_of
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory
 
@@ -48,6 +52,9 @@ class Checkpoints:
         self._transport = transport
         self._policy = policy
         self._saver, self._staging = saver.Saver(), Staging()
+        self._snapshot: Snapshot | None = None
+        self._restless: set[Place] = set()
+        self._is_doubtful = False  # whether a snapshot has been dropped
         self._home: Directory | None = None
         self.run: Directory | None = None
         self.facts = Facts()
@@ -55,6 +62,11 @@ class Checkpoints:
         self.guard: store.Guard | None = None
         self.is_shared, self.is_keeper = True, transport.rank == 0
         self.committed_step = 0
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a snapshot waits for `release`."""
+        return self._snapshot is not None
 
     def opened(self) -> Directory:
         """Return the directory of the checkpoints, held open until `close`; a keeper makes it where it is missing.
@@ -98,16 +110,25 @@ class Checkpoints:
             pinned = any(tensor.is_cuda for part in mine.values() for tensor in part.values())
             self._saver.start(lambda: self._staging.reserve(needed, pinned=pinned))
 
-    def save(self, step: int, state: Callable[[], State], *, may_skip: bool = False, **facts: Any) -> bool:
+    def save(
+        self,
+        step: int,
+        state: Callable[[], State],
+        *,
+        may_skip: bool = False,
+        recorded: Callable[[], Sequence[Tensor]] | None = None,
+        **facts: Any,
+    ) -> bool:
         """Write a checkpoint, and say whether it was begun; collective.
 
-        Returns when this rank's share of the state has been copied; the writing goes on in a thread, unless the policy
-        or the memory at hand is against it. `settle` waits for it.
+        Returns when this rank's share of the state has been copied, or is held by a `Snapshot`; the writing goes on in
+        a thread, unless the policy or the memory at hand is against it. `settle` waits for it.
 
         Args:
             step: Steps done.
             state: Makes the state; equal on all ranks.
             may_skip: Whether the policy may leave this one out when the one before is still being written.
+            recorded: For a copy beside the next step: what its `begin_step` tells the checksum of; None: copy now.
             facts: What its `Facts` tell beyond those of the run: epoch, metrics, the ledger's head, what was spent.
 
         Raises:
@@ -121,21 +142,36 @@ class Checkpoints:
         packed = state()
         mine, num_writers = self._share(packed)
         begun = ranks_say(self._transport, self.is_keeper, lambda: self._begin(step, packed, mine))
-        name, _ = begun[self._transport.rank if self.is_keeper else 0]
-        in_background = all(told[1] for told in begun if told is not None)
-        files = self._staging.copy(mine) if in_background else mine
+        name, _, _ = begun[self._transport.rank if self.is_keeper else 0]
+        in_background, may_share = (all(told[at] for told in begun if told is not None) for at in (1, 2))
+        self._snapshot = None
         if self.is_keeper or mine:
             draft = Draft(step, self.opened(), name)
+            source: Files | Snapshot = mine
+            if in_background:
+                watched = _places_of(recorded(), packed) if may_share and recorded is not None else None
+                source = self._snapshot = Snapshot(mine, self._staging, self._restless, watched)
         if self.is_keeper:
             own = replace(self.facts, **facts)
             self.facts = replace(self.facts, parent_step=step)
-            self._saver.start(lambda: self._commit(draft, files, packed.values, own, num_writers))
+            self._saver.start(lambda: self._commit(draft, source, packed.values, own, num_writers))
         elif mine:
             rank = self._transport.rank
-            self._saver.start(lambda: saver.leave_receipt(draft, rank, lambda: saver.write_share(draft, files)))
+            self._saver.start(lambda: saver.leave_receipt(draft, rank, source))
         if not in_background:
             self.settle()
         return True
+
+    def begin_step(self, weights: int) -> None:
+        """Hear the checksum of the weights that a step begins with, as the ledger will tell it."""
+        if self._snapshot is not None:
+            self._snapshot.expect(weights)
+
+    def release(self) -> None:
+        """Return when nothing of the state is still to be copied: weights may be written to at no cost."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.release()
 
     def save_alone(self, step: int, state: Callable[[], State], **facts: Any) -> None:
         """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone.
@@ -144,6 +180,7 @@ class Checkpoints:
             CheckpointError: This save or the one before failed; the older checkpoints are untouched.
         """
         self._saver.close()
+        self._snapshot = None
         if not self.is_keeper:
             return
         self.before_write()
@@ -163,6 +200,7 @@ class Checkpoints:
         leader_says(self._transport, self._saver.wait)
         if failure is not None:
             raise failure
+        self.release()
 
     def close(self) -> None:
         """Finish the save in flight; safe to call twice.
@@ -178,6 +216,7 @@ class Checkpoints:
                 raise
             warnings.warn(str(error), stacklevel=2)
         finally:
+            self._snapshot = None
             if self._home is not None:
                 self._home.close()
                 self._home = None
@@ -190,12 +229,13 @@ class Checkpoints:
         except FileNotFoundError:
             return False
 
-    def _begin(self, step: int, state: State, mine: Files) -> tuple[str, bool]:
+    def _begin(self, step: int, state: State, mine: Files) -> tuple[str, bool, bool]:
         needed = sum(tensor.nbytes for part in state.tensors.values() for tensor in part.values())
         with explained(step, self._directory, needed):
             draft = store.begin(self.opened(), step, needed)
         is_possible = is_roomy(bytes_of(mine) - self._staging.num_bytes)
-        return draft.name, self._policy.in_background and is_possible
+        in_background = self._policy.in_background and is_possible
+        return draft.name, in_background, in_background and not self._is_doubtful
 
     def _share(self, state: State) -> tuple[Files, int]:
         """Return the tensors that this rank writes, by file, and how many ranks write."""
@@ -210,17 +250,45 @@ class Checkpoints:
             file: {name: state.tensors[stem_of(file)][name] for name in names} for file, names in share.items()
         }, num_writers
 
-    def _commit(self, draft: Draft, mine: Files, values: dict[str, Any], facts: Facts, num_writers: int) -> None:
+    def _commit(
+        self, draft: Draft, source: Files | Snapshot, values: dict[str, Any], facts: Facts, num_writers: int
+    ) -> None:
         """Do the keeper's part of a save, in its thread."""
         try:
+            mine = source.copied() if isinstance(source, Snapshot) else source
             self.before_write()
             files = saver.write_share(draft, mine)
             files[STATE_FILE] = draft.put(STATE_FILE, [store.encode_values(values)])
             deadline = time.monotonic() + _SHARE_TIMEOUT_S
-            files |= saver.collect_receipts(draft, range(1, num_writers), lambda: self._saver.is_hopeless(deadline))
-            store.commit(draft, files, facts, self.guard)
+            theirs, others = saver.collect_receipts(
+                draft, range(1, num_writers), lambda: self._saver.is_hopeless(deadline)
+            )
+            if isinstance(source, Snapshot) and source.differs(others):
+                self._drop(draft, facts)
+                return
+            store.commit(draft, files | theirs, facts, self.guard)
             self.committed_step = draft.step
         except BaseException:
             store.discard(draft)
             raise
         store.settle(draft.home, draft.name, self._policy)
+
+    def _drop(self, draft: Draft, facts: Facts) -> None:
+        """Give up a checkpoint whose weights are not those the next step began with; no more copies beside steps."""
+        store.discard(draft)
+        self._is_doubtful, self.facts = True, replace(self.facts, parent_step=facts.parent_step)
+        warnings.warn(
+            f"the checkpoint of step {draft.step} is dropped, older ones stay: the copy of its weights, made beside "
+            f"step {draft.step + 1}, is not what the ledger says that step began with, and torch knows of no write to "
+            "them in between. From now on states are copied before the training goes on. Hint: between steps, change "
+            "weights through their tensors, not through an address (ctypes, an extension).",
+            stacklevel=2,
+        )
+
+
+def _places_of(recorded: Sequence[Tensor], state: State) -> dict[Place, Tensor]:
+    """Return by place what the ledger's checksum is about; empty where the state does not hold all of it as it is."""
+    names = {address_of(tensor): name for name, tensor in state.tensors.get("model", {}).items() if tensor.nbytes}
+    live = [tensor for tensor in recorded if tensor.nbytes]
+    found = {("model", names.get(address_of(tensor), "")): tensor for tensor in live}
+    return found if len(found) == len(live) and ("model", "") not in found else {}

@@ -103,6 +103,12 @@ class RunProgress:
             self._link.stopped(self.done)
             raise RunStopped(self.done)
 
+    def before_update(self) -> None:
+        """Wait until the last checkpoint's state has been copied: the update would move what is still to be read."""
+        if self._checkpoints is not None and self._checkpoints.is_copying:
+            with self._link.phases.within(CHECKPOINT):
+                self._checkpoints.release()
+
     def save_stopped(self, parts: Parts) -> None:
         """Save where the run was stopped between two checkpoints; collective."""
         if self.stopped_by is not None and self.done > self._saved:
@@ -173,7 +179,11 @@ class RunProgress:
         with self._link.phases.within(CHECKPOINT):
             parts.strategy.settle()
             if self._checkpoints is None or self._checkpoints.save(
-                self.done, parts.pack, may_skip=may_skip, **self._facts_of_step()
+                self.done,
+                parts.pack,
+                may_skip=may_skip,
+                recorded=parts.strategy.recorded if may_skip else None,
+                **self._facts_of_step(),
             ):
                 self._saved = self.done
 

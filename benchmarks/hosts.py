@@ -1,0 +1,296 @@
+"""Speed between hosts: the exact step beside torch DDP with gloo, over links of several rates, and beside the limit.
+
+    python benchmarks/hosts.py [--hosts 2,3] [--models SimpleCNN,GatedCNN,MLP,GPT] [--links none,10gbit,1gbit,200mbit]
+                               [--ways ddp-whole,...] [--replicas 2,4] [--run JSON] [--rounds 9] [--seconds 200]
+                               [--again] [--picture] [--quick] [--out DIR]
+
+Hosts are network namespaces of this machine with a host name each, two joined by a veth pair, more by a bridge; ``tc``
+limits what each of them sends. One process a host, one thread each. Contestants are processes of their own on the same
+hosts, which take blocks of steps in turn, every other round backwards; all keep freed memory as `Run` does. DDP is
+torch's own with its own buckets (their sizes are recorded) and gradients as views of them; ``ddp-whole`` (one bucket),
+``ddp-bf16`` and ``ddp-powersgd`` are told beside it where ``--ways`` names them. A sample is the time of a step in a
+block, of the slowest rank.
+
+The limit is the longer of two: computing, a bare loop over the same micro-batches on all ranks at once without any
+exchange; and the wire, 2 (M - 1) / M of the gradients' bytes over what a plain TCP stream reaches between the same
+hosts while all send. ``sent`` is what the network device has counted, of the rank that sends most.
+
+Bars: at least DDP's speed; 1.15 times it where the limit would allow 1.25; 90 % of the limit. Replicas that the hosts
+cannot share evenly (8 on 3) are told. A cell (hosts, model, link) is recorded when it is done, and not taken again of
+the same ``src`` without ``--again``; it ends after ``--seconds`` at the latest, with fewer rounds, but never less than
+one. ``--run`` are options of `Run` as JSON, for a variant with records of its own. ``--picture`` draws
+docs/pictures/hosts.svg of the records and measures nothing. Needs root, `ip` and `tc`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catalogue import lacking_network
+from harness import keep, parser_of, rounds_of, slug, stop
+from hosts_records import TELLS, draw, records, show
+from origin import ROOT, is_same_source
+from results import RESULTS, read, rounded
+
+from unisono.system.processes import die_with_parent
+
+sys.path.append(str(ROOT / "tests"))
+from cluster.namespaces import Network, remove_left_overs
+
+HERE = Path(__file__).parent
+SAMPLES = {"SimpleCNN": 64, "GatedCNN": 64, "MLP": 64, "GPT": 8}
+"""Of a rank and a step."""
+LINKS = ("none", "10gbit", "1gbit", "200mbit", "100mbit", "10mbit")
+PATIENCE_S = 600
+UNITS = {"gbit": 10**9, "mbit": 10**6}
+
+
+@dataclass
+class Contestant:
+    """One process on each host."""
+
+    name: str
+    processes: list[subprocess.Popen[bytes]]
+    logs: list[Path]
+
+    def ask(self, each: Sequence[dict[str, Any]] = (), **all_of_them: Any) -> list[dict[str, Any]]:
+        """Ask all of them at once, and return what they answer."""
+        for index, process in enumerate(self.processes):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(all_of_them | (each[index] if each else {})).encode() + b"\n")
+            process.stdin.flush()
+        return self.answers()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return a line of each."""
+        return [self._answer(index) for index in range(len(self.processes))]
+
+    def _answer(self, index: int) -> dict[str, Any]:
+        out = self.processes[index].stdout
+        assert out is not None
+        is_there, _, _ = select.select([out], [], [], PATIENCE_S)
+        if not is_there or not (line := out.readline()):
+            why = "has ended" if is_there else f"has not answered for {PATIENCE_S} s"
+            last = [f"host {number}: {line}" for number, log in enumerate(self.logs, 1)
+                    for line in log.read_text().splitlines()[-12:]]  # fmt: skip
+            sys.exit("\n".join([f"hosts.py: {self.name} on host {index + 1} {why}", *last]))
+        return json.loads(line)
+
+
+def start(network: Network, number: int, words: Sequence[str], folder: Path) -> Contestant:
+    """Start a contestant; it is ready when it has answered once."""
+    size, name = len(network.names), "-".join(words[:2])
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("UNISONO_", "RANK", "WORLD_SIZE"))}
+    logs = [folder / f"{name}-{index}.log" for index in range(size)]
+    processes = []
+    for index in range(size):
+        place = {"RANK": index, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": index,
+                 "MASTER_ADDR": network.addresses[0], "MASTER_PORT": 29500 + number, "OMP_NUM_THREADS": 1,
+                 "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+        command = [*network.within(index), sys.executable, str(HERE / "hosts_rank.py"), *words]
+        with logs[index].open("w") as log:
+            processes.append(subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0,
+                env=clean | {key: str(value) for key, value in place.items()},
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - no threads here
+            ))  # fmt: skip
+    return Contestant(name, processes, logs)
+
+
+class Field:
+    """The hosts and all contestants on them; everything ends with it."""
+
+    def __init__(self, hosts: int, replicas: Sequence[int], options: dict[str, Any]) -> None:
+        self.hosts, self.replicas = hosts, replicas
+        self.bandwidths: dict[str, tuple[float, float]] = {}
+        with contextlib.ExitStack() as still:
+            folder = Path(still.enter_context(tempfile.TemporaryDirectory()))
+            self.network = Network(hosts, direct=hosts == 2)
+            still.callback(self.network.close)
+            self._started: list[Contestant] = []
+            still.callback(self._end)
+            wanted = [["plain"], *(["exact", str(count), json.dumps(options)] for count in replicas)]
+            self._started += [start(self.network, number, words, folder) for number, words in enumerate(wanted)]
+            for contestant in self._started:
+                contestant.answers()
+            self.plain, *exact = self._started
+            self.exact = dict(zip(replicas, exact, strict=True))
+            self.open = still.pop_all()
+
+    def _end(self) -> None:
+        for contestant in self._started:
+            for process in contestant.processes:
+                process.kill()
+                process.wait()
+
+    def build(self, model: str, tells: Sequence[str]) -> int:
+        """Build a model everywhere, over a free link, and return the bytes of its gradients."""
+        self.network.slow_down(None)
+        samples = {str(count): SAMPLES[model] * self.hosts // count for count in self.replicas}
+        for contestant in self.exact.values():
+            contestant.ask(do="build", model=model, samples=samples, ways=["exact"])
+        ways = ["ddp", *tells, *(f"compute-{count}" for count in self.replicas)]
+        return self.plain.ask(do="build", model=model, samples=samples, ways=ways)[0]["bytes"]
+
+    def limit(self, link: str) -> tuple[float, float]:
+        """Limit what the hosts send, and return bytes/s of a stream: all at once, and one alone."""
+        burst = max(16_000, rate_of(link) // 8000)  # a millisecond's, or some packets: what a pause gives for nothing
+        self.network.slow_down(None if link == "none" else link, f"{burst}b")
+        if link not in self.bandwidths:
+            num_bytes = 2**28 if link == "none" else min(2**28, max(2**20, rate_of(link) // 16))  # half a second
+            self.bandwidths[link] = (self._stream(num_bytes, range(self.hosts)), self._stream(num_bytes, [0]))
+        return self.bandwidths[link]
+
+    def _stream(self, num_bytes: int, senders: Iterable[int]) -> float:
+        """Return the median of the slowest stream's bytes/s, of three times."""
+        peers = [{"peer": self.network.addresses[(index + 1) % self.hosts]} for index in range(self.hosts)]
+        times = [self.plain.ask(peers, do="stream", num_bytes=num_bytes, senders=list(senders)) for _ in range(3)]
+        return statistics.median(min(said["rate"] for said in told if said["rate"]) for told in times)
+
+
+def rate_of(link: str) -> int:
+    """Return bits per second; of no limit, 10 Gbit."""
+    return 10**10 if link == "none" else int(link[:-4]) * UNITS[link[-4:]]
+
+
+def play(ways: dict[str, tuple[Contestant, str]], rounds: int, seconds: float) -> dict[str, list[dict[str, float]]]:
+    """Let every way take a block in turn, and return (seconds of a step, bytes sent) of its slowest rank, by round.
+
+    Ends when the time is over, after a whole round.
+    """
+    began, steps, found = time.monotonic(), {}, {way: [] for way in ways}
+
+    def block(way: str, warm_up: int, count: int) -> dict[str, float]:
+        contestant, name = ways[way]
+        told = contestant.ask(do="block", way=name, warm_up=warm_up, steps=count)
+        return {key: max(said[key] for said in told) for key in ("seconds", "sent")}
+
+    for way in ways:
+        first = block(way, 0, 1)["seconds"]  # the first steps learn: sizes of buckets, memory
+        steps[way] = block(way, 2, 1)["seconds"] if first < 5 else first
+    for index in range(rounds):
+        since = time.monotonic()
+        for way in ways if index % 2 == 0 else reversed(ways):
+            length = 0.3 if way.startswith("compute") else 1.0  # seconds; what sends nothing varies less
+            found[way].append(block(way, int(steps[way] < 3), max(1, min(20, int(length / steps[way])))))
+        now = time.monotonic()
+        if now - began + (now - since) > seconds:
+            break
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    """Return the options; ends with 2 where one of them names nothing."""
+    parser = parser_of(__doc__, rounds=9)
+    parser.add_argument("--hosts", default="2,3", help="how many hosts (2,3)")
+    parser.add_argument("--models", default=",".join(SAMPLES), help=f"of {', '.join(SAMPLES)} (all)")
+    parser.add_argument("--links", default="none,10gbit,1gbit,200mbit", help=f"of {', '.join(LINKS)}")
+    parser.add_argument("--ways", default="ddp-whole", help=f"told beside: of {', '.join(TELLS)}")
+    parser.add_argument("--replicas", help="(as many as hosts, twice as many; of 3 hosts 8 too)")
+    parser.add_argument("--run", default="{}", metavar="JSON", help="options of Run: a variant")
+    parser.add_argument("--seconds", type=float, default=200, help="longest time of a cell (200)")
+    parser.add_argument("--again", action="store_true", help="take cells that are there of this src too")
+    parser.add_argument("--picture", action="store_true", help="draw the records, measure nothing")
+    given = parser.parse_args()
+    if given.quick:
+        given.hosts, given.models, given.links, given.replicas, given.seconds = "2", "SimpleCNN", "200mbit", "2", 5
+    given.counts = [int(word) if word.isdigit() else 0 for word in given.hosts.split(",")]
+    if not all(1 < count < 9 for count in given.counts):
+        stop(f"expected --hosts from 2 to 8, got {given.hosts!r}")
+    for name, known in (("models", tuple(SAMPLES)), ("links", LINKS), ("ways", TELLS)):
+        words = [word for word in getattr(given, name).split(",") if word]
+        if odd := [word for word in words if word not in known]:
+            stop(f"expected --{name} of {', '.join(known)}; got {', '.join(odd)}")
+        setattr(given, name, words)
+    try:
+        given.options = json.loads(given.run)
+    except ValueError:
+        stop(f"expected --run to be JSON, got {given.run!r}")
+    if given.replicas and not all(word.isdigit() and int(word) for word in given.replicas.split(",")):
+        stop(f"expected --replicas to be numbers, got {given.replicas!r}")
+    return given
+
+
+def replicas_of(given: argparse.Namespace, hosts: int) -> list[int]:
+    """Return the numbers of replicas of so many hosts; DDP needs the first, one micro-batch a rank."""
+    asked = [int(word) for word in given.replicas.split(",")] if given.replicas else [2 * hosts, *([8] * (hosts == 3))]
+    return list(dict.fromkeys([hosts, *asked]))
+
+
+def cells(given: argparse.Namespace, hosts: int) -> Iterator[tuple[str, str, str]]:
+    """Yield (model, link, beginning of the records' names) of what is missing."""
+    path = (given.out or RESULTS) / "hosts.json"
+    there = {one.name: one.commit for one in read(path)} if path.exists() else {}
+    for model in given.models:
+        for link in given.links:
+            variant = slug(given.run) if given.options else ""
+            cell = slug(f"{model} {hosts} {link} {variant}")
+            commits = {there.get(f"{cell}-exact-{count}") for count in replicas_of(given, hosts)}
+            if given.again or not all(commit and is_same_source(commit, HERE / "hosts.py") for commit in commits):
+                yield model, link, cell
+            else:
+                print(f"{cell}: is there already, of this src", flush=True)
+
+
+def measure(given: argparse.Namespace, hosts: int) -> None:
+    """Take what is missing of so many hosts, and record each cell when it is done."""
+    todo, built = list(cells(given, hosts)), ""
+    if not todo:
+        return
+    replicas = replicas_of(given, hosts)
+    field = Field(hosts, replicas, given.options)
+    with field.open:
+        for model, link, cell in todo:
+            if model != built:
+                num_bytes, built = field.build(model, given.ways), model
+            both, one_way = field.limit(link)
+            ways = {"ddp": (field.plain, "ddp"), **{way: (field.plain, way) for way in given.ways}}
+            for count in replicas:
+                ways |= {f"exact-{count}": (field.exact[count], "exact"),
+                         f"compute-{count}": (field.plain, f"compute-{count}")}  # fmt: skip
+            found = play(ways, rounds_of(given), given.seconds)
+            picked = [
+                f"--{name} {value}" for name, value in (("rounds", given.rounds), ("replicas", given.replicas)) if value
+            ]
+            picked += [f"--run '{given.run}'"] if given.options else []
+            facts = {
+                "model": model, "hosts": hosts, "link": link, "variant": f", {given.run}" if given.options else "",
+                "Mbit/s": rounded(both * 8e-6), "one way, Mbit/s": rounded(one_way * 8e-6),
+                "batch": SAMPLES[model] * hosts, "MB of gradients": round(num_bytes / 1e6, 2),
+                "wire_ms": 2e3 * (hosts - 1) / hosts * num_bytes / both,
+                "buckets": ", ".join(map(str, field.plain.ask(do="buckets")[0]["buckets"])) or "one, not yet rebuilt",
+                "command": " ".join(["python benchmarks/hosts.py", *(["--quick"] if given.quick else []),
+                                     f"--hosts {hosts} --models {model} --links {link}", *picked]),
+            }  # fmt: skip
+            rows = records(cell, found, facts, {f"exact-{count}": count % hosts == 0 for count in replicas})
+            show(rows)
+            keep(given, rows)
+
+
+def main() -> None:
+    given = arguments()
+    if given.picture:
+        draw(given.out or RESULTS)
+        return
+    if why := lacking_network():
+        stop(f"left out, {why}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the hosts go too
+    remove_left_overs()
+    for hosts in given.counts:
+        measure(given, hosts)
+
+
+if __name__ == "__main__":
+    main()

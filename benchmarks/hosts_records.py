@@ -1,0 +1,125 @@
+"""Records and the picture of `hosts`."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import slug, table
+from results import ROOT, Bar, Result, read
+
+PICTURE = ROOT / "docs" / "pictures" / "hosts.svg"
+TELLS = ("ddp-whole", "ddp-bf16", "ddp-powersgd")
+"""Kinds of DDP beside which DDP as it is is shown."""
+
+
+def records(
+    cell: str, found: dict[str, list[dict[str, float]]], facts: dict[str, Any], bar: dict[str, bool]
+) -> list[Result]:
+    """Return the rows of a cell: each number of replicas beside DDP and beside the limit, other DDPs beside DDP.
+
+    Args:
+        cell: Beginning of their names.
+        found: By way.
+        facts: What the cell is: model, hosts, link, variant, and what was measured of it.
+        bar: For each way of ours, whether it has bars.
+    """
+    times = {way: [1e3 * one["seconds"] for one in taken] for way, taken in found.items()}
+    sent = {way: round(statistics.median(one["sent"] for one in taken) / 1e6, 3) for way, taken in found.items()}
+    common = {"topic": "Between hosts", "command": facts["command"]}
+    settings = {
+        key: facts[key] for key in ("model", "hosts", "link", "Mbit/s", "one way, Mbit/s", "batch", "MB of gradients")
+    }
+    label = f"{facts['model']} on {facts['hosts']} hosts, link {facts['link']}{facts['variant']}"
+    wire = facts["wire_ms"]
+    rows = []
+    for way in (way for way in times if way.startswith("exact-")):
+        count = int(way.partition("-")[2])
+        alone = statistics.median(times[f"compute-{count}"])
+        limit, theirs = max(alone, wire), statistics.median(times["ddp"])
+        allowed = theirs / limit
+        more = {"replicas": count, "computing, ms": round(alone, 1), "wire, ms": round(wire, 1),
+                "limit, ms": round(limit, 1), "sent, MB": sent[way], "DDP sent, MB": sent["ddp"],
+                "DDP of the limit, %": round(100 / allowed, 1)}  # fmt: skip
+        least = 1.15 if allowed >= 1.25 else 1.0
+        rows.append(Result.of(
+            f"{cell}-{way}", times[way], against=times["ddp"], peer="DDP over gloo", unit="ms a step", **common,
+            what=f"a step of {label}", bar=Bar(of="ratio", at_least=least) if bar[way] else None,
+            settings=settings | more, note=f"DDP's buckets, MB: {facts['buckets']}",
+        ))  # fmt: skip
+        rows.append(Result.of(
+            f"{cell}-{way}-limit", [100 * limit / one for one in times[way]], unit="% of the limit", **common,
+            what=f"how near {label} comes to the limit", bar=Bar(at_least=90) if bar[way] else None,
+            settings=settings | more,
+        ))  # fmt: skip
+    rows += [
+        Result.of(f"{cell}-{way}", times[way], against=times["ddp"], peer="DDP over gloo", unit="ms a step", **common,
+                  what=f"a step of {way}, {label}", settings=settings | {"sent, MB": sent[way]})
+        for way in times if way in TELLS
+    ]  # fmt: skip
+    return rows
+
+
+def show(rows: Sequence[Result]) -> None:
+    """Print a cell: a line for each number of replicas, and for each other DDP."""
+    lines = []
+    for row in (row for row in rows if row.peer is not None):
+        told, share = row.settings, next((one for one in rows if one.name == f"{row.name}-limit"), None)
+        low, high = row.ratio_interval or (row.ratio, row.ratio)
+        limit = "" if share is None else f"{told['limit, ms']} ({told['computing, ms']}, {told['wire, ms']})"
+        lines.append((
+            row.name, str(row.median), str(row.peer_median), f"{row.ratio:.2f} ({low:.2f}-{high:.2f})", limit,
+            "" if share is None else f"{share.median:.0f} %", f"{told['sent, MB']}", f"{len(row.samples)}",
+            f"{row.verdict}, {share.verdict}" if share else row.verdict,
+        ))  # fmt: skip
+    told = rows[0].settings
+    print(f"{rows[0].what}: a stream of {told['Mbit/s']} Mbit/s (one way {told['one way, Mbit/s']})")
+    table(("", "ms", "DDP", "times DDP", "limit (compute, wire)", "of it", "MB", "rounds", "verdicts"), lines)
+
+
+def draw(folder: Path) -> None:
+    """Draw the time of a step over the bandwidth, beside DDP's and the limit: one chart for each model and hosts.
+
+    One replica a host; without variants. Needs two links at least.
+    """
+    from unisono.report.charts import Series
+    from unisono.report.content import Section, line_view
+    from unisono.report.picture import draw_section
+
+    found: dict[tuple[int, str], list[Result]] = {}
+    path = folder / "hosts.json"
+    for row in read(path) if path.exists() else []:
+        hosts, model, link = (row.settings.get(key) for key in ("hosts", "model", "link"))
+        if row.name == f"{slug(f'{model} {hosts} {link}')}-exact-{hosts}":
+            found.setdefault((int(hosts), str(model)), []).append(row)
+    charts = []
+    for (hosts, model), rows in sorted(found.items()):
+        rows.sort(key=lambda row: row.settings["Mbit/s"])
+        if len(rows) < 2:
+            continue
+        rates = [float(row.settings["Mbit/s"]) for row in rows]
+        alone = statistics.median(float(row.settings["computing, ms"]) for row in rows)
+        wire = statistics.median(float(row.settings["wire, ms"]) * rate for row, rate in zip(rows, rates, strict=True))
+        bends = sorted({rates[0], rates[-1], *([wire / alone] if rates[0] < wire / alone < rates[-1] else [])})
+        limit = [(rate, max(alone, wire / rate)) for rate in bends]
+        lines = [
+            Series(name="unisono", points=list(zip(rates, [row.median for row in rows], strict=True)),
+                   spread=[row.quartiles or [row.median] * 2 for row in rows]),
+            Series(name="DDP over gloo", points=list(zip(rates, [row.peer_median for row in rows], strict=True))),
+            Series(name="limit", points=limit, is_limit=True),
+        ]  # fmt: skip
+        ends = [y for line in lines for _, y in line.points]
+        charts.append(line_view(
+            f"{model}, {hosts} hosts", lines, "Mbit/s of a TCP stream while all send", "{:,.0f}".format, time_words,
+            log_x=True, log_y=(0.8 * min(ends), 1.25 * max(ends)),
+        ))  # fmt: skip
+    if not charts:
+        raise SystemExit(f"hosts.py: expected records of two links for a model in {path}, found none")
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["The limit: computing alone, or the bytes that each host has to send over what the wire carries."]
+    draw_section(Section(title="Time of a step over the bandwidth between hosts", lines=lines, charts=charts), PICTURE)
+    print(PICTURE)
+
+
+def time_words(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:.3g} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"

@@ -1,0 +1,92 @@
+"""The sum of a buffer along the canonical tree, bucket by bucket, so that it can begin before the last one is there.
+
+An `Exchange` is what a step holds of its transport: `start`, `give` for every bucket in the order of
+`pieces.cut_into_buckets`, `finish`. Where a transport has nothing better, a bucket is one `tree_all_reduce`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from unisono.collectives.reduce import note_of, reduce_agreed
+from unisono.collectives.transport import Transport
+from unisono.collectives.tree import Node
+
+Partials = Sequence[tuple[Node, Tensor]]
+"""Subtrees of one rank and their sums: contiguous one-dimensional tensors of equal length."""
+
+
+class Exchange(ABC):
+    """Sums the buckets of one step after the other; all ranks call it alike, with buckets of equal lengths.
+
+    Attributes:
+        is_overlapped: Whether beginning before all buckets are there is worth two threads.
+    """
+
+    is_overlapped: bool = False
+
+    @abstractmethod
+    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int) -> None:
+        """Begin a step.
+
+        Args:
+            outs: Each bucket's place for the result, in the order in which they will be given. A bucket's partials may
+                lie in the same memory.
+            placement: The leaves that each rank hosts, in rank order.
+            leaves: Leaves of the tree (replicas that have a sample), at least 1.
+
+        Raises:
+            RankDivergence: The ranks are about to exchange other sizes.
+            PeerLost: A rank went away.
+        """
+
+    @abstractmethod
+    def give(self, partials: Partials) -> None:
+        """Hand over this rank's partial sums of the next bucket; they must stay as they are until `finish` is done.
+
+        Raises:
+            PeerLost: A rank went away.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Return when every bucket's result is in its place; a second thread may call it right after `start`.
+
+        Raises:
+            PeerLost: A rank went away.
+        """
+
+    def choose_codec(self, mode: str) -> None:  # noqa: B027 - most send nothing over a wire
+        """Say how what crosses the wire is coded from the next step on: ``none``, ``planes``, or ``auto``."""
+
+    def give_up(self) -> None:  # noqa: B027 - most have nothing that waits
+        """Let a thread in `finish` return: no more will be given."""
+
+
+class OneByOne(Exchange):
+    """Sums each bucket when it is given, and waits for it.
+
+    Args:
+        transport: Joins the ranks.
+        is_overlapped: See `Exchange`.
+    """
+
+    def __init__(self, transport: Transport, *, is_overlapped: bool = False) -> None:
+        self._transport, self.is_overlapped = transport, is_overlapped
+
+    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int) -> None:
+        self._outs, self._placement, self._leaves = iter(outs), placement, leaves
+        if self._transport.board is None and outs:
+            self._transport.agree(note_of(outs, leaves))
+
+    def give(self, partials: Partials) -> None:
+        reduce_agreed(partials, self._placement, self._leaves, next(self._outs), self._transport)
+
+    def finish(self) -> None:
+        pass
+
+
+def exchange_over(transport: Transport, *, on_cpu: bool = True) -> Exchange:
+    """Return the way in which a transport sums buckets; one of its own is for CPU tensors."""
+    return OneByOne(transport) if transport.make_exchange is None or not on_cpu else transport.make_exchange()

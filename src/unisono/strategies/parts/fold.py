@@ -1,0 +1,162 @@
+"""A replica's gradients on their way into the sums of its rank: one pass over memory, and no copy where the tree adds.
+
+The tree says that a leaf is either kept until its right neighbour comes, or added to its left neighbour at once. Only
+the first kind needs memory of its own. Large gradients are taken in one by one, while the backward pass goes on, and
+freed: all gradients of a replica need not be there at once, beside the sums.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from unisono.collectives.tree import Node, are_siblings, push
+from unisono.determinism.switches import checksum
+from unisono.errors import StepError
+from unisono.strategies.parts.flat import FlatBuffer, are_finite, fold, is_finite
+
+T = TypeVar("T")
+
+_LARGE_BYTES = 1 << 20
+"""A gradient of so many bytes takes 50 times as long to be added as its hook takes to be called."""
+
+
+@final
+class Fold:
+    """Where a replica's gradients and buffers go.
+
+    Args:
+        sums: Of the rank's replicas before it, left to right.
+        replica: Its index.
+        leaves: Leaves of the whole tree.
+        new_leaf: Returns memory for a leaf.
+
+    Attributes:
+        target: What they are copied into, or added to.
+        out: What will hold the sum of the whole tree.
+    """
+
+    def __init__(
+        self, sums: Sequence[tuple[Node, FlatBuffer]], replica: int, leaves: int, new_leaf: Callable[[], FlatBuffer]
+    ) -> None:
+        self._sums, self._replica, self.leaves = sums, replica, leaves
+        self._adds = bool(sums) and are_siblings(sums[-1][0], (replica, replica + 1), leaves)
+        self.target = sums[-1][1] if self._adds else new_leaf()
+        self.out = sums[0][1] if sums else self.target
+
+    def put(self, indices: Sequence[int], grads: Sequence[Tensor | None]) -> None:
+        """Take in the gradients of some parameters, by their index in the layout; None where there is none."""
+        fold([self.target.gradients[index] for index in indices], grads, adds=self._adds)
+
+    def are_finite(self, indices: Sequence[int], grads: Sequence[Tensor | None]) -> bool:
+        """Whether no element of these gradients, which have been taken in, is NaN or infinite."""
+        return all(is_finite(self.target.gradients[index]) for index in indices) or are_finite(grads)
+
+    def put_floats(self, floats: Sequence[Tensor]) -> None:
+        """Take in the floating-point buffers."""
+        fold(self.target.buffers, floats, adds=self._adds)
+
+    def sums(self, part: Callable[[FlatBuffer], T], add: Callable[[T, T], T]) -> list[tuple[Node, T]]:
+        """Return the rank's sums with the replica in them.
+
+        Args:
+            part: Which part of the buffers; what it covers must have been taken in.
+            add: Returns left + right, in the memory of left.
+        """
+        stack: list[tuple[Node, Any]] = [(node, part(buffer)) for node, buffer in self._sums]
+        leaf = None if self._adds else part(self.target)  # None: its neighbour holds it already
+        push(stack, self._replica, leaf, self.leaves, lambda left, right: left if right is None else add(left, right))
+        return stack
+
+
+@final
+class EarlyFold:
+    """Takes large gradients off the model as soon as autograd has left them there.
+
+    One that arrives twice in a pass (reentrant checkpointing), or that a hook of the program writes into, must be whole
+    before it is added to others. So the first replica is only watched: where that happens, nothing is taken early from
+    then on; where it happens later for the first time, the step is refused.
+
+    Args:
+        parameters: The trainable ones by name, in the layout's order.
+        num_hooks: Of ours on a parameter, this one's among them; where there are more, a program may read gradients.
+
+    Attributes:
+        hooked: The parameters that have its hook, by index.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], num_hooks: int = 1) -> None:
+        self._num_hooks = num_hooks
+        self._large = {
+            index: (name, parameter)
+            for index, (name, parameter) in enumerate(parameters.items())
+            if parameter.nbytes >= _LARGE_BYTES and parameter.device.type == "cpu"
+        }
+        self.hooked = frozenset(self._large)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, (_, parameter) in self._large.items()
+        ]
+        self._is_open = self._is_watched = self._is_refused = False
+        self._fold: Fold | None = None
+        self._arrived: dict[int, int] = {}  # while only watching: checksums; else whether what was taken is finite
+
+    def start(self, new_fold: Callable[[], Fold]) -> None:
+        """Look at the passes to come, which are a replica's; `new_fold` returns where its gradients go."""
+        if self._hooks:
+            self._is_open, self._arrived = True, {}
+            self._fold = new_fold() if self._is_watched else None
+
+    def end(self) -> tuple[Fold | None, Mapping[int, int]]:
+        """Return where gradients have gone, None if nowhere; which ones, by index, and whether each was finite.
+
+        Raises:
+            StepError: A gradient has arrived once more after it was added.
+        """
+        fold, self._fold, is_open, self._is_open = self._fold, None, self._is_open, False
+        if fold is None:
+            if is_open:
+                self._is_watched = True
+                if self._is_refused or any(self._has_changed(index) for index in self._arrived):
+                    self.close()
+            return None, {}
+        for index in self._arrived:
+            name, parameter = self._large[index]
+            if parameter.grad is not None:
+                raise StepError(
+                    f"the gradient of {name!r} arrived again after it had been added to those of other replicas; in "
+                    "the first replica none did. Hint: overlap='off' takes gradients after the backward pass."
+                )
+        return fold, self._arrived
+
+    def give_up(self) -> None:
+        """Leave a step that has failed."""
+        self._fold, self._is_open = None, False
+
+    def close(self) -> None:
+        """Take the hooks away; safe to call twice."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.give_up()
+
+    def _has_changed(self, index: int) -> bool:
+        grad = self._large[index][1].grad
+        return grad is None or checksum([grad]) != self._arrived[index]
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def take(parameter: Tensor) -> None:
+            grad = parameter.grad
+            if not self._is_open or grad is None or grad.layout is not torch.strided:
+                return
+            if index in self._arrived:
+                self._is_refused = True
+            elif self._fold is None:
+                self._arrived[index] = checksum([grad])
+            elif len(parameter._post_accumulate_grad_hooks) == self._num_hooks:
+                parameter.grad = None
+                self._fold.put([index], [grad])
+                self._arrived[index] = self._fold.are_finite([index], [grad])
+
+        return take

@@ -1,0 +1,22 @@
+"""The exchange by messages between pairs of ranks; its bits and bytes are tested in `collectives.test_exchange`."""
+
+import pytest
+
+from collectives.launched import launched
+
+SIZES = [2, 3]
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_a_step_that_failed_leaves_nothing_for_later_ones(world_size):
+    """What ranks have sent and posted for a step that was given up reaches no later step."""
+    assert [seen["left_behind"] for seen in launched(world_size)] == [{"right": True}] * world_size
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_ranks_with_other_buffers_are_told(world_size):
+    """Lengths that differ, even in the last group alone, are an error in words on every rank before a byte is sent."""
+    for seen in launched(world_size):
+        assert seen["other_buckets"].startswith("RankDivergence: ")
+        for length in (64, 96):
+            assert f"tree_all_reduce of 4096 x float32 + {length} x float64, 2 leaves" in seen["other_buckets"]
