@@ -35,6 +35,7 @@ from unisono.data.sampler import ExactSampler, Indices
 from unisono.system.memory import keep_freed_memory
 
 WORKERS = 2
+FIRST = 8  # batches of a pass that are left out
 SIZES = {28: (128, 40_000), 64: (64, 16_000), 224: (32, 3_200)}  # side of the image: batch, samples
 BLOCK, CROPS = 1024, 12  # tokens of a crop, crops of a batch: nanoGPT's defaults
 MEAN, STD = torch.full((3, 1, 1), 120.0), torch.full((3, 1, 1), 60.0)
@@ -111,10 +112,10 @@ def theirs(data: Any, batch: int, *, workers: int) -> Iterator[Any]:
     return iter(DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers))
 
 
-def rate(batches: Callable[[], Iterator[Any]], *, skip: int = 8) -> float:
+def rate(batches: Callable[[], Iterator[Any]]) -> float:
     """Return samples per second of a pass, without its first batches."""
     pass_ = batches()
-    for x, _ in itertools.islice(pass_, skip):
+    for x, _ in itertools.islice(pass_, FIRST):
         x.sum()
     began, count = time.perf_counter(), 0
     for x, _ in pass_:
@@ -139,7 +140,7 @@ def compare(ways: dict[str, Callable[[], Iterator[Any]]], rounds: int, peer: str
 def images(rounds: int, quick: bool) -> Iterator[Result]:
     least = Bar(of="ratio", at_least=1.3)
     for side, (batch, count) in SIZES.items():
-        data = Images(pixels_of(side, count // (40 if quick else 1)))
+        data = Images(pixels_of(side, 2 * FIRST * batch if quick else count))
         peer = partial(theirs, Images(data.pixels, augmented), batch, workers=WORKERS)
         settings = {"side": side, "batch": batch, "loader processes": WORKERS}
         ways = {"ours": partial(ours, data, batch, workers=WORKERS, change=augmented), "peer": peer}
