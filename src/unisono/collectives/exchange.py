@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from unisono.collectives.reduce import note_of, reduce_agreed
+from unisono.collectives.reduce import note_of, tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node
 
@@ -77,11 +77,12 @@ class OneByOne(Exchange):
 
     def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int) -> None:
         self._outs, self._placement, self._leaves = iter(outs), placement, leaves
-        if self._transport.board is None and outs:
+        on_board = self._transport.board is not None and all(out.device.type == "cpu" for out in outs)
+        if outs and not on_board:
             self._transport.agree(note_of(outs, leaves))
 
     def give(self, partials: Partials) -> None:
-        reduce_agreed(partials, self._placement, self._leaves, next(self._outs), self._transport)
+        tree_all_reduce(partials, self._placement, self._leaves, next(self._outs), self._transport, is_agreed=True)
 
     def finish(self) -> None:
         pass

@@ -21,6 +21,8 @@ def tree_all_reduce(
     leaves: int,
     out: Tensor,
     transport: Transport,
+    *,
+    is_agreed: bool = False,
 ) -> None:
     """Add the partial sums of all ranks in canonical order; every rank calls it and gets the same bits.
 
@@ -30,6 +32,7 @@ def tree_all_reduce(
         leaves: Leaves of the tree (replicas that have a sample), at least 1.
         out: Like the partials, overwritten with the result; may be one of them.
         transport: Joins the ranks.
+        is_agreed: Whether the ranks have made sure that their sizes agree; boards always do.
 
     Raises:
         PeerLost: A rank went away.
@@ -40,29 +43,8 @@ def tree_all_reduce(
         if total.data_ptr() != out.data_ptr():
             out.copy_(total)
         return
-    if transport.board is None or out.device.type != "cpu":
+    if not is_agreed and (transport.board is None or out.device.type != "cpu"):
         transport.agree(note_of([out], leaves))
-    reduce_agreed(partials, placement, leaves, out, transport)
-
-
-def note_of(outs: Sequence[Tensor], leaves: int) -> str:
-    """Return in words what the ranks must do alike: the buffers that are summed, and the tree."""
-    lengths: dict[torch.dtype, int] = {}
-    for out in outs:
-        lengths[out.dtype] = lengths.get(out.dtype, 0) + len(out)
-    sizes = " + ".join(f"{length} x {str(dtype)[6:]}" for dtype, length in lengths.items())
-    return f"tree_all_reduce of {sizes}, {leaves} leaves"
-
-
-def reduce_agreed(
-    partials: Sequence[tuple[Node, Tensor]],
-    placement: Sequence[range],
-    leaves: int,
-    out: Tensor,
-    transport: Transport,
-) -> None:
-    """Do what `tree_all_reduce` does, between ranks that have made sure that their sizes agree (boards always do)."""
-    world_size = transport.world_size
     owned = owned_nodes(tuple(placement), leaves)
     if transport.board is not None and out.device.type == "cpu":
         mine, note = [partial for _, partial in partials], transport.told(note_of([out], leaves))
@@ -88,3 +70,12 @@ def _by_destination(partials: Sequence[tuple[Node, Tensor]], world_size: int, li
         return partials[0][1]  # one partial lies in destination order already
     # (partials, world_size, chunk) -> (world_size, partials, chunk)
     return torch.stack([partial.view(world_size, -1) for _, partial in partials], dim=1).reshape(-1)
+
+
+def note_of(outs: Sequence[Tensor], leaves: int) -> str:
+    """Return in words what the ranks must do alike: the buffers that are summed, and the tree."""
+    lengths: dict[torch.dtype, int] = {}
+    for out in outs:
+        lengths[out.dtype] = lengths.get(out.dtype, 0) + len(out)
+    sizes = " + ".join(f"{length} x {str(dtype)[6:]}" for dtype, length in lengths.items())
+    return f"tree_all_reduce of {sizes}, {leaves} leaves"

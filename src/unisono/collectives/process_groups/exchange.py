@@ -154,7 +154,7 @@ class PieceExchange(Exchange):
                 self._changed.notify_all()
 
     def reduce(self, partials: Partials, placement: Sequence[range], leaves: int, out: Tensor) -> None:
-        """Add the partial sums of all ranks in canonical order, not coded; see `reduce.reduce_agreed`."""
+        """Add the partial sums of all ranks in canonical order, not coded; see `reduce.tree_all_reduce`."""
         buckets = cut_into_buckets(len(out), self._size, out.element_size())
         self._start([_part(out, bucket) for bucket in buckets], placement, leaves, 0)
         for bucket in buckets:
