@@ -12,7 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from harness import in_turn, join_world, parser_of, rounds_of, save
+from harness import in_turn, join_world, leave_group, parser_of, rounds_of, save
 from results import Bar, Result
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,7 +59,7 @@ def main() -> None:
                 )
             ],
         )
-    dist.destroy_process_group()
+    leave_group()
 
 
 class Job:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import in_turn, join_world, parser_of, rounds_of, save, slug
+from harness import in_turn, join_world, leave_group, parser_of, rounds_of, save, slug
 from results import Bar, Result
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -90,7 +90,7 @@ def main() -> None:
         )
     if dist.get_rank() == 0:
         save(given, found)
-    dist.destroy_process_group()
+    leave_group()
 
 
 def segment(step: Callable[[], object], count: int) -> float:

@@ -39,6 +39,7 @@ BATCH, PATIENCE_S = 128, 120
 
 def bare(data: Path, mark: Path, *, has_optimizer: bool) -> None:
     """Train one step; the process's place is in the variables that torchrun sets."""
+    import gc
     import gzip
 
     import numpy as np
@@ -92,6 +93,8 @@ def bare(data: Path, mark: Path, *, has_optimizer: bool) -> None:
                 weights.sub_(3e-3 * gradient)
     (mark / f"done-{rank}").touch()
     if world_size > 1:
+        del model, loss  # they hold the group, whose threads must not outlive the interpreter
+        gc.collect()
         torch.distributed.destroy_process_group()
 
 

@@ -59,6 +59,20 @@ def keep(given: argparse.Namespace, found: Iterable[Result]) -> None:
         write(folder / f"{Path(sys.argv[0]).stem}.json", found)
 
 
+def leave_group() -> None:
+    """Destroy the process group, and wait until its threads have let go of the last tensors.
+
+    A DistributedDataParallel that still lives holds the group: its threads may outlive the interpreter, which ends the
+    process by SIGABRT.
+    """
+    import torch.distributed
+
+    from unisono.system.leaving import await_gloo
+
+    torch.distributed.destroy_process_group()
+    await_gloo()
+
+
 def join_world(workers: int, *, torchrun: bool = False) -> None:
     """Start this program on so many processes, unless a launcher has started it already.
 

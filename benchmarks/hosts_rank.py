@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from exact_vs_ddp import JOBS, exact_step
+from harness import leave_group
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional as F
@@ -223,6 +224,7 @@ def main() -> None:
             case "stream":
                 said = stream(**asked)
         answers.write(json.dumps(said) + "\n")
+    leave_group()
 
 
 if __name__ == "__main__":

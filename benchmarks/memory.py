@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import UNISONO, in_turn, parser_of, rounds_of, run, save
+from harness import UNISONO, in_turn, leave_group, parser_of, rounds_of, run, save
 from results import Bar, Result
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -229,7 +229,7 @@ def theirs(way: Way, size: Size, x: Tensor) -> tuple[int, float]:
         optimizer.zero_grad()
         step(x.chunk(way.ranks)[rank]).backward()
         optimizer.step()
-    dist.destroy_process_group()
+    leave_group()
     return rank, start
 
 

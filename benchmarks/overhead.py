@@ -28,7 +28,7 @@ from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
-from harness import in_turn, join_world, parser_of, rounds_of, save, slug, stop
+from harness import in_turn, join_world, leave_group, parser_of, rounds_of, save, slug, stop
 from results import Bar, Result
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -288,7 +288,7 @@ def main() -> None:
                 ),
             ]
         save(given, found)
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

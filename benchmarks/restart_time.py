@@ -21,7 +21,7 @@ from functools import partial
 from math import inf, isinf
 from pathlib import Path
 
-from harness import UNISONO, in_turn, parser_of, rounds_of, save
+from harness import UNISONO, in_turn, leave_group, parser_of, rounds_of, save
 from results import Bar, Result
 
 STEPS, KILLED_AFTER, EVERY, BATCH = 60, 25, 10, 64
@@ -82,7 +82,7 @@ def train_torchrun(folder: Path) -> None:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(state, snapshot.with_suffix(".part"))
             snapshot.with_suffix(".part").replace(snapshot)
-    dist.destroy_process_group()
+    leave_group()
 
 
 def command(kind: str, folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ Rank 0 prints one JSON line per epoch: seconds of training, samples per second, 
 """
 
 import argparse
+import gc
 import json
 import time
 from pathlib import Path
@@ -70,6 +71,9 @@ def main() -> None:
             rate = len(work.train_set) / train_s
             line = {"epoch": epoch + 1, "train_s": train_s, "samples_per_s": rate, "accuracy": accuracy, "cpu_s": cpu_s}
             print(json.dumps(line), flush=True)
+    # DDP holds the group: while it lives, gloo's threads outlive the group, and sometimes the interpreter (SIGABRT).
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -2,14 +2,21 @@
 
 Torch 2.13 ends a process that still has one by "terminate called without an active exception" (SIGABRT) whenever
 gloo's threads are at work at that moment: measured in every second program whose rank left while others still reduced.
+A group that somebody still holds (as a DistributedDataParallel does) is not destroyed by `destroy_process_group`; its
+threads may still have to let go of their last tensors, which takes the interpreter's lock. So they are waited for.
 Must not import torch: a worker may never need it.
 """
 
 import atexit
 import sys
+import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+LONGEST_S = 5.0
+SLICE_S = 0.002
 
 _first: list[weakref.WeakMethod[Callable[[], None]]] = []
 
@@ -34,3 +41,27 @@ def _leave_groups() -> None:
         return
     if distributed.get_backend() == "gloo":  # nccl's groups end together or not at all
         distributed.destroy_process_group()
+    await_gloo()
+
+
+def await_gloo() -> None:
+    """Wait until gloo's threads sleep, at most `LONGEST_S`: they have been asleep while this one let them run."""
+    before, end = None, time.monotonic() + LONGEST_S
+    while (now := _gloo_threads()) and time.monotonic() < end:
+        if now == before and all(state == "S" for state, _ in now.values()):
+            break
+        before = now
+        time.sleep(SLICE_S)
+
+
+def _gloo_threads() -> dict[str, tuple[str, str]]:
+    """Return the state of each of gloo's working threads, and how often it has gone to sleep."""
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            if (thread / "comm").read_text() == "pt_gloo_runloop\n":
+                lines = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines())
+                found[thread.name] = (lines["State"].strip()[0], lines["voluntary_ctxt_switches"])
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+    return found
