@@ -156,6 +156,7 @@ TABLE = (
     Benchmark("start-up", "start_up.py", 2, "--rounds 3", 1),
     Benchmark("first-step", "first_step.py --mnist {mnist}", 4, "--mnist {mnist} --rounds 3", 1, ("mnist",)),
     Benchmark("replicas-cost", "replicas_cost.py", 3),
+    Benchmark("lm-step", "lm_step.py", 1, "--rounds 3", 0.5),
     Benchmark("loader", "loader.py", 3, "--rounds 3", 1),
     Benchmark("checkpoint-stall", "checkpoint_stall.py", 1, "--rounds 3", 0.5),
     Benchmark("memory", "memory.py", 8, "--only 'DDP, 1 rank' --only 'DDP, 2 ranks' --only 'exact V=8, 1 rank' "
@@ -163,6 +164,8 @@ TABLE = (
     Benchmark("data-start", "data_start.py --imdb {imdb} --mnist {mnist}", 4,
               "--imdb {imdb} --mnist {mnist} --rounds 1", 1, ("imdb", "mnist")),
     Benchmark("codec", "codec.py --imdb {imdb} --mnist {mnist}", 4, needs=("imdb", "mnist")),
+    Benchmark("rounded-accuracy", "rounded_accuracy.py --imdb {imdb} --mnist {mnist}", 14, needs=("imdb", "mnist"),
+              by_name=True),
     Benchmark("phase-cost", "phase_cost.py", 1, "--rounds 1", 0.5),
     Benchmark("pipeline-bubble", "pipeline_bubble.py", 4, "--rounds 1", 2),
     Benchmark("text-step", "text_step.py", 2),

@@ -3,9 +3,9 @@
     python benchmarks/codec.py [--imdb ARCHIVE --mnist DIR] [--rounds 5] [--quick] [--out DIR]
 
 Gradients of four models on real data (`real_gradients`), early and late in their training, in pieces of 1 MB. `planes`
-is `unisono.collectives.codec`. The others were candidates: zstd and lz4 (the system's libraries, left out where there
-are none) over all four byte planes, or over the plane of first bytes with the others as they are; that plane as numbers
-of 4 bits into a table of its 15 commonest bytes. A sample is one round over the pieces, one thread.
+is `unisono.collectives.coding.codec`. The others were candidates: zstd and lz4 (the system's libraries, left out where
+there are none) over all four byte planes, or over the plane of first bytes with the others as they are; that plane as
+numbers of 4 bits into a table of its 15 commonest bytes. A sample is one round over the pieces, one thread.
 
 Without both, as in a quick look, the data are invented.
 """
@@ -25,7 +25,7 @@ from harness import in_turn, parser_of, rounds_of, save, slug
 from real_gradients import gradients
 from results import Bar, Result
 
-from unisono.collectives.codec import decode, encode, room
+from unisono.collectives.coding.codec import decode, encode, room
 
 PIECE, PIECES = 1 << 18, 12
 STEPS = {"SimpleCNN 0.4 M": (1, 300), "GatedCNN 1.1 M": (1, 100), "MLP 7.9 M": (1, 60), "GPT 10 M": (1, 20)}

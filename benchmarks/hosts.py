@@ -1,24 +1,27 @@
 """Speed between hosts: the exact step beside torch DDP with gloo, over links of several rates, and beside the limit.
 
     python benchmarks/hosts.py [--hosts 2,3] [--models SimpleCNN,GatedCNN,MLP,GPT] [--links none,10gbit,1gbit,200mbit]
-                               [--ways ddp-whole,...] [--replicas 2,4] [--run JSON] [--rounds 9] [--seconds 200]
-                               [--again] [--picture] [--quick] [--out DIR]
+                               [--ways ddp-whole,...] [--ranks 1] [--replicas 2,4] [--run JSON] [--rounds 9]
+                               [--seconds 200] [--again] [--picture] [--quick] [--out DIR]
 
 Hosts are network namespaces of this machine with a host name each, two joined by a veth pair, more by a bridge; ``tc``
-limits what each of them sends. One process a host, one thread each. Contestants are processes of their own on the same
-hosts, which take blocks of steps in turn, every other round backwards; all keep freed memory as `Run` does. DDP is
-torch's own with its own buckets (their sizes are recorded) and gradients as views of them; ``ddp-whole`` (one bucket),
-``ddp-bf16`` and ``ddp-powersgd`` are told beside it where ``--ways`` names them. A sample is the time of a step in a
-block, of the slowest rank.
+limits what each of them sends. ``--ranks`` processes a host (1), one thread each. Contestants are processes of their
+own on the same hosts, which take blocks of steps in turn, every other round backwards; all keep freed memory as `Run`
+does. DDP is torch's own with its own buckets (their sizes are recorded) and gradients as views of them; ``ddp-whole``
+(one bucket), ``ddp-bf16`` and ``ddp-powersgd`` are told beside it where ``--ways`` names them, and so are
+``rounded-bf16`` and ``rounded-int8``, the exact step with ``--compress``, one replica a rank. A sample is the time of a
+step in a block, of the slowest rank.
 
 The limit is the longer of two: computing, a bare loop over the same micro-batches on all ranks at once without any
-exchange; and the wire, 2 (M - 1) / M of the gradients' bytes over what a plain TCP stream reaches between the same
-hosts while all send. ``sent`` is what the network device has counted, of the rank that sends most.
+exchange; and the wire, 2 (H - 1) / H of the gradients' bytes, of H hosts, over what a plain TCP stream reaches between
+them while all send. ``sent`` is what the network device has counted, of the rank that sends most.
 
 Bars: at least DDP's speed; 1.15 times it where the limit would allow 1.25; 90 % of the limit. Replicas that the hosts
 cannot share evenly (8 on 3) are told. A cell (hosts, model, link) is recorded when it is done, and not taken again of
 the same ``src`` without ``--again``; it ends after ``--seconds`` at the latest, with fewer rounds, but never less than
-one. ``--run`` are options of `Run` as JSON, for a variant with records of its own. ``--picture`` draws
+one. ``--run`` are options of `Run` as JSON, for a variant with records of its own; where it is
+``{"strategy": {"name": "exact", "island_steps": K}}``, blocks of ours have whole rounds, the wire counts once a round,
+and everything is told. ``--picture`` draws
 docs/pictures/hosts.svg of the records and measures nothing. Needs root, `ip` and `tc`.
 """
 
@@ -40,7 +43,7 @@ from typing import Any
 
 from catalogue import lacking_network
 from harness import keep, parser_of, rounds_of, slug, stop
-from hosts_records import TELLS, draw, records, show
+from hosts_records import ROUNDED, TELLS, draw, records, show
 from origin import ROOT, is_same_source
 from results import RESULTS, read, rounded
 
@@ -59,7 +62,7 @@ UNITS = {"gbit": 10**9, "mbit": 10**6}
 
 @dataclass
 class Contestant:
-    """One process on each host."""
+    """Its processes on all hosts, in rank order."""
 
     name: str
     processes: list[subprocess.Popen[bytes]]
@@ -83,24 +86,25 @@ class Contestant:
         is_there, _, _ = select.select([out], [], [], PATIENCE_S)
         if not is_there or not (line := out.readline()):
             why = "has ended" if is_there else f"has not answered for {PATIENCE_S} s"
-            last = [f"host {number}: {line}" for number, log in enumerate(self.logs, 1)
+            last = [f"rank {number}: {line}" for number, log in enumerate(self.logs)
                     for line in log.read_text().splitlines()[-12:]]  # fmt: skip
-            sys.exit("\n".join([f"hosts.py: {self.name} on host {index + 1} {why}", *last]))
+            sys.exit("\n".join([f"hosts.py: rank {index} of {self.name} {why}", *last]))
         return json.loads(line)
 
 
-def start(network: Network, number: int, words: Sequence[str], folder: Path) -> Contestant:
-    """Start a contestant; it is ready when it has answered once."""
-    size, name = len(network.names), "-".join(words[:2])
+def start(network: Network, ranks: int, number: int, words: Sequence[str], folder: Path) -> Contestant:
+    """Start a contestant, so many ranks on each host; it is ready when it has answered once."""
+    size, name = len(network.names) * ranks, "-".join([*words[:2], *words[3:]])
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("UNISONO_", "RANK", "WORLD_SIZE"))}
-    logs = [folder / f"{name}-{index}.log" for index in range(size)]
+    logs = [folder / f"{name}-{rank}.log" for rank in range(size)]
     processes = []
-    for index in range(size):
-        place = {"RANK": index, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": index,
+    for rank in range(size):
+        host, local = divmod(rank, ranks)
+        place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": host,
                  "MASTER_ADDR": network.addresses[0], "MASTER_PORT": 29500 + number, "OMP_NUM_THREADS": 1,
                  "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
-        command = [*network.within(index), sys.executable, str(HERE / "hosts_rank.py"), *words]
-        with logs[index].open("w") as log:
+        command = [*network.within(host), sys.executable, str(HERE / "hosts_rank.py"), *words]
+        with logs[rank].open("w") as log:
             processes.append(subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0,
                 env=clean | {key: str(value) for key, value in place.items()},
@@ -112,8 +116,10 @@ def start(network: Network, number: int, words: Sequence[str], folder: Path) -> 
 class Field:
     """The hosts and all contestants on them; everything ends with it."""
 
-    def __init__(self, hosts: int, replicas: Sequence[int], options: dict[str, Any]) -> None:
-        self.hosts, self.replicas = hosts, replicas
+    def __init__(
+        self, hosts: int, ranks: int, replicas: Sequence[int], options: dict[str, Any], ways: Sequence[str]
+    ) -> None:
+        self.hosts, self.ranks, self.replicas = hosts, ranks, replicas
         self.bandwidths: dict[str, tuple[float, float]] = {}
         with contextlib.ExitStack() as still:
             folder = Path(still.enter_context(tempfile.TemporaryDirectory()))
@@ -122,11 +128,16 @@ class Field:
             self._started: list[Contestant] = []
             still.callback(self._end)
             wanted = [["plain"], *(["exact", str(count), json.dumps(options)] for count in replicas)]
-            self._started += [start(self.network, number, words, folder) for number, words in enumerate(wanted)]
+            rounded = [way for way in ways if way in ROUNDED]
+            for way in rounded:
+                strategy = {"name": "exact", "compress": ROUNDED[way]}
+                wanted.append(["exact", str(hosts * ranks), json.dumps(options | {"strategy": strategy}), way])
+            for number, words in enumerate(wanted):
+                self._started.append(start(self.network, ranks, number, words, folder))
             for contestant in self._started:
                 contestant.answers()
             self.plain, *exact = self._started
-            self.exact = dict(zip(replicas, exact, strict=True))
+            self.exact = dict(zip([*replicas, *rounded], exact, strict=True))
             self.open = still.pop_all()
 
     def _end(self) -> None:
@@ -138,9 +149,10 @@ class Field:
     def build(self, model: str, tells: Sequence[str]) -> int:
         """Build a model everywhere, over a free link, and return the bytes of its gradients."""
         self.network.slow_down(None)
-        samples = {str(count): SAMPLES[model] * self.hosts // count for count in self.replicas}
+        samples = {str(count): SAMPLES[model] * self.hosts * self.ranks // count for count in self.replicas}
         for contestant in self.exact.values():
             contestant.ask(do="build", model=model, samples=samples, ways=["exact"])
+        tells = [way for way in tells if way not in ROUNDED]
         ways = ["ddp", *tells, *(f"compute-{count}" for count in self.replicas)]
         return self.plain.ask(do="build", model=model, samples=samples, ways=ways)[0]["bytes"]
 
@@ -155,8 +167,14 @@ class Field:
 
     def _stream(self, num_bytes: int, senders: Iterable[int]) -> float:
         """Return the median of the slowest stream's bytes/s, of three times."""
-        peers = [{"peer": self.network.addresses[(index + 1) % self.hosts]} for index in range(self.hosts)]
-        times = [self.plain.ask(peers, do="stream", num_bytes=num_bytes, senders=list(senders)) for _ in range(3)]
+        sending, idle = list(senders), {"peer": None, "takes": False}
+        each = [idle] * (self.hosts * self.ranks)
+        for host in range(self.hosts):  # its first rank
+            each[host * self.ranks] = {
+                "peer": self.network.addresses[(host + 1) % self.hosts] if host in sending else None,
+                "takes": (host - 1) % self.hosts in sending,
+            }
+        times = [self.plain.ask(each, do="stream", num_bytes=num_bytes) for _ in range(3)]
         return statistics.median(min(said["rate"] for said in told if said["rate"]) for told in times)
 
 
@@ -165,10 +183,12 @@ def rate_of(link: str) -> int:
     return 10**10 if link == "none" else int(link[:-4]) * UNITS[link[-4:]]
 
 
-def play(ways: dict[str, tuple[Contestant, str]], rounds: int, seconds: float) -> dict[str, list[dict[str, float]]]:
+def play(
+    ways: dict[str, tuple[Contestant, str]], rounds: int, seconds: float, every: int = 1
+) -> dict[str, list[dict[str, float]]]:
     """Let every way take a block in turn, and return (seconds of a step, bytes sent) of its slowest rank, by round.
 
-    Ends when the time is over, after a whole round.
+    Ends when the time is over, after a whole round. A block of ours has a multiple of `every` steps.
     """
     began, steps, found = time.monotonic(), {}, {way: [] for way in ways}
 
@@ -184,7 +204,8 @@ def play(ways: dict[str, tuple[Contestant, str]], rounds: int, seconds: float) -
         since = time.monotonic()
         for way in ways if index % 2 == 0 else reversed(ways):
             length = 0.3 if way.startswith("compute") else 1.0  # seconds; what sends nothing varies less
-            found[way].append(block(way, int(steps[way] < 3), max(1, min(20, int(length / steps[way])))))
+            count = max(1, min(20, int(length / steps[way])))
+            found[way].append(block(way, int(steps[way] < 3), -(-count // every) * every if "exact" in way else count))
         now = time.monotonic()
         if now - began + (now - since) > seconds:
             break
@@ -198,7 +219,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(SAMPLES), help=f"of {', '.join(SAMPLES)} (all)")
     parser.add_argument("--links", default="none,10gbit,1gbit,200mbit", help=f"of {', '.join(LINKS)}")
     parser.add_argument("--ways", default="ddp-whole", help=f"told beside: of {', '.join(TELLS)}")
-    parser.add_argument("--replicas", help="(as many as hosts, twice as many; of 3 hosts 8 too)")
+    parser.add_argument("--ranks", type=int, default=1, help="processes a host (1)")
+    parser.add_argument("--replicas", help="(as many as ranks, twice as many; of 3 ranks 8 too)")
     parser.add_argument("--run", default="{}", metavar="JSON", help="options of Run: a variant")
     parser.add_argument("--seconds", type=float, default=200, help="longest time of a cell (200)")
     parser.add_argument("--again", action="store_true", help="take cells that are there of this src too")
@@ -209,6 +231,8 @@ def arguments() -> argparse.Namespace:
     given.counts = [int(word) if word.isdigit() else 0 for word in given.hosts.split(",")]
     if not all(1 < count < 9 for count in given.counts):
         stop(f"expected --hosts from 2 to 8, got {given.hosts!r}")
+    if not 0 < given.ranks < 9:
+        stop(f"expected --ranks from 1 to 8, got {given.ranks}")
     for name, known in (("models", tuple(SAMPLES)), ("links", LINKS), ("ways", TELLS)):
         words = [word for word in getattr(given, name).split(",") if word]
         if odd := [word for word in words if word not in known]:
@@ -218,6 +242,8 @@ def arguments() -> argparse.Namespace:
         given.options = json.loads(given.run)
     except ValueError:
         stop(f"expected --run to be JSON, got {given.run!r}")
+    strategy = given.options.get("strategy")
+    given.every = (strategy.get("island_steps") or 1) if isinstance(strategy, dict) else 1
     if given.replicas and not all(word.isdigit() and int(word) for word in given.replicas.split(",")):
         stop(f"expected --replicas to be numbers, got {given.replicas!r}")
     return given
@@ -225,8 +251,9 @@ def arguments() -> argparse.Namespace:
 
 def replicas_of(given: argparse.Namespace, hosts: int) -> list[int]:
     """Return the numbers of replicas of so many hosts; DDP needs the first, one micro-batch a rank."""
-    asked = [int(word) for word in given.replicas.split(",")] if given.replicas else [2 * hosts, *([8] * (hosts == 3))]
-    return list(dict.fromkeys([hosts, *asked]))
+    size = hosts * given.ranks
+    asked = [int(word) for word in given.replicas.split(",")] if given.replicas else [2 * size, *([8] * (size == 3))]
+    return list(dict.fromkeys([size, *asked]))
 
 
 def cells(given: argparse.Namespace, hosts: int) -> Iterator[tuple[str, str, str]]:
@@ -236,7 +263,7 @@ def cells(given: argparse.Namespace, hosts: int) -> Iterator[tuple[str, str, str
     for model in given.models:
         for link in given.links:
             variant = slug(given.run) if given.options else ""
-            cell = slug(f"{model} {hosts} {link} {variant}")
+            cell = slug(f"{model} {hosts if given.ranks == 1 else f'{hosts}x{given.ranks}'} {link} {variant}")
             commits = {there.get(f"{cell}-exact-{count}") for count in replicas_of(given, hosts)}
             if given.again or not all(commit and is_same_source(commit, HERE / "hosts.py") for commit in commits):
                 yield model, link, cell
@@ -250,31 +277,37 @@ def measure(given: argparse.Namespace, hosts: int) -> None:
     if not todo:
         return
     replicas = replicas_of(given, hosts)
-    field = Field(hosts, replicas, given.options)
+    field = Field(hosts, given.ranks, replicas, given.options, given.ways)
     with field.open:
         for model, link, cell in todo:
             if model != built:
                 num_bytes, built = field.build(model, given.ways), model
             both, one_way = field.limit(link)
-            ways = {"ddp": (field.plain, "ddp"), **{way: (field.plain, way) for way in given.ways}}
+            ways = {"ddp": (field.plain, "ddp")}
+            ways |= {way: (field.exact[way], "exact") if way in ROUNDED else (field.plain, way) for way in given.ways}
             for count in replicas:
                 ways |= {f"exact-{count}": (field.exact[count], "exact"),
                          f"compute-{count}": (field.plain, f"compute-{count}")}  # fmt: skip
-            found = play(ways, rounds_of(given), given.seconds)
-            picked = [
-                f"--{name} {value}" for name, value in (("rounds", given.rounds), ("replicas", given.replicas)) if value
-            ]
+            found = play(ways, rounds_of(given), given.seconds, given.every)
+            asked = {"rounds": given.rounds, "replicas": given.replicas, "ranks": given.ranks - 1 and given.ranks}
+            picked = [f"--{name} {value}" for name, value in asked.items() if value]
             picked += [f"--run '{given.run}'"] if given.options else []
             facts = {
-                "model": model, "hosts": hosts, "link": link, "variant": f", {given.run}" if given.options else "",
+                "model": model, "hosts": hosts, "ranks a host": given.ranks, "link": link,
+                "variant": f", {given.run}" if given.options else "",
                 "Mbit/s": rounded(both * 8e-6), "one way, Mbit/s": rounded(one_way * 8e-6),
-                "batch": SAMPLES[model] * hosts, "MB of gradients": round(num_bytes / 1e6, 2),
-                "wire_ms": 2e3 * (hosts - 1) / hosts * num_bytes / both,
+                "batch": SAMPLES[model] * hosts * given.ranks, "MB of gradients": round(num_bytes / 1e6, 2),
+                "wire_ms": 2e3 * (hosts - 1) / hosts * num_bytes / both / given.every,
                 "buckets": ", ".join(map(str, field.plain.ask(do="buckets")[0]["buckets"])) or "one, not yet rebuilt",
                 "command": " ".join(["python benchmarks/hosts.py", *(["--quick"] if given.quick else []),
                                      f"--hosts {hosts} --models {model} --links {link}", *picked]),
             }  # fmt: skip
-            rows = records(cell, found, facts, {f"exact-{count}": count % hosts == 0 for count in replicas})
+            rows = records(
+                cell,
+                found,
+                facts,
+                {f"exact-{count}": given.every == 1 and count % (hosts * given.ranks) == 0 for count in replicas},
+            )
             show(rows)
             keep(given, rows)
 

@@ -166,14 +166,15 @@ def block(step: Step, warm_up: int, steps: int) -> dict[str, Any]:
     return {"seconds": taken / steps, "sent": (int(SENT.read_text()) - before) / steps}
 
 
-def stream(num_bytes: int, peer: str, senders: list[int]) -> dict[str, Any]:
-    """Send to `peer` if this rank is among the senders, take what the rank before it sends, and return bytes/s taken.
+def stream(num_bytes: int, peer: str | None, *, takes: bool) -> dict[str, Any]:
+    """Send to `peer` if there is one, take what another host sends if this rank `takes`, and return bytes/s taken.
 
     The first fourth is left out, in which the connection finds its speed and the limit its first burst.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
     buffer = memoryview(bytearray(1 << 20))
-    with socket.create_server(("", PORT)) as server:
+    rate = None
+    with contextlib.ExitStack() as still:
+        server = still.enter_context(socket.create_server(("", PORT))) if takes else None
         dist.barrier()
 
         def send() -> None:
@@ -182,10 +183,9 @@ def stream(num_bytes: int, peer: str, senders: list[int]) -> dict[str, Any]:
                     out.sendall(buffer)
 
         thread = threading.Thread(target=send)
-        if rank in senders:
+        if peer:
             thread.start()
-        rate = None
-        if (rank - 1) % size in senders:
+        if server:
             taken, since, first = 0, 0.0, 0
             connection, _ = server.accept()
             with connection:
@@ -194,7 +194,7 @@ def stream(num_bytes: int, peer: str, senders: list[int]) -> dict[str, Any]:
                     if not first and taken >= num_bytes / 4:
                         since, first = time.perf_counter(), taken
                 rate = (taken - first) / (time.perf_counter() - since)
-        if rank in senders:
+        if peer:
             thread.join()
     dist.barrier()
     return {"rate": rate}

@@ -9,8 +9,10 @@ from harness import slug, table
 from results import ROOT, Bar, Result, read
 
 PICTURE = ROOT / "docs" / "pictures" / "hosts.svg"
-TELLS = ("ddp-whole", "ddp-bf16", "ddp-powersgd")
-"""Kinds of DDP beside which DDP as it is is shown."""
+ROUNDED = {"rounded-bf16": "bf16", "rounded-int8": "int8"}
+"""The exact step with `--compress`."""
+TELLS = ("ddp-whole", "ddp-bf16", "ddp-powersgd", *ROUNDED)
+"""What is told beside DDP as it is, without a bar."""
 
 
 def records(
@@ -28,9 +30,11 @@ def records(
     sent = {way: round(statistics.median(one["sent"] for one in taken) / 1e6, 3) for way, taken in found.items()}
     common = {"topic": "Between hosts", "command": facts["command"]}
     settings = {
-        key: facts[key] for key in ("model", "hosts", "link", "Mbit/s", "one way, Mbit/s", "batch", "MB of gradients")
+        key: facts[key]
+        for key in ("model", "hosts", "ranks a host", "link", "Mbit/s", "one way, Mbit/s", "batch", "MB of gradients")
     }
-    label = f"{facts['model']} on {facts['hosts']} hosts, link {facts['link']}{facts['variant']}"
+    ranks = "" if facts["ranks a host"] == 1 else f" of {facts['ranks a host']} ranks"
+    label = f"{facts['model']} on {facts['hosts']} hosts{ranks}, link {facts['link']}{facts['variant']}"
     wire = facts["wire_ms"]
     rows = []
     for way in (way for way in times if way.startswith("exact-")):

@@ -7,6 +7,7 @@ from the launcher's reaper. The process that calls `start_launcher` must have on
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
@@ -105,12 +106,13 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _take_streams(*descriptors: int | None) -> None:
-    """Put descriptors in the places of standard input, output and error; close everything else."""
+def _take_streams(*descriptors: int | None, kept: tuple[int, ...] = ()) -> None:
+    """Put descriptors in the places of standard input, output and error; close everything else but those `kept`."""
     for place, descriptor in enumerate(descriptors):
         if descriptor is not None and descriptor != place:
             os.dup2(descriptor, place)
-    os.closerange(3, _MOST_DESCRIPTORS)
+    for first, last in itertools.pairwise((2, *sorted(kept), _MOST_DESCRIPTORS)):
+        os.closerange(first + 1, last)
 
 
 class _Forking:
@@ -131,7 +133,8 @@ class _Forked:
     """As much of a `Popen` as a launcher needs of its workers."""
 
     def __init__(self, name: bytes, command: list[str], *, env: dict[str, str], stdin: int | None,
-                 stdout: int | None, stderr: int | None, start_new_session: bool) -> None:  # fmt: skip
+                 stdout: int | None, stderr: int | None, start_new_session: bool,
+                 pass_fds: tuple[int, ...] = ()) -> None:  # fmt: skip
         argv = command[command.index("unisono.launchers.worker.child") + 1 :]
 
         def work() -> int:
@@ -140,7 +143,7 @@ class _Forked:
                 signal.signal(signum, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             source = os.open(os.devnull, os.O_RDONLY) if stdin == subprocess.DEVNULL else None
-            _take_streams(source, stdout, stderr)
+            _take_streams(source, stdout, stderr, kept=pass_fds)
             os.environ.clear()
             os.environ.update(env)
             tempfile.tempdir = None

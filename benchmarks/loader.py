@@ -5,8 +5,9 @@
 
 Images: the same data set and the same function of the user's (a random crop after padding, a random flip, normalised),
 with two loader processes on both sides; then our `Pictures` with `Augment`, which do it by micro-batches, beside the
-same DataLoader. Tokens: crops at keyed places of a memory-mapped file of uint16, cut by a data set with `fetch_keyed`,
-beside a loop that cuts the same crops as nanoGPT does. Plain: tensors in memory, without loader processes.
+same DataLoader. Tokens: crops at keyed places of a memory-mapped file of uint16, cut by `TokenFile`, beside a loop that
+cuts the same crops as nanoGPT does; and packed documents beside crops. Plain: tensors in memory, without loader
+processes.
 
 Every batch is read once by who asks for it. The first batches of a pass, which wait for processes to start, are left
 out. Freed memory is kept on both sides, as in a `Run`.
@@ -28,16 +29,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from unisono.data.augment import Augment, uniforms
+import unisono
+from unisono.data.augment import Augment
 from unisono.data.loader import Fetcher, Loader
 from unisono.data.pictures import Pictures
 from unisono.data.sampler import ExactSampler, Indices
+from unisono.determinism.keyed_words import keyed_places
+from unisono.determinism.seeding import mix
 from unisono.system.memory import keep_freed_memory
 
 WORKERS = 2
 FIRST = 8  # batches of a pass that are left out
 SIZES = {28: (128, 40_000), 64: (64, 16_000), 224: (32, 3_200)}  # side of the image: batch, samples
 BLOCK, CROPS = 1024, 12  # tokens of a crop, crops of a batch: nanoGPT's defaults
+END = 50_001
 MEAN, STD = torch.full((3, 1, 1), 120.0), torch.full((3, 1, 1), 60.0)
 
 
@@ -66,36 +71,20 @@ def augmented(sample: tuple[Tensor, int]) -> tuple[Tensor, int]:
     return image.float().sub_(MEAN).div_(STD), label
 
 
-class Tokens:
-    """Crops of a file of tokens at keyed places: a batch is (tokens, the tokens after them), int64 (n, block)."""
+class Places:
+    """What nanoGPT's loop reads: the file, and the places at which `TokenFile.crops` cuts."""
 
-    def __init__(self, path: Path, length: int) -> None:
-        self.tokens, self.length = np.memmap(path, dtype=np.uint16, mode="r"), length
+    def __init__(self, path: Path) -> None:
+        self.tokens = np.memmap(path, dtype=np.uint16, mode="r")
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.fetch_keyed(np.array([index]), seed=0, epoch=0)
-        return x[0], y[0]
-
-    def starts(self, indices: Indices, seed: int, epoch: int) -> list[int]:
-        drawn = uniforms(seed, epoch, indices, 1)[:, 0] * (len(self.tokens) - BLOCK)
-        return drawn.astype(np.int64).tolist()
-
-    def fetch_keyed(self, indices: Indices, *, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        x, y = torch.empty((2, len(indices), BLOCK), dtype=torch.int64).unbind()
-        to_x, to_y = x.numpy(), y.numpy()
-        for row, start in enumerate(self.starts(indices, seed, epoch)):
-            to_x[row] = self.tokens[start : start + BLOCK]
-            to_y[row] = self.tokens[start + 1 : start + 1 + BLOCK]
-        return x.clone(), y.clone()
+    def starts(self, indices: Indices) -> list[int]:
+        return keyed_places(mix(0, "crop", 0), indices, len(self.tokens) - BLOCK).tolist()
 
 
-def numpy_loop(data: Tokens, sampler: ExactSampler) -> Iterator[tuple[Tensor, Tensor]]:
+def numpy_loop(data: Places, sampler: ExactSampler) -> Iterator[tuple[Tensor, Tensor]]:
     """Cut the crops of each step as nanoGPT's ``get_batch`` does."""
     for step in range(1, sampler.steps_per_epoch + 1):
-        starts = data.starts(sampler.batch(step), 0, 0)
+        starts = data.starts(sampler.batch(step))
         yield (
             torch.stack([torch.from_numpy(data.tokens[i : i + BLOCK].astype(np.int64)) for i in starts]),
             torch.stack([torch.from_numpy(data.tokens[i + 1 : i + 1 + BLOCK].astype(np.int64)) for i in starts]),
@@ -112,15 +101,20 @@ def theirs(data: Any, batch: int, *, workers: int) -> Iterator[Any]:
     return iter(DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers))
 
 
+def read(x: Any) -> None:
+    for part in x if isinstance(x, tuple) else (x,):
+        part.sum()
+
+
 def rate(batches: Callable[[], Iterator[Any]]) -> float:
     """Return samples per second of a pass, without its first batches."""
     pass_ = batches()
     for x, _ in itertools.islice(pass_, FIRST):
-        x.sum()
+        read(x)
     began, count = time.perf_counter(), 0
-    for x, _ in pass_:
-        x.sum()
-        count += len(x)
+    for x, y in pass_:
+        read(x)
+        count += len(y)
     return count / (time.perf_counter() - began)
 
 
@@ -157,17 +151,27 @@ def tokens(rounds: int, quick: bool) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.bin"
         np.random.default_rng(0).integers(0, 50_000, 400_000 if quick else 20_000_000).astype(np.uint16).tofile(path)
-        data = Tokens(path, 600 if quick else 24_000)
-        sampler = ExactSampler(len(data), CROPS, 1, seed=0)
-        pairs = zip(ours(data, CROPS, workers=0), numpy_loop(data, sampler), strict=True)
+        crops = unisono.TokenFile(path, vocabulary=50_000).crops(BLOCK, samples=600 if quick else 24_000)
+        data, sampler = Places(path), ExactSampler(len(crops), CROPS, 1, seed=0)
+        pairs = zip(ours(crops, CROPS, workers=0), numpy_loop(data, sampler), strict=True)
         if not all(
             torch.equal(mine, same) for pair in itertools.islice(pairs, 20) for mine, same in zip(*pair, strict=True)
         ):
             stop("expected the same crops on both sides")
         for workers, bar in ((0, Bar(of="ratio", at_least=0.95)), (WORKERS, None)):
-            ways = {"ours": partial(ours, data, CROPS, workers=workers), "peer": partial(numpy_loop, data, sampler)}
+            ways = {"ours": partial(ours, crops, CROPS, workers=workers), "peer": partial(numpy_loop, data, sampler)}
             settings = {"tokens": BLOCK, "batch": CROPS, "loader processes": workers}
             yield compare(ways, rounds, "a NumPy loop", "token crops", bar=bar, settings=settings)
+        ends = np.cumsum(np.random.default_rng(0).lognormal(5.5, 1, len(data.tokens) // 400).astype(int) + 1)
+        written = np.fromfile(path, np.uint16)
+        written[ends[ends < len(written)]] = END
+        written.tofile(path)
+        rows = unisono.TokenFile(path, cache=folder).packed(BLOCK, end_of_text=END)
+        crops = unisono.TokenFile(path).crops(BLOCK, samples=len(rows))
+        ways = {"ours": partial(ours, rows, CROPS, workers=0), "peer": partial(ours, crops, CROPS, workers=0)}
+        settings = {"tokens": BLOCK, "batch": CROPS, "loader processes": 0}
+        yield compare(ways, rounds, "crops", "token rows, documents packed", settings=settings,
+                      note="with segments, positions and ignored targets")  # fmt: skip
 
 
 def plain(rounds: int, quick: bool) -> Iterator[Result]:

@@ -174,12 +174,14 @@ def train_all(transport: Transport | None, data: str) -> dict[str, Any]:
 
 
 def play_leg(
-    transport: Transport | None, data: str, out: str, stop_after: int | None, checkpoint_every: int | None = 3
-) -> dict[str, Any]:
+    transport: Transport | None, data: str, out: str, stop_after: int | None, checkpoint_every: int | None = 3,
+    compress: str = "none",
+) -> dict[str, Any]:  # fmt: skip
     """Run one job from its last checkpoint on, for two epochs or until a step is done; leave only its files."""
     with unisono.Run(
-        seed=7, replicas=8, clip_norm=0.5, out=out, checkpoint_every=checkpoint_every, transport=transport or "auto"
-    ) as run:
+        seed=7, replicas=8, clip_norm=0.5, out=out, checkpoint_every=checkpoint_every, transport=transport or "auto",
+        strategy=unisono.strategy("exact", compress=compress),
+    ) as run:  # fmt: skip
         model = DigitsCNN()
         optimizer, scheduler = adamw(model)
         model, optimizer = run.prepare(model, optimizer, scheduler)

@@ -91,9 +91,12 @@ def test_stops_of_the_tour(program, tmp_path):
         ("chaos.py", [2], []),
         ("parameter_server.py", [1, 1], [92, 88]),
         ("own_texts.py", [1], [60]),
+        ("shards.py", [2], [95, 95]),
+        ("stream.py", [2], [90, 90]),
         ("own_images.py", [1], [95]),
         ("fine_tune.py", [1, 1, 1], [92, 90, 85]),
         ("language_model.py", [1], []),
+        ("token_file.py", [1], []),
     ],
 )
 def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_path):
@@ -104,7 +107,7 @@ def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_p
     shares = [float(share) for share in SHARE.findall(printed)]
     assert len(shares) == len(right)
     assert all(share >= least for share, least in zip(shares, right, strict=True)), printed
-    if program == "language_model.py":
+    if program in ("language_model.py", "token_file.py"):
         assert float(re.search(r"perplexity ([0-9.]+)", printed)[1]) < 22
 
 

@@ -275,6 +275,8 @@ def test_numeric_variables_are_only_those_that_choose_kernels():
         "DNNL_MAX_CPU_ISA": "AVX2",
         "MKL_CBWR": "AVX2",
     }
+    compiler = {"TORCHINDUCTOR_FREEZING": "1", "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1", "TORCH_COMPILE_DISABLE": "1"}
+    assert numeric_variables(compiler | {"TORCHINDUCTOR_CACHE_DIR": "x"}) == compiler
     assert list(numeric_variables(environ)) == sorted(numeric_variables(environ))
 
 

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from unisono.data.distributed_sampler import DistributedSampler as DistributedSampler
     from unisono.data.partition import DataPartitioner as DataPartitioner
     from unisono.data.partition import Partition as Partition
+    from unisono.data.plans.mixture import Mixture as Mixture
+    from unisono.data.plans.weighted import Weighted as Weighted
     from unisono.data.sampler import ExactSampler as ExactSampler
+    from unisono.data.sources.shards import Shards as Shards
+    from unisono.data.sources.stream import Stream as Stream
+    from unisono.data.tokens.token_file import TokenFile as TokenFile
     from unisono.errors import CallbackTimeout as CallbackTimeout
     from unisono.errors import CheckpointError as CheckpointError
     from unisono.errors import ConfigError as ConfigError
@@ -66,7 +71,12 @@ _HOMES = {
         "data.datasets": "ArrayDataset",
         "data.distributed_sampler": "DistributedSampler",
         "data.partition": "DataPartitioner Partition",
+        "data.plans.mixture": "Mixture",
+        "data.plans.weighted": "Weighted",
         "data.sampler": "ExactSampler",
+        "data.sources.shards": "Shards",
+        "data.sources.stream": "Stream",
+        "data.tokens.token_file": "TokenFile",
         "errors": "CallbackTimeout CheckpointError ConfigError DataError EnvironmentDrift LaunchError "
         "NonFiniteError PeerLost PlaceError RankDivergence RunStopped ScoreMismatch StepError "
         "UnisonoError WorkerFailed WorldError",

@@ -33,7 +33,8 @@ class World:
         run_dir: Run directory imposed by the launcher (``verify`` does so), else None.
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
         heartbeat: File in which our launcher wants to read what this process does, else None.
-        last_step: Step after which the launcher wants a run to stop (``checkpoint rehearse`` does so), else None.
+        live: Descriptor of a socket to our launcher where ranks may go on without one that has died, else None.
+        last_step: Step after which the launcher wants a run to stop (``replay`` does so), else None.
         shares_devices: Whether several ranks of this host may compute on one GPU.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
         secret: What only the processes of this run know, if the environment gives one; never shown.
@@ -50,6 +51,7 @@ class World:
     replicas: int | None = None
     threads: int | None = None
     heartbeat: str | None = None
+    live: int | None = None
     last_step: int | None = None
     shares_devices: bool = False
     secret: str = field(default="", repr=False)
@@ -113,10 +115,12 @@ class World:
             world = cls()
         replicas = _integer(environ, "UNISONO_REPLICAS", 0)
         threads = environ.get("OMP_NUM_THREADS", "")  # OpenMP also takes lists, and ignores what it cannot read
+        is_ours = world.launcher == "unisono"
         return replace(
             world,
             # Only its own launcher's: torchrun may run below `unisono run`, in a process that inherits the variable.
-            heartbeat=environ.get("UNISONO_HEARTBEAT") if world.launcher == "unisono" else None,
+            heartbeat=environ.get("UNISONO_HEARTBEAT") if is_ours else None,
+            live=_integer(environ, "UNISONO_LIVE", -1) if "UNISONO_LIVE" in environ and is_ours else None,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
             last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,
@@ -127,11 +131,13 @@ class World:
 
 
 def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that choose numeric kernels (ATen, oneDNN, MKL), sorted by name."""
+    """Return the variables that choose numeric kernels (ATen, oneDNN, MKL, CUDA, the compiler), sorted by name."""
     source = os.environ if environ is None else environ
     names = re.compile(
         r"(ATEN_CPU_CAPABILITY|(ONEDNN|DNNL)_(MAX_CPU_ISA|DEFAULT_FPMATH_MODE|CPU_ISA_HINTS)"
-        r"|MKL_(CBWR|ENABLE_INSTRUCTIONS)|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE)"
+        r"|MKL_(CBWR|ENABLE_INSTRUCTIONS)|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE|CUBLASLT_WORKSPACE_SIZE"
+        r"|CUDNN_CONV_WSCAP_DBG|TORCH(DYNAMO|_COMPILE)_DISABLE"
+        r"|TORCHINDUCTOR_(MAX_AUTOTUNE\w*|FREEZING|USE_FAST_MATH|EMULATE_PRECISION_CASTS|CPP_\w+))"
     )
     return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
 
@@ -151,6 +157,11 @@ def wants_plain_torch(environ: Mapping[str, str] | None = None) -> bool:
 def tell_compiler_to_be_deterministic() -> None:
     """Set what torch's compiler looks at when this process, or one that it starts, imports it."""
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+
+
+def tell_compiler_to_treat_shapes_alike() -> None:
+    """Set, in the same way, that no code is compiled for sizes in general unless the program asks for it."""
+    os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES"] = "0"
 
 
 def default_cache(environ: Mapping[str, str] | None = None) -> Path:

@@ -9,8 +9,9 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FACTS = {
-    "model": "MLP", "hosts": 2, "link": "1gbit", "variant": "", "Mbit/s": 950.0, "one way, Mbit/s": 950.0, "batch": 128,
-    "MB of gradients": 30.0, "wire_ms": 250.0, "buckets": "2.0, 28.0", "command": "python benchmarks/hosts.py",
+    "model": "MLP", "hosts": 2, "ranks a host": 1, "link": "1gbit", "variant": "", "Mbit/s": 950.0,
+    "one way, Mbit/s": 950.0, "batch": 128, "MB of gradients": 30.0, "wire_ms": 250.0, "buckets": "2.0, 28.0",
+    "command": "python benchmarks/hosts.py",
 }  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def test_other_kinds_of_ddp_are_told(monkeypatch):
         (["--links", "5gbit"], "expected --links of none, 10gbit, 1gbit, 200mbit, 100mbit, 10mbit; got 5gbit"),
         (["--hosts", "1"], "expected --hosts from 2 to 8, got '1'"),
         (["--replicas", "x"], "expected --replicas to be numbers, got 'x'"),
+        (["--ranks", "0"], "expected --ranks from 1 to 8, got 0"),
         (["--run", "{"], "expected --run to be JSON, got '{'"),
     ],
 )

@@ -78,6 +78,19 @@ def test_rehearse(run):
 
 
 @pytest.mark.slow
+def test_rehearse_in_the_middle_of_a_round(tmp_path):
+    """The run's strategy and its options are taken from the score."""
+    out = tmp_path / "run"
+    islands = unisono.strategy("exact", island_steps=2, outer_momentum=0.5)
+    with pytest.warns(UserWarning, match="after its islands have met"):
+        train(Options(recipe="digits", model="cnn", epochs=3, batch_size=64, replicas=4, limit=150, threads=1,
+                      out=str(out), strategy=islands))  # fmt: skip
+    code, text, error = call("rehearse", out, "--step", 6)
+    assert code == 0, error
+    assert text == "step 7 is the same as in the ledger, to the last bit\n"
+
+
+@pytest.mark.slow
 def test_rehearse_sees_a_difference(run):
     """The control: a ledger that says otherwise is noticed, with the name of the field."""
     ledger = (run / "ledger.jsonl").read_text().splitlines()

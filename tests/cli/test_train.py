@@ -168,6 +168,13 @@ WRONG = {
         r"no option 'shares'.*option of exact",
     ),
     "shares": ("digits -n 2 --shares 1,2,2", r"one share for each of 2 processes.*--workers 3"),
+    "no island steps": ("digits --island-steps 0", r"--island-steps as a whole number of steps from 1 .*, got 0"),
+    "odd islands": ("digits --replicas 4 --island-steps 2 --islands 3", r"4 replicas into equal parts.*one of 1, 2, 4"),
+    "few islands": ("digits -n 4 --replicas 4 --island-steps 2 --islands 2", r"each of 2 islands.*--workers 2"),
+    "other islands": (
+        "digits -n 1 --out {reference} --limit 200 --batch-size 16 --island-steps 2",
+        r"island_steps: None -> 2",
+    ),
     "a server alone": ("digits -n 1 --strategy ps", r"needs a worker beside 1 server"),
     "dp on two": ("digits -n 2 --strategy dp", r"dp runs in 1 process, got 2"),
     "one device": ("digits -n 1 --strategy dp --devices 1", r"several devices"),

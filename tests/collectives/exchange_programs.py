@@ -1,7 +1,8 @@
 """Exchanges of several buckets, over any transport, as programs that ranks run; they return plain values."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -40,9 +41,13 @@ def values_of(replicas: int, world_size: int) -> list[list[Tensor]]:
 
 
 def sum_buckets(
-    exchange: Exchange, transport: Transport, placement: Sequence[range], leaves: int, values: list[list[Tensor]]
-) -> list[Tensor]:
-    """Sum all buckets in one step of the exchange; the first partial's memory takes the result, as in a training."""
+    exchange: Exchange, transport: Transport, placement: Sequence[range], leaves: int, values: list[list[Tensor]],
+    *, helper: ThreadPoolExecutor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """Sum all buckets in one step of the exchange; the first partial's memory takes the result, as in a training.
+
+    With a `helper` it does so in two threads.
+    """
     hosted = [leaf for leaf in placement[transport.rank] if leaf < leaves]
     partials = [
         accumulate(hosted[0] if hosted else 0, [bucket[leaf].clone() for leaf in hosted], leaves, torch.add)
@@ -52,9 +57,10 @@ def sum_buckets(
         found[0][1] if found else torch.full_like(bucket[0], 7) for found, bucket in zip(partials, values, strict=True)
     ]
     exchange.start(outs, placement, leaves)
+    finished = None if helper is None else helper.submit(exchange.finish)
     for found in partials:
         exchange.give(found)
-    exchange.finish()
+    exchange.finish() if finished is None else finished.result()
     return outs
 
 
@@ -65,16 +71,42 @@ def formula(transport: Transport, placement: Sequence[range], leaves: int, value
     return sum((num_partials + 1) * (size - 1) * bucket[0].nbytes // size for bucket in values)
 
 
-def exchange_everything(transport: Transport) -> dict[str, Any]:
-    """Sum every case; return what was wrong, whether another order would have been seen, and the bytes."""
+def tell_in_steps(transport: Transport) -> list[list[list[int]]]:
+    """Return what all ranks have told in three steps of one exchange, beside its sums."""
+    size, exchange = transport.world_size, exchange_over(transport)
+    values, placement, told = values_of(size, size), place_evenly(size, size), []
+    for number in range(3):
+        partials = [[((transport.rank, transport.rank + 1), bucket[transport.rank].clone())] for bucket in values]
+        exchange.start([found[0][1] for found in partials], placement, size)
+        for found in partials:
+            exchange.give(found)
+        wait = exchange.tell(torch.tensor([transport.rank, number, 7], dtype=torch.uint8))
+        exchange.finish()
+        told.append(wait().tolist())
+        sums = [bits(found[0][1]) == bits(pairwise_sum(bucket, torch.add))
+                for found, bucket in zip(partials, values, strict=True)]  # fmt: skip
+        assert all(sums)
+    return told
+
+
+def exchange_everything(
+    transport: Transport, formula: Callable[..., int] = formula, helper: ThreadPoolExecutor | None = None
+) -> dict[str, Any]:
+    """Sum every case; return what was wrong, whether another order would have been seen, and the bytes.
+
+    Args:
+        transport: Joins the ranks.
+        formula: Returns the bytes that a rank is to send.
+        helper: See `sum_buckets`.
+    """
     size, exchange = transport.world_size, exchange_over(transport)
     wrong, num_checked, serial_differs, sent = [], 0, False, {}
-    for replicas in (size, 3 * size - 1, 4 * size):
+    for replicas in (size, 2 * size, 3 * size - 1, 4 * size):
         values = values_of(replicas, size)
         for placement in placements(replicas, size):
             for leaves in {1, replicas - 1, replicas} - {0}:
                 before = transport.bytes_sent
-                outs = sum_buckets(exchange, transport, placement, leaves, values)
+                outs = sum_buckets(exchange, transport, placement, leaves, values, helper=helper)
                 counted, expected = transport.bytes_sent - before, formula(transport, placement, leaves, values)
                 case = f"{[len(hosted) for hosted in placement]} {leaves}"
                 sent[case] = [counted, expected, sum(out.nbytes for out in outs)]
@@ -87,7 +119,7 @@ def exchange_everything(transport: Transport) -> dict[str, Any]:
                         serial = serial + leaf
                     serial_differs |= bits(out) != bits(serial)
     return {"class": type(exchange).__name__, "wrong": wrong, "num_checked": num_checked,
-            "serial_differs": serial_differs, "sent": sent}  # fmt: skip
+            "serial_differs": serial_differs, "sent": sent, "told": tell_in_steps(transport)}  # fmt: skip
 
 
 def leave_one_behind(transport: Transport) -> dict[str, Any]:

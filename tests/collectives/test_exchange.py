@@ -33,6 +33,13 @@ def test_the_bits_of_the_tree_on_every_rank(run, world_size):
 
 
 @pytest.mark.parametrize(("run", "world_size"), WORLDS)
+def test_what_ranks_tell_beside_a_sum(run, world_size):
+    """Every rank gets every rank's few bytes of that step, in rank order."""
+    expected = [[[rank, number, 7] for rank in range(world_size)] for number in range(3)]
+    assert [report["told"] for report in results(run, world_size)] == [expected] * world_size
+
+
+@pytest.mark.parametrize(("run", "world_size"), WORLDS)
 def test_bytes(run, world_size):
     """A rank sends its partials' foreign chunks and its sum to each other: 2(M-1)/M of the buffer with one partial."""
     for rank, report in enumerate(results(run, world_size)):

@@ -39,7 +39,7 @@ def test_buckets_are_few_and_not_tiny(length, world_size, item_bytes):
     assert all(chunk >= 1 << 16 for chunk in chunks[:-1])
     assert len({len(bucket) for bucket in buckets[:-1]}) <= 1
     assert not buckets or len(buckets[-1]) <= len(buckets[0])
-    if length * item_bytes < 1 << 18:
+    if length * item_bytes < 1 << 20:
         assert len(buckets) <= 1
 
 

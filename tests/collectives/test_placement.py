@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.collectives.placement import check_world, cut, place_by_shares, place_evenly
+from unisono.collectives.placement import check_world, cut, place_by_shares, place_evenly, place_whole
+from unisono.collectives.tree import nodes
 from unisono.errors import ConfigError
 
 positive = st.integers(1, 200)
@@ -45,6 +46,34 @@ def test_even_placement_gives_every_rank_work(replicas, data):
     assert flat(placement) == list(range(replicas))
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
+
+
+def cost(placement, replicas):
+    """Most replicas, and most partial sums, of a rank."""
+    return max(map(len, placement)), max(len(nodes(part.start, part.stop, replicas)) for part in placement)
+
+
+@pytest.mark.parametrize("replicas", [*range(1, 13), 16])
+def test_whole_subtrees_cost_no_computing(replicas):
+    """Of all placements with the even one's largest number of replicas, none sends fewer partial sums at most."""
+    for world_size in range(1, min(replicas, 6) + 1):
+        even, found = place_evenly(replicas, world_size), [*place_whole(replicas, world_size)]
+        assert flat(found) == list(range(replicas))
+        assert len(found) == world_size
+        most, sent = cost(even, replicas)
+        others = []
+        for cuts in itertools.combinations(range(1, replicas), world_size - 1):
+            bounds = itertools.pairwise([0, *cuts, replicas])
+            others.append(cost([range(start, stop) for start, stop in bounds], replicas))
+        assert cost(found, replicas) == (most, min(partials for count, partials in others if count == most))
+        assert found == even or cost(found, replicas)[1] < sent
+
+
+def test_whole_subtrees_golden():
+    """Three ranks: 7 and 10 replicas lie so that each rank sends one sum; nothing as cheap does so for 8."""
+    assert [len(part) for part in place_whole(7, 3)] == [2, 2, 3]
+    assert [len(part) for part in place_whole(10, 3)] == [4, 4, 2]
+    assert [*place_whole(8, 3)] == place_evenly(8, 3)
 
 
 shares = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20)

@@ -174,3 +174,15 @@ def test_numbers_below_one_are_refused(sizes, name):
     """No samples, no batch and no replicas are wrong settings, named."""
     with pytest.raises(ConfigError, match=f"expected {name} as a whole number of .* from 1 to .*, got 0"):
         ExactSampler(*sizes)
+
+
+def test_who_asks_again_gets_an_array_of_its_own():
+    """What one asker does to its array's flags or shape does not reach the next; the samples are the same."""
+    sampler = ExactSampler(100, 8, 2, seed=3)
+    mine = sampler.batch(5)
+    mine.setflags(write=False)
+    again = sampler.batch(5)
+    assert again is not mine
+    assert again.flags.writeable
+    assert again.tolist() == mine.tolist() == ExactSampler(100, 8, 2, seed=3).batch(5).tolist()
+    assert sampler.batch(6).tolist() != mine.tolist()

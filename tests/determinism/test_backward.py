@@ -1,8 +1,11 @@
 """One micro-batch's gradient without torch's detours: the same bits, and never where somebody would miss them."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
+from torch.autograd import graph
 from torch.overrides import TorchFunctionMode
 
 from reference import bits
@@ -104,6 +107,17 @@ def test_errors_are_those_of_torch():
         differentiate(loss, 1.0)
     with pytest.raises(RuntimeError, match="real scalar"):
         differentiate(torch.ones(2, dtype=torch.complex64, requires_grad=True).sum(), 1.0)
+
+
+def test_a_log_of_the_graph(monkeypatch, caplog):
+    """Who asks torch for its log of backward passes gets it, as with torch's own way."""
+    names = []
+    monkeypatch.setattr(graph, "_register_logging_hooks_on_whole_graph", lambda outputs: names.append(outputs) or list)
+    differentiate(torch.ones(2, requires_grad=True).sum(), 0.5)
+    assert not names
+    with caplog.at_level(logging.DEBUG, logger=graph.log.name):
+        differentiate(torch.ones(2, requires_grad=True).sum(), 0.5)
+    assert len(names) == 1
 
 
 def test_outside_of_runs(called, monkeypatch):

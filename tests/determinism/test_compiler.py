@@ -15,7 +15,8 @@ from unisono.determinism import compiler
 
 def alone(program, **variables):
     """Run a program in a process of its own and return what it printed."""
-    environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_DETERMINISTIC"}
+    told = ("TORCHINDUCTOR_DETERMINISTIC", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES")  # by runs in this process
+    environ = {name: value for name, value in os.environ.items() if name not in told}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], env=environ | variables, capture_output=True, text=True
     )
@@ -84,8 +85,67 @@ print(left_out.__module__, torch._inductor.config.deterministic)
 torch._inductor.config.deterministic = False
 set_determinism(1)
 print(torch._inductor.config.deterministic)
+from torch._dynamo import config
+print(config.automatic_dynamic_shapes, config.fail_on_recompile_limit_hit)
 """)  # fmt: skip
-    assert told == ["torch._dynamo.eval_frame", "True", "True"]
+    assert told == ["torch._dynamo.eval_frame", "True", "True", "False", "True"]
+
+
+@pytest.mark.slow
+def test_code_for_a_shape_does_not_depend_on_the_shapes_before():
+    """Compiled gradients of 33 and of 128 samples are the same in either order; the control: as torch comes, not."""
+    program = """
+import torch, torch._dynamo
+from torch import nn
+from torch.nn import functional as F
+from unisono.determinism.switches import set_determinism
+{pin}
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(6, 32), nn.GroupNorm(4, 32), nn.Linear(32, 10)
+    def forward(self, x):
+        hidden = self.norm(F.silu(self.inner(x)).transpose(1, 2)).mean(-1)
+        hidden = hidden - hidden.mean(0, keepdim=True)
+        return self.outer(hidden / (hidden.var(0, keepdim=True, unbiased=False) + 1e-5).sqrt())
+def gradients(size):
+    model.zero_grad()
+    generator = torch.Generator().manual_seed(size)
+    loss = model(torch.randn(size, 50, 6, generator=generator)).square().sum(1).log().mean()
+    loss.backward()
+    return [parameter.grad.numpy().tobytes().hex() for parameter in model.parameters()]
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = Pool()
+model.compile()
+found = []
+for sizes in ((128, 33), (33, 128)):
+    torch._dynamo.reset()
+    for size in sizes:
+        gradients(size)
+    found.append([gradients(size) for size in (33, 128)])
+print(found[0] == found[1])
+"""
+    assert alone(program.format(pin="set_determinism(1)")) == ["True"]
+    assert alone(program.format(pin="torch.use_deterministic_algorithms(True)")) == ["False"]
+
+
+@pytest.mark.slow
+def test_too_many_shapes_are_an_error():
+    """Where torch would give up compiling and go on with other bits, it raises."""
+    told = alone("""
+import torch
+from unisono.determinism.switches import set_determinism
+set_determinism(1)
+function = torch.compile(lambda x: x * 2, backend="eager")
+set_determinism(1)
+try:
+    for size in range(2, 20):
+        function(torch.ones(size))
+except torch._dynamo.exc.FailOnRecompileLimitHit:
+    print(size)
+""")
+    assert told == ["10"]
 
 
 def test_what_is_compiled_may_make_optimizers():

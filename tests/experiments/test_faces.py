@@ -13,7 +13,7 @@ from unisono.experiments.chaos import chaos
 from unisono.experiments.collectives import measure_collectives
 from unisono.experiments.forecast import forecast
 from unisono.experiments.links import compare_links
-from unisono.experiments.rehearse import rehearse
+from unisono.experiments.replay import rehearse, replay
 from unisono.experiments.scaling import FILES, measure_scaling
 from unisono.experiments.strategies import compare_strategies
 from unisono.experiments.verify import verify
@@ -90,6 +90,9 @@ def test_rehearse(here, told, tmp_path):
     found = rehearse(str(tmp_path / "run"), tell=told.append)
     assert (found.step, found.differing) == (4, [])
     assert told == [f"running step 4 from {found.checkpoint} ..."]
+    again = replay(str(tmp_path / "run"), step=5, tell=told.append)
+    assert (again.start, again.step, again.first_other) == (3, 5, None)
+    assert told[1] == f"computing 2 steps, 4 to 5, from {found.checkpoint}, by the recipe digits ..."
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError, match="run directory with checkpoints"):
         rehearse(str(tmp_path / "run"))

@@ -26,6 +26,7 @@ def test_the_catalog_is_pinned():
         "imdb": (("gcnn", "bag"), 8, ("best", 4, 128), ("fast", 1, 256), ("article", 1, 128)),
         "text": (("gcnn", "bag"), 8, ("default", 5, 64)),
         "images": (("cnn",), 8, ("default", 10, 64)),
+        "lm": (("gpt",), 8, ("small", 1, 64), ("10m", 3, 64), ("50m", 3, 64)),
     }
     assert all(recipe.summary for recipe in RECIPES.values())
 
@@ -39,7 +40,7 @@ def test_an_unknown_recipe_names_the_nearest(typed, meant):
 
 def test_a_recipe_like_no_other_lists_them():
     """Without a near match the message lists what there is and guesses nothing."""
-    with pytest.raises(ConfigError, match=r"digits, mnist, imdb, text, images, got 'zzz'\.$"):
+    with pytest.raises(ConfigError, match=r"digits, mnist, imdb, text, images, lm, got 'zzz'\.$"):
         find("zzz")
     assert find("mnist").name == "mnist"
 

@@ -79,6 +79,7 @@ JOBS: dict[str, Job] = {
     "images-1-worker": recipe(
         "images", 1, "--data", "{images}", "--augment", "flip,shift=1", "--batch-size", "40", steps=6
     ),
+    "lm-2-workers": recipe("lm", 2, "--data", "{imdb}", "--batch-size", "32", steps=10),
     # the strategies that promise bits
     "exact-1-worker": script(1, "sgd", "adamw"),
     "exact-3-workers": script(3, "adamw", "sgd", "gloo"),

@@ -14,6 +14,7 @@ from unisono.scaling.slow_links import WAYS, WORTHWHILE, command, propose
         ({"exact": [100.0, 100.0], "bf16": [90.0, 900.0]}, "exact", "not worth"),  # within its own
         ({"exact": [100.0], "bf16": [200.0], "local_sgd": [500.0]}, "local_sgd", "5.0 times as fast as exact; "),
         ({"exact": [100.0], "local_sgd": [500.0], "bf16": [460.0]}, "bf16", "8 significant bits"),  # costs less
+        ({"exact": [10.0], "bf16": [40.0], "exact_bf16": [39.0]}, "exact_bf16", "the same on any number of workers"),
         ({"exact": [10.0]}, "exact", "nothing that was measured is faster"),
     ],
 )
@@ -34,5 +35,6 @@ def test_every_way_can_be_typed_and_has_its_price():
     """The exact step costs nothing, and everything else changes the result."""
     assert command("digits", "exact") == "unisono train digits"
     assert command("digits", "bf16") == "unisono train digits --strategy ddp --comm-hook bf16"
+    assert command("digits", "exact_int8") == "unisono train digits --compress int8"
     assert command("digits", "local_sgd") == "unisono train digits --strategy allreduce --sync-every 8"
     assert [name for name, way in WAYS.items() if not way.price] == ["exact"]

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reference import bits
 from strategies.exact_cases import take
+from unisono.collectives import pieces
 from unisono.collectives.placement import cut, place_evenly
 from unisono.collectives.process_groups.transport import connect
 from unisono.collectives.transport import Transport
@@ -52,13 +53,13 @@ class Training:
 
     def __init__(
         self, transport: Transport, overlap: str, model: nn.Module, *, placement: list[range] | None = None,
-        lr: float = 0.1,
+        lr: float = 0.1, **options: str,
     ) -> None:  # fmt: skip
         self.model, self.transport = model, transport
         self.placement = placement or place_evenly(5, transport.world_size)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
         context = StrategyContext(transport=transport, placement=self.placement, seed=3, device=torch.device("cpu"))
-        self.strategy = Exact(model, self.optimizer, context, ExactOptions(overlap=overlap))
+        self.strategy = Exact(model, self.optimizer, context, ExactOptions(overlap=overlap, **options))
         self.digest, self.bad = hashlib.sha256(), list[tuple[int, ...]]()
 
     def train(self, sizes: tuple[int, ...] = SIZES, loss: Loss | None = None) -> "Training":
@@ -314,6 +315,32 @@ def mixed(transport: Transport, overlap: str) -> dict[str, Any]:
     return training.report(merged=not torch.equal(start, model.mean), counted=int(model.norm.num_batches_tracked) == 3)
 
 
+def rounded(transport: Transport, overlap: str, *, kind: str, share: float) -> dict[str, Any]:
+    """Rounded gradients: as many times fewer bytes, in both rounds of the exchange; a rank has several subtrees."""
+    sent = []
+    for compress in ("none", kind):
+        before = transport.bytes_sent
+        options = {"compress": compress, "codec": "none"}
+        report = Training(transport, overlap, mlp(Centred()), **options).train().report()
+        sent.append(transport.bytes_sent - before)
+    claims = {"fewer_bytes": share * sent[0] <= sent[1] <= (share + 0.01) * sent[0]}  # buffers are not rounded
+    return report | {"claims": report["claims"] | claims}
+
+
+class Centred(nn.Module):
+    """Subtracts a mean that it learns as a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the centred input."""
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean(dim=0) / 10)
+        return x - self.mean
+
+
 def one_parameter(transport: Transport, overlap: str) -> dict[str, Any]:
     """A parameter that lies in many buckets."""
     torch.manual_seed(0)
@@ -388,6 +415,8 @@ CASES: dict[str, Callable[[Transport, str], dict[str, Any]]] = {
             frozen, not_finite, mixed, one_parameter, penalty, copies, failing,
         )
     },
+    "rounded bf16": functools.partial(rounded, kind="bf16", share=1 / 2),
+    "rounded int8": functools.partial(rounded, kind="int8", share=17 / 64),
     **{
         f"hooks {how} {when}": functools.partial(hooks, how=how, when=when)
         for how in ("data", "in place", "new") for when in ("before", "after", "middle")
@@ -396,8 +425,13 @@ CASES: dict[str, Callable[[Transport, str], dict[str, Any]]] = {
 
 
 def play(transport: Transport | None, names: list[str], overlaps: list[str], shares: bool = False) -> dict[str, Any]:
-    """Run cases with each setting of `overlap`, over messages or (if it `shares`) shared memory."""
+    """Run cases with each setting of `overlap`, over messages or (if it `shares`) shared memory.
+
+    Buckets are small, so that a small model has several.
+    """
     set_determinism(1)
+    if transport is None:
+        pieces._LEAST_BYTES = 1 << 18
     joined = transport or connect(World.current(), timeout_s=60, share_memory=shares)
     return {f"{name} {overlap}": _report(name, joined, overlap) for name in names for overlap in overlaps}
 

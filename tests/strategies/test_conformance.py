@@ -14,7 +14,7 @@ from unisono.strategies.catalog import CATALOG, find
 CASES = list(conformance.CASES)
 PROGRAMS = list(conformance.PROGRAMS)
 THREADS: dict[str, tuple[int, ...]] = {
-    "exact": (2,), "ddp": (1,), "allreduce": (1, 2), "allreduce-tree": (3,), "local-sgd": (2,),
+    "exact": (2,), "islands": (1, 2), "ddp": (1,), "allreduce": (1, 2), "allreduce-tree": (3,), "local-sgd": (2,),
     "ps": (3,), "ps-2": (4,), "dp": (1,), "balanced_dp": (1,), "fsdp": (1,),
     "model_parallel": (1, 2), "pipeline": (1, 4), "pipeline-gpipe": (3,), "pipeline-interleaved": (2,),
 }  # fmt: skip

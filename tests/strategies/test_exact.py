@@ -1,5 +1,6 @@
 """The exact strategy: the right gradients, with the same bits on any number of ranks, whatever the model does."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,37 @@ def test_a_forward_that_knows_its_rank_is_seen():
         return bench.report()["digest"]
 
     assert run_threads(program, 1)[0] != run_threads(program, 2)[0]
+
+
+class _Marked(torch.nn.Module):
+    """Writes into a mask that is too large for the report."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(40, dtype=torch.int64))
+
+    def forward(self, x):
+        self.mask.add_(1)
+        return x
+
+
+@pytest.mark.parametrize(("extra", "expected"), [(torch.nn.BatchNorm1d, 0), (lambda _: _Marked(), 1)])
+def test_the_report_is_a_steps_last_message(extra, expected):
+    """Counters of BatchNorm cost no message of their own; the control, a large mask that changes, costs one."""
+    models = [
+        torch.nn.Sequential(torch.nn.Linear(6, 8), layer, torch.nn.Linear(8, 4))
+        for layer in (torch.nn.Identity(), extra(8))
+    ]
+
+    def messages(transport, model):
+        bench, counts, gather = exact_cases.Bench(transport, copy.deepcopy(model)), [], transport.all_gather
+        transport.all_gather = lambda send, recv: counts.append(gather(send, recv))
+        bench.gradients(23)
+        transport.all_gather = gather
+        return len(counts)
+
+    without, found = run_threads(lambda transport: [messages(transport, model) for model in models], 2)[0]
+    assert found - without == expected
 
 
 def test_another_seed_draws_other_numbers():

@@ -55,51 +55,62 @@ def test_no_abort_when_ranks_leave_others_at_work(place):
         assert (result.returncode, result.stdout.count("lost")) == (0, 3), result.stderr
 
 
-@pytest.mark.parametrize(("name", "is_awaited"), [("pt_gloo_runloop", True), ("pt_other", False)])
-def test_threads_of_gloo_are_awaited(name, is_awaited):
-    """A thread of gloo that works is waited for until it sleeps; others are not."""
-    is_ready, is_done, may_end = threading.Event(), threading.Event(), threading.Event()
+def work_under(name, work):
+    """Start a thread of that name, and return it when it is at work."""
+    is_ready = threading.Event()
+
+    def run():
+        ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)  # PR_SET_NAME
+        is_ready.set()
+        work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    is_ready.wait()
+    return thread
+
+
+def test_threads_of_gloo_are_awaited():
+    """A thread of gloo that works is waited for until it sleeps."""
+    is_done, may_end = threading.Event(), threading.Event()
 
     def work():
-        set_name = 15
-        ctypes.CDLL(None).prctl(set_name, name.encode(), 0, 0, 0)
-        is_ready.set()
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
         is_done.set()
         may_end.wait()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    is_ready.wait()
+    thread = work_under("pt_gloo_runloop", work)
     await_gloo()
     seen = is_done.is_set()
     may_end.set()
     thread.join()
-    assert seen == is_awaited
+    assert seen
 
 
-def test_waiting_for_gloo_ends(monkeypatch):
-    """A thread that never sleeps is not waited for longer than the limit."""
-    monkeypatch.setattr(leaving, "LONGEST_S", 0.2)
-    is_ready, may_end = threading.Event(), threading.Event()
+@pytest.mark.parametrize(("name", "is_awaited"), [("pt_gloo_runloop", True), ("pt_other", False)])
+def test_waiting_for_gloo_ends(name, is_awaited, monkeypatch):
+    """A thread that never sleeps is not waited for longer than the limit; one that is not gloo's not at all."""
+    monkeypatch.setattr(leaving, "LONGEST_S", 1.0)
+    slices = []
+    monkeypatch.setattr(
+        leaving.time, "sleep", lambda seconds: slices.append(seconds) or threading.Event().wait(seconds)
+    )
+    may_end = threading.Event()
 
     def work():
-        ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop", 0, 0, 0)
-        is_ready.set()
         while not may_end.is_set():
             pass
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    is_ready.wait()
+    thread = work_under(name, work)
     began = time.monotonic()
     await_gloo()
     took = time.monotonic() - began
     may_end.set()
     thread.join()
-    assert took >= 0.2
+    assert bool(slices) == is_awaited
+    assert took >= 1.0 or not is_awaited
 
 
 @pytest.mark.slow

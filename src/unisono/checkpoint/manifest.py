@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono.checkpoint.files import FileSum, read_whole
+from unisono.checkpoint.policy import stem_of
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory, entered
@@ -71,6 +72,21 @@ class Manifest:
     files: dict[str, FileSum]
     facts: Facts
     sha256: str = ""
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 by what it is over: ``model`` (the weights), ``optimizer``, ``objects``, ``state`` (plain values).
+
+        Of one file it is the file's, which the state alone decides. Where ranks have shared the writing, it is that of
+        the parts' hashes, so their number counts too.
+        """
+        parts: dict[str, list[str]] = {}
+        for name, entry in sorted(self.files.items()):
+            parts.setdefault(stem_of(name).removesuffix(".json"), []).append(entry.sha256)
+        return {
+            stem: found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+            for stem, found in parts.items()
+        }
 
 
 def encode(step: int, files: Mapping[str, FileSum], facts: Facts) -> bytes:

@@ -32,7 +32,7 @@ def list_(directory: str, as_json: bool) -> None:
     Exit code: 0; 2 when DIR holds no checkpoints.
     """
     from unisono.checkpoint.values import printable
-    from unisono.experiments.rehearse import describe_checkpoints, find_checkpoints
+    from unisono.train.run_directory.upkeep import describe_checkpoints, find_checkpoints
 
     rows = describe_checkpoints(find_checkpoints(directory), is_thorough=False)
     cells: list[tuple[object, ...]] = []
@@ -54,25 +54,30 @@ def verify(directory: str, as_json: bool) -> int:
 
     Exit code: 0 when all of them are whole; 1 when one is not; 2 when DIR holds no checkpoints.
     """
-    from unisono.experiments.rehearse import describe_checkpoints, find_checkpoints, ledger_problem
+    from unisono.train.run_directory.upkeep import describe_checkpoints, find_checkpoints, ledger_problem
 
     found = find_checkpoints(directory)
     rows = describe_checkpoints(found, is_thorough=True)
     damaged = sum(row["problem"] is not None for row in rows)
     ledger = ledger_problem(found.parent / "ledger.jsonl", rows)
     is_valid = not damaged and ledger is None
-    lines = [f"{row['name']}  {row['problem'] or 'whole'}" for row in rows]
+    lines = [f"{row['name']}  {row['problem'] or _whole(row['sha256'])}" for row in rows]
     lines += [] if ledger is None else [f"ledger.jsonl  {ledger}"]
     lines += [f"{len(rows) - damaged} of {len(rows)} checkpoints are whole"]
     answer({"valid": is_valid, "checkpoints": rows, "ledger": ledger}, as_json, lambda: lines)
     return 0 if is_valid else FAILED
 
 
+def _whole(sha256: dict[str, str]) -> str:
+    """Return what is said of a checkpoint that is whole: the beginnings of the hashes of its parts."""
+    return "  ".join(["whole", *(f"{name} {digits[:16]}" for name, digits in sorted(sha256.items()))])
+
+
 @checkpoint.command(short_help="Load one, run its next step, compare with the ledger.")
 @_DIRECTORY
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @single("step", "Start after step N.", of=STEPS, word="N", usual="the newest that has a next step")
-@single("script", "The program, for runs that are no recipe's.", word="FILE", is_path=True)
+@single("script", "The program, in place of the recorded one.", word="FILE", is_path=True)
 @single("workers", "Number of processes.", default="1", short="-n", word="N")
 @single("data", "Recipes: where the data is.", is_path=True)
 @click.option("--allow-drift", is_flag=True, help="Recipes: although software or CPU differ from the run's.")
@@ -81,12 +86,13 @@ def verify(directory: str, as_json: bool) -> int:
 def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Prove that a checkpoint can be gone on from: load it, run one step, compare with what the ledger says of it.
 
-    Works on a copy; DIR is not touched. A script's own ARGS stand after ``--``.
+    Works on a copy; DIR is not touched. A script's own ARGS stand after ``--``. What ``unisono replay`` does for any
+    step, for the one after a checkpoint.
 
     Exit code: 0 when the step is the same to the last bit; 1 when it is not; 2 for wrong settings; else that of a
     failed worker.
     """
-    from unisono.experiments import rehearse as experiment
+    from unisono.experiments import replay as experiment
 
     found = experiment.rehearse(directory, args, tell=(lambda _: None) if as_json else tell, **given)
     step, differing = found.step, found.differing
@@ -109,7 +115,7 @@ def export(directory: str, file: str, step: int | None) -> None:
     """
     from unisono.checkpoint.interchange import export_weights
     from unisono.checkpoint.store import read
-    from unisono.experiments.rehearse import choose_checkpoint, find_checkpoints
+    from unisono.train.run_directory.upkeep import choose_checkpoint, find_checkpoints
 
     manifest, state = read(choose_checkpoint(find_checkpoints(directory), step, tell))
     for name in export_weights(state, Path(file)):
@@ -132,7 +138,7 @@ def prune(directory: str, as_json: bool, dry_run: bool, **given: Any) -> None:
 
     Exit code: 0; 1 when no checkpoint can be trusted (nothing is removed then); 2 for wrong settings.
     """
-    from unisono.experiments.rehearse import prune_checkpoints
+    from unisono.train.run_directory.upkeep import prune_checkpoints
 
     removed, newest = prune_checkpoints(directory, dry_run=dry_run, tell=tell, **given)
     done = "would remove" if dry_run else "removed"

@@ -20,6 +20,7 @@ VERBS = {
     "verify": "Prove that the number of workers does not change a bit.",
     "diff": "Show where two runs part, and what differed first.",
     "chaos": "Kill a run's processes, and prove that its bits stay the same.",
+    "replay": "Compute a past step of a run again, and compare.",
     "checkpoint": "Look after what a run has saved.",
     "bench": "Measure scaling, collectives, strategies; propose settings.",
     "forecast": "Forecast training on more ranks than there are.",

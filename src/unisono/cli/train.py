@@ -19,7 +19,7 @@ from unisono.options.fields import taken
 from unisono.system.machine import resolve_devices
 
 MAX_RESTARTS = 3
-_SETTINGS = ("max_restarts", "share_devices", "heartbeat_s", "hang_s", "stop_grace_s")
+_SETTINGS = ("max_restarts", "live", "share_devices", "heartbeat_s", "hang_s", "stop_grace_s")
 """Of a launch, beside what depends on the recipe."""
 
 
@@ -52,7 +52,7 @@ def _kept(given: dict[str, Any]) -> str:
 @json_option
 @verb("train", _kept, keeps_runs=True)
 def train(recipe: str, as_json: bool, **given: Any) -> None:
-    """Train RECIPE: digits, mnist, imdb, or text and images of your own.
+    """Train RECIPE: digits, mnist, imdb, lm, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
     printed at the end does not depend on -n. A worker that dies is replaced, and the run goes on from its last

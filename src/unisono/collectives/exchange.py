@@ -5,16 +5,20 @@ An `Exchange` is what a step holds of its transport: `start`, `give` for every b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.reduce import note_of, tree_all_reduce
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node
 
 Partials = Sequence[tuple[Node, Tensor]]
 """Subtrees of one rank and their sums: contiguous one-dimensional tensors of equal length."""
+
+Roundings = Sequence[Rounding | None]
+"""How each bucket's sums are rounded, and so coded on their way; None: they are not. Empty: none is."""
 
 
 class Exchange(ABC):
@@ -27,7 +31,7 @@ class Exchange(ABC):
     is_overlapped: bool = False
 
     @abstractmethod
-    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int) -> None:
+    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
         """Begin a step.
 
         Args:
@@ -35,6 +39,7 @@ class Exchange(ABC):
                 lie in the same memory.
             placement: The leaves that each rank hosts, in rank order.
             leaves: Leaves of the tree (replicas that have a sample), at least 1.
+            roundings: Of the buckets; what is given must be rounded already.
 
         Raises:
             RankDivergence: The ranks are about to exchange other sizes.
@@ -52,6 +57,18 @@ class Exchange(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Return when every bucket's result is in its place; a second thread may call it right after `start`.
+
+        Raises:
+            PeerLost: A rank went away.
+        """
+
+    @abstractmethod
+    def tell(self, message: Tensor) -> Callable[[], Tensor]:
+        """Give all ranks a few bytes in the same step, after the last bucket: uint8, the same number on all.
+
+        Returns:
+            What waits for those of all ranks and returns them, uint8 (ranks, bytes), to be called after `finish`; it
+            may raise PeerLost.
 
         Raises:
             PeerLost: A rank went away.
@@ -75,17 +92,29 @@ class OneByOne(Exchange):
     def __init__(self, transport: Transport, *, is_overlapped: bool = False) -> None:
         self._transport, self.is_overlapped = transport, is_overlapped
 
-    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int) -> None:
-        self._outs, self._placement, self._leaves = iter(outs), placement, leaves
+    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
+        self._placement, self._leaves = placement, leaves
+        self._buckets = zip(outs, roundings or [None] * len(outs), strict=True)
         on_board = self._transport.board is not None and all(out.device.type == "cpu" for out in outs)
-        if outs and not on_board:
-            self._transport.agree(note_of(outs, leaves))
+        if outs and (roundings or not on_board):
+            self._transport.agree(note_of(outs, leaves, roundings))
 
     def give(self, partials: Partials) -> None:
-        tree_all_reduce(partials, self._placement, self._leaves, next(self._outs), self._transport, is_agreed=True)
+        out, rounding = next(self._buckets)
+        tree_all_reduce(
+            partials, self._placement, self._leaves, out, self._transport, is_agreed=True, rounding=rounding
+        )
 
     def finish(self) -> None:
         pass
+
+    def tell(self, message: Tensor) -> Callable[[], Tensor]:
+        def wait() -> Tensor:
+            rows = message.new_empty(self._transport.world_size, len(message))
+            self._transport.all_gather(message, rows.view(-1))
+            return rows
+
+        return wait
 
 
 def exchange_over(transport: Transport, *, on_cpu: bool = True) -> Exchange:

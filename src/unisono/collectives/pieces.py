@@ -10,7 +10,7 @@ import functools
 ALIGNMENT = 16
 """Elements to which slices and segments of flat buffers are rounded up: 64 bytes of float32."""
 
-_LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 22
+_LEAST_BYTES, _MOST_BYTES = 3 << 18, 1 << 22
 _LEAST_CHUNK_BYTES = 1 << 16
 _USUAL_BUCKETS = 6
 

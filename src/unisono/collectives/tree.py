@@ -64,7 +64,10 @@ def owned_nodes(placement: tuple[range, ...], leaves: int) -> tuple[tuple[Node, 
     return tuple(tuple(nodes(hosted.start, hosted.stop, leaves)) for hosted in placement)
 
 
-def push(sums: list[tuple[Node, T]], leaf: int, value: T, leaves: int, add: Callable[[T, T], T]) -> None:
+def push(
+    sums: list[tuple[Node, T]], leaf: int, value: T, leaves: int, add: Callable[[T, T], T],
+    settle: Callable[[Node, T], T] | None = None,
+) -> None:  # fmt: skip
     """Put the next leaf on a binary counter: what the tree allows to be added is added at once.
 
     Args:
@@ -73,12 +76,14 @@ def push(sums: list[tuple[Node, T]], leaf: int, value: T, leaves: int, add: Call
         value: The leaf's value.
         leaves: Leaves of the whole tree.
         add: Returns left + right; may reuse the memory of both.
+        settle: Returns what becomes of the sum of a node; None: it stays as it is.
     """
     sums.append(((leaf, leaf + 1), value))
     while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], leaves):
         right_node, right = sums.pop()
         left_node, left = sums.pop()
-        sums.append(((left_node[0], right_node[1]), add(left, right)))
+        node, total = (left_node[0], right_node[1]), add(left, right)
+        sums.append((node, total if settle is None else settle(node, total)))
 
 
 def accumulate(first: int, values: Iterable[T], leaves: int, add: Callable[[T, T], T]) -> list[tuple[Node, T]]:
@@ -110,6 +115,7 @@ def combine(
     add: Callable[[T, T], T],
     last: Callable[[T, T], T] | None = None,
     root: Node | None = None,
+    settle: Callable[[Node, T], T] | None = None,
 ) -> T:
     """Return the sum of the whole tree, or of one subtree, from the sums of subtrees that cover it.
 
@@ -119,6 +125,7 @@ def combine(
         add: Returns left + right.
         last: Does the root's addition in its place, for instance into memory that waits for the result.
         root: The subtree; None means the whole tree.
+        settle: Returns what becomes of a sum that has been added here, by its node; None: it stays as it is.
 
     Raises:
         KeyError: A leaf is in no partial.
@@ -131,7 +138,8 @@ def combine(
             raise KeyError(f"leaf {node[0]} of {leaves} is in no partial: {sorted(partials)}")
         middle = split(node)
         addition = last if last is not None and node == top else add
-        return addition(value((node[0], middle)), value((middle, node[1])))
+        total = addition(value((node[0], middle)), value((middle, node[1])))
+        return total if settle is None else settle(node, total)
 
     top = (0, leaves) if root is None else root
     return value(top)

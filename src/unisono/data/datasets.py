@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unisono.data.sampler import Indices
-from unisono.errors import DataError
+from unisono.errors import ConfigError, DataError
 
 _HASHED_WHOLE_BYTES = 1 << 30
 _HASHED_BLOCK_BYTES = 1 << 24
@@ -51,6 +51,32 @@ def content_hash(arrays: Iterable[Tensor]) -> str:
         for block in rows.split(max(1, _HASHED_BLOCK_BYTES * len(array) // max(1, array.nbytes))):
             digest.update(block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
+
+
+def fetch_each_keyed(dataset: KeyedDataset, indices: Indices, epochs: Indices, seed: int) -> Any:
+    """Return what `fetch_keyed` gives for samples that are each in an epoch of their own.
+
+    Raises:
+        ConfigError: It gives something else than tensors, in tuples, lists or dictionaries.
+    """
+    each = zip(indices.reshape(-1, 1), epochs.tolist(), strict=True)
+    return _joined([dataset.fetch_keyed(one, seed=seed, epoch=epoch) for one, epoch in each])
+
+
+def _joined(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(_joined, map(list, zip(*parts, strict=True))))
+    if isinstance(first, tuple | list):
+        return type(first)(map(_joined, map(list, zip(*parts, strict=True))))
+    raise ConfigError(
+        f"expected tensors from fetch_keyed, got {type(first).__name__}, of which several samples cannot be made one "
+        "micro-batch. Hint: for this plan, a data set with __getitem__ alone."
+    )
 
 
 @final

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from unisono.collectives.placement import parts_of
-from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset
+from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset, fetch_each_keyed
+from unisono.data.plans.plan import Plan
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.data.slots import Parked, Slots, stack_in_own_memory
 from unisono.determinism.seeding import mix
@@ -52,18 +53,18 @@ def check_dataset(dataset: Any) -> None:
         )
     has_numbers = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not has_numbers or isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            f"expected a map-style data set (with __len__ and __getitem__), got {kind}. "
-            "Hint: an iterable data set has no sample numbers, so its order cannot be made exact."
+        hint = getattr(
+            dataset, "_loader_hint", "unisono.Stream(source) for items that come in order and have no numbers."
         )
+        raise ConfigError(f"expected a map-style data set (with __len__ and __getitem__), got {kind}. Hint: {hint}")
     if len(dataset) == 0:
         raise DataError(f"expected at least one sample, got an empty {kind}.")
 
 
 class Task(NamedTuple):
-    """One micro-batch to fetch: its epoch (-1 in evaluation) and its sample indices."""
+    """One micro-batch to fetch: its epoch (-1 in evaluation) or that of each sample, and its sample indices."""
 
-    epoch: int
+    epoch: int | Indices
     indices: Indices
 
 
@@ -114,11 +115,15 @@ class Fetcher:
             torch.set_num_threads(threads)
 
     def _fetch(self, task: Task, default: Collate) -> Any:
+        if self._is_keyed and not isinstance(task.epoch, int):
+            return _named(fetch_each_keyed(self.dataset, task.indices, task.epoch, self.seed))
         if self._is_keyed and task.epoch >= 0:
             return _named(self.dataset.fetch_keyed(task.indices, seed=self.seed, epoch=task.epoch))
         if self._is_batched:
             return _named(self.dataset.fetch_micro_batch(task.indices))
-        samples = [self._sample(task.epoch, index) for index in task.indices.tolist()]
+        numbers = task.indices.tolist()
+        epochs = [task.epoch] * len(numbers) if isinstance(task.epoch, int) else task.epoch.tolist()
+        samples = [self._sample(epoch, index) for epoch, index in zip(epochs, numbers, strict=True)]
         return _named((self._collate or default)(samples))
 
     def _sample(self, epoch: int, index: int) -> Any:
@@ -227,10 +232,11 @@ class Loader:
 
     def __iter__(self) -> NoReturn:
         """Refuse: batches belong to steps."""
-        raise ConfigError(
-            "a unisono loader is not iterated by itself. Hint: for batch in run.steps(loader, epochs=...): "
-            "run.step(batch, ...)."
-        )
+        refuse_iteration()
+
+    def host(self, replicas: range) -> None:
+        """Let this rank have other replicas, from the next `micro_batches` on."""
+        self._hosted = replicas
 
     def micro_batches(self, first_step: int, last_step: int) -> Iterator[Any]:
         """Yield this rank's micro-batches of the steps ``first_step..last_step``, replica by replica."""
@@ -241,22 +247,45 @@ class Loader:
         sampler, start, stop = self.sampler, self._hosted.start, self._hosted.stop
         for step in range(first_step, last_step + 1):
             epoch, batch = sampler.epoch_of(step), sampler.batch(step)
+            epochs = sampler.epochs(step)
             for part in parts_of(len(batch), sampler.replicas)[start:stop]:
                 if part:
-                    yield Task(epoch, batch[part.start : part.stop])
+                    own = epoch if epochs is None else epochs[part.start : part.stop]
+                    yield Task(own, batch[part.start : part.stop])
 
 
-def sampler_of(dataset: Any, batch_size: int, replicas: int, *, seed: int, shuffle: bool) -> ExactSampler:
-    """Return the sampler of a data set; one that `HasLengths` gets micro-batches of about equal cost."""
+def refuse_iteration() -> NoReturn:
+    """Refuse (`ConfigError`) to iterate a loader."""
+    raise ConfigError(
+        "a unisono loader is not iterated by itself. Hint: for batch in run.steps(loader, epochs=...): "
+        "run.step(batch, ...)."
+    )
+
+
+def sampler_of(
+    dataset: Any, batch_size: int, replicas: int, *, seed: int, shuffle: bool, plan: Plan | None = None
+) -> ExactSampler:
+    """Return the sampler of a data set; one that `HasLengths` gets micro-batches of about equal cost.
+
+    Raises:
+        ConfigError: `plan` is none.
+    """
     by_length = dataset if isinstance(dataset, HasLengths) else None
+    chosen = getattr(dataset, "plan", None) if plan is None else plan
+    if plan is not None and not isinstance(plan, Plan):
+        raise ConfigError(
+            f"expected plan= with a method order(), as unisono.Weighted(...) has it, got {type(plan).__name__}."
+        )
+    order = chosen.order(dataset, seed=seed, shuffle=shuffle) if isinstance(chosen, Plan) else None
     return ExactSampler(
-        len(dataset),
+        len(dataset) if order is None else order.num_samples,
         batch_size,
         replicas,
         seed=seed,
         shuffle=shuffle,
         lengths=None if by_length is None else by_length.lengths(),
         length_pool=0 if by_length is None else by_length.length_pool,
+        order=order,
     )
 
 
@@ -265,6 +294,8 @@ def move(data: Any, device: torch.device) -> Any:
     if isinstance(data, Tensor):
         is_there = (data.is_cpu and device.type == "cpu") or data.device == device
         return data if is_there else data.to(device, non_blocking=True)
+    if type(data) is XY:
+        return XY(move(data.x, device), move(data.y, device))
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*[move(item, device) for item in data])
     if isinstance(data, list | tuple):

@@ -5,6 +5,7 @@ same, so resuming at a step is a matter of knowing its number. Every sample come
 padded, repeated or dropped; the last batch may be short. Imports NumPy only.
 """
 
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from unisono.collectives.placement import parts_of
 from unisono.data.lengths import Lengths, arrange_pool, deal
+from unisono.data.plans.plan import Order
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.options.quantities import BATCH, BATCHES, REPLICAS, SAMPLES
@@ -70,6 +72,8 @@ class ExactSampler:
         lengths: int64 (num_samples,): what each sample costs (tokens of a text, say). Micro-batches of a step then
             have about equal totals, and batches samples of similar length, see `length_pool`.
         length_pool: Batches that are sorted by length together; 0 and 1 leave each batch its random samples.
+        order: Which sample stands at which place of an epoch, in place of the permutation; it has `num_samples`
+            places.
 
     Raises:
         ConfigError: A number is below 1, `length_pool` negative, or not one length per sample.
@@ -85,10 +89,11 @@ class ExactSampler:
         shuffle: bool = True,
         lengths: Lengths | None = None,
         length_pool: int = 0,
+        order: Order | None = None,
     ) -> None:
         num_samples, batch_size = SAMPLES.take("num_samples", num_samples), BATCH.take("batch_size", batch_size)
         replicas, length_pool = REPLICAS.take("replicas", replicas), BATCHES.take("length_pool", length_pool)
-        if lengths is not None and len(lengths) != num_samples:
+        if lengths is not None and order is None and len(lengths) != num_samples:
             raise ConfigError(f"expected {num_samples} lengths, one per sample, got {len(lengths)}.")
         self.num_samples = num_samples
         self.batch_size = batch_size
@@ -98,8 +103,11 @@ class ExactSampler:
         self.steps_per_epoch = -(-num_samples // batch_size)
         self._lengths = lengths
         self._length_pool = length_pool if shuffle and lengths is not None else 0
+        self.order = order
+        self._own_epochs: Callable[[int, int, int], Indices] | None = getattr(order, "epochs_at", None)
         self._pool: tuple[tuple[int, int], Indices] | None = None
         self._block: tuple[int, int, Indices] | None = None
+        self._last: tuple[int, Indices] | None = None
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch (0-based) of `step` (1-based)."""
@@ -107,6 +115,13 @@ class ExactSampler:
 
     def batch(self, step: int) -> Indices:
         """Return the sample indices of `step` (1-based): int64, ``batch_size`` long but for an epoch's last batch."""
+        if self._last is not None and self._last[0] == step:  # who hands it out and who fetches it both ask
+            return self._last[1][:]
+        batch = self._batch(step)
+        self._last = step, batch
+        return batch[:]
+
+    def _batch(self, step: int) -> Indices:
         epoch, index = divmod(step - 1, self.steps_per_epoch)
         start = index * self.batch_size
         if self._length_pool > 1:
@@ -115,6 +130,14 @@ class ExactSampler:
         else:
             batch = self._order(epoch, start, min(start + self.batch_size, self.num_samples))
         return batch if self._lengths is None else deal(batch, self._lengths, self.replicas)
+
+    def epochs(self, step: int) -> Indices | None:
+        """Return the epoch of each sample of `step`, where they count their own; None: all that of the step."""
+        if self._own_epochs is None:
+            return None
+        epoch, index = divmod(step - 1, self.steps_per_epoch)
+        start = index * self.batch_size
+        return self._own_epochs(epoch, start, min(start + self.batch_size, self.num_samples))
 
     def micro_batches(self, step: int) -> list[Indices]:
         """Return the sample indices of each replica in `step`; the last ones may be empty."""
@@ -134,11 +157,14 @@ class ExactSampler:
         return self._pool[1]
 
     def _order(self, epoch: int, start: int, stop: int) -> Indices:
-        if not self.shuffle:
+        if not self.shuffle and self.order is None:
             return np.arange(start, stop)
         block = self._block
         if block is None or block[0] != epoch or not (block[1] <= start and stop <= block[1] + len(block[2])):
             last = min(self.num_samples, start + max(_BLOCK, stop - start))
-            key = mix(self.seed, "order", epoch)
-            block = self._block = (epoch, start, permute(np.arange(start, last), self.num_samples, key))
+            if self.order is not None:
+                found = self.order.at(epoch, start, last)
+            else:
+                found = permute(np.arange(start, last), self.num_samples, mix(self.seed, "order", epoch))
+            block = self._block = (epoch, start, found)
         return block[2][start - block[1] : stop - block[1]]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as module
 
 from unisono.determinism.shortcut import Shortcut
-from unisono.world import tell_compiler_to_be_deterministic
+from unisono.world import tell_compiler_to_be_deterministic, tell_compiler_to_treat_shapes_alike
 
 SHORTCUT = Shortcut()
 
@@ -76,10 +76,10 @@ def update(step: Callable[..., Any], optimizer: Optimizer) -> None:
         return
     before = torch.is_grad_enabled()
     try:
-        torch.set_grad_enabled(optimizer.defaults["differentiable"])
+        torch._C._set_grad_enabled(optimizer.defaults["differentiable"])
         step.__wrapped__(optimizer)  # type: ignore[attr-defined]
     finally:
-        torch.set_grad_enabled(before)
+        torch._C._set_grad_enabled(before)
 
 
 def use_deterministic_algorithms() -> None:
@@ -96,6 +96,21 @@ def use_deterministic_algorithms() -> None:
         config.deterministic = True  # type: ignore[attr-defined]
     else:
         tell_compiler_to_be_deterministic()
+
+
+def treat_shapes_alike() -> None:
+    """Let what is compiled for a shape depend on nothing but the shape, not on which ones this process saw before.
+
+    As torch comes, code is compiled for the first shape that arrives, and for sizes in general once another one does.
+    Which is first depends on the placement of replicas and on where a run was resumed, and the two have other bits. So
+    each shape gets code of its own, unless the program says ``dynamic=True`` or marks sizes as dynamic; and where
+    torch would stop compiling, after too many, and go on without, it raises.
+    """
+    tell_compiler_to_treat_shapes_alike()
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is not None:
+        config.automatic_dynamic_shapes = False
+        config.fail_on_recompile_limit_hit = not config.suppress_errors  # torch does not take both
 
 
 _finder = _Finder()

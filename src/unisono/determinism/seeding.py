@@ -4,9 +4,9 @@ There is no stream to save, and no key knows a rank or a world size.
 """
 
 import functools
-import hashlib
 import struct
 from collections.abc import Callable
+from hashlib import blake2b
 
 from unisono.errors import ConfigError
 
@@ -15,6 +15,14 @@ from unisono.errors import ConfigError
 def _packer(count: int) -> Callable[..., bytes]:
     """Return what packs so many whole numbers of 64 bits with sign, little-endian."""
     return struct.Struct(f"<{count}q").pack
+
+
+@functools.cache
+def _person(purpose: str) -> bytes:
+    person = purpose.encode()
+    if len(person) > 16:
+        raise ConfigError(f"expected a purpose of at most 16 bytes, got {purpose!r}.")
+    return person
 
 
 def mix(seed: int, purpose: str, *counters: int) -> int:
@@ -33,8 +41,8 @@ def mix(seed: int, purpose: str, *counters: int) -> int:
         >>> mix(0, "replica", 1, 0) == mix(0, "replica", 1, 0) != mix(0, "replica", 0, 1)
         True
     """
-    person = purpose.encode()
-    if len(person) > 16:
-        raise ConfigError(f"expected a purpose of at most 16 bytes, got {purpose!r}.")
     packed = _packer(1 + len(counters))(seed, *counters)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=person).digest(), "little")
+    return _from_bytes(blake2b(packed, digest_size=8, person=_person(purpose)).digest(), "little")
+
+
+_from_bytes = int.from_bytes

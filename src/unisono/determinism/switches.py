@@ -3,11 +3,12 @@
 `set_generators` and `set_determinism` put this process's torch, Python and NumPy into a defined state.
 `describe_environment` records software, CPU capability and threads for ``environment.json``: ATen, oneDNN and MKL
 choose their kernels independently, so it holds what each of them looks at. `NUMERIC` names the entries that must
-not change within a run.
+not change within a run; torch's own flags, one by one, must not either (see `flags`).
 """
 
 import functools
 import hashlib
+import operator
 import platform
 import random
 import sys
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from unisono.determinism import compiler
+from unisono.determinism.flags import check_threads, compare_flags, compiler_settings, read_flags
 from unisono.world import numeric_variables
 
 NUMERIC = (
@@ -29,7 +31,7 @@ NUMERIC = (
 """Entries that decide bits (``world_size`` only where the strategy is not exact); the others inform the reader."""
 
 
-_SMALL_WORDS = 1 << 14
+_SMALL_WORDS, _DOT_WORDS = 1 << 14, 1 << 11
 _MODULUS = 1 << 64
 
 
@@ -38,12 +40,17 @@ def set_generators(key: int) -> None:
     torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(key & 0x7FFFFFFFFFFFFFFF)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
+    _seed_python(key)
+    _seed_numpy(key & 0xFFFFFFFF)
+
+
+_seed_python, _seed_numpy = random.seed, np.random.seed
 
 
 def set_determinism(threads: int) -> None:
-    """Pin what would change bits behind our back: threads per process, kernel choice, reduced precision.
+    """Pin what would change bits behind our back: threads per process, kernel choice, how the compiler treats shapes.
+
+    What a program may want otherwise, such as reduced precision, stays as it is, and is recorded: see `flags`.
 
     Args:
         threads: Threads of torch's CPU kernels in this process; part of the score.
@@ -53,6 +60,7 @@ def set_determinism(threads: int) -> None:
     # Filling fresh memory costs time and hides reads of it; it never changes a result that was defined.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    compiler.treat_shapes_alike()
 
 
 def add_checksums(parts: Iterable[int]) -> int:
@@ -82,25 +90,32 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 @final
 class Checksum:
-    """The `checksum` of the same tensors, again and again: views of the memory of small ones are kept.
+    """The `checksum` of the same tensors, again and again: those that are small are added up in one pass.
 
     A tensor that has moved, or another one in its place, is noticed.
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[Tensor, int, Callable[[], Any] | None]] = []
+        self._known: list[Tensor] = []
+        self._addresses: list[int] = []
+        self._small: list[Tensor] = []  # their 64-bit words
+        self._others: list[Tensor] = []
 
     def __call__(self, tensors: Sequence[Tensor]) -> int:
         """Return the sum of all bits; see `checksum`."""
-        if len(tensors) != len(self._known):
-            self._known = [_watched(tensor) for tensor in tensors]
-        total = 0
-        for index, tensor in enumerate(tensors):
-            known, address, add_up = self._known[index]
-            if tensor is not known or address_of(tensor) != address:
-                self._known[index] = known, address, add_up = _watched(tensor)
-            total += checksum([tensor]) if add_up is None else int(add_up())
+        is_known = len(tensors) == len(self._known) and all(map(operator.is_, tensors, self._known))
+        if not is_known or [*map(_ADDRESS_OF, tensors)] != self._addresses:
+            self._look_at(tensors)
+        total = checksum(self._others) if self._others else 0
+        if self._small:
+            total += int(torch.cat(self._small).sum().item())
         return total % _MODULUS
+
+    def _look_at(self, tensors: Sequence[Tensor]) -> None:
+        self._known, self._addresses = [*tensors], [*map(_ADDRESS_OF, tensors)]
+        words = [_words_of(tensor) if tensor.device == tensors[0].device else None for tensor in tensors]
+        self._small = [each for each in words if each is not None]
+        self._others = [tensor for tensor, each in zip(tensors, words, strict=True) if each is None]
 
 
 _ADDRESS_OF = getattr(torch._C, "_data_address", Tensor.data_ptr)  # without the first, nothing is shared either
@@ -115,22 +130,27 @@ def address_of(tensor: Tensor) -> int:
     return address
 
 
-def _watched(tensor: Tensor) -> tuple[Tensor, int, Callable[[], Any] | None]:
-    """Return a tensor, its address, and what adds up its words, if they are few and lie as 64-bit words.
+def _words_of(tensor: Tensor) -> Tensor | None:
+    """Return a view of a tensor's 64-bit words, if they are few and lie as such; else None.
 
     Of many, a view would save little, and hold memory that a checkpoint's snapshot must know to be nobody else's.
     """
     words = tensor.detach()
     is_small = 0 < words.nbytes <= 8 * _SMALL_WORDS
     is_plain = is_small and words.is_contiguous() and not words.nbytes % 8 and not address_of(words) % 8
-    return tensor, address_of(words), adder(words.view(-1).view(torch.int64)) if is_plain else None
+    return words.view(-1).view(torch.int64) if is_plain else None
 
 
 def adder(words: Tensor) -> Callable[[], Any]:
-    """Return what adds up a tensor of int64 in place; NumPy where its small overhead counts, torch where speed does."""
-    if words.device.type == "cpu" and words.numel() <= _SMALL_WORDS:
-        # Unlike numpy(), from_dlpack leaves the storage resizable; the ufunc spares the detour of the method sum.
-        return functools.partial(np.add.reduce, np.from_dlpack(words))
+    """Return what adds up a tensor of int64 in place, modulo 2**64.
+
+    Torch's sum, and for few words NumPy's product with ones, which has half its overhead. The reduction of NumPy is not
+    taken: in a training step, whose other code is torch's, it finds the processor's caches cold and leaves them so.
+    """
+    if words.device.type == "cpu" and words.numel() <= _DOT_WORDS:
+        # Unlike numpy(), from_dlpack leaves the storage resizable.
+        plain = np.from_dlpack(words).view(np.uint64)
+        return functools.partial(plain.dot, np.ones(len(plain), np.uint64))
     return lambda: words.sum().item()
 
 
@@ -145,7 +165,11 @@ def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any
     Args:
         threads: Threads per process that the run asked for.
         device: Where the model lives.
+
+    Raises:
+        ConfigError: Torch's threads treat denormal numbers unalike.
     """
+    check_threads(threads)
     return {
         "torch": torch.__version__,
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
@@ -156,6 +180,7 @@ def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any
         "cpu_flags": _cpu_flags(),
         "machine": platform.machine(),
         "variables": numeric_variables(),
+        "flags": read_flags(device.type) | compiler_settings(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()}",
@@ -165,14 +190,18 @@ def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any
 
 
 def drift(recorded: dict[str, Any], present: dict[str, Any]) -> list[str]:
-    """Return one line for each numeric entry that differs: name, recorded, present."""
+    """Return one line for each numeric entry, and each flag, that differs: name, recorded, present.
+
+    What was recorded by a version that knew nothing of flags has none, and differs in none.
+    """
+    flags = [each["flags"] for each in (recorded, present) if isinstance(each.get("flags"), dict)]
     return [
         f"{name}: {recorded.get(name)!r} -> {present.get(name)!r}"
         for name in NUMERIC
         if recorded.get(name) != present.get(name)
         # Another strategy is another score, which is said elsewhere.
         and (name != "world_size" or None not in (recorded.get(name), present.get(name)))
-    ]
+    ] + (compare_flags(*flags) if len(flags) == 2 else [])
 
 
 def _cpu_field(name: str) -> str:

@@ -1,6 +1,6 @@
 """Experiments: what the verbs that run a job several times do, callable from Python.
 
-`verify.verify`, `chaos.chaos`, `rehearse.rehearse`, `scaling.measure_scaling`, `collectives.measure_collectives`,
+`verify.verify`, `chaos.chaos`, `replay.replay`, `scaling.measure_scaling`, `collectives.measure_collectives`,
 `links.compare_links`, `strategies.compare_strategies`, `tune.tune` and `forecast.forecast` take what their verbs take,
 print nothing and return plain values. `tell` gets a line about what is going on; `options` are those of
 ``unisono train``. All raise `ConfigError` for a wrong setting, `DataError` where a recipe's data is missing or not what

@@ -27,6 +27,7 @@ def launch(
     threads: int | None = None,
     replicas: int | None = None,
     max_restarts: int = 0,
+    live: str = "off",
     **kwargs: object,
 ) -> None:
     """Run ``fn(*args, **kwargs)`` on every worker and wait for all of them.
@@ -42,6 +43,7 @@ def launch(
         workers: Number of processes, or ``auto``: one per GPU, else one per core, at most `replicas`.
         threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
         replicas: Replicas of the run for programs that leave them unset themselves.
+        live: ``auto``: when a worker is killed, the others finish the same step without it, where they can.
         max_restarts: Start the workers again after one has died; so many restarts in a row may pass without progress.
             `fn` runs from its beginning: `unisono.Run` with ``out=...`` resumes.
         **kwargs: Passed to `fn`; pickled.
@@ -69,7 +71,15 @@ def launch(
     output = "leader" if sys.stderr is not None and sys.stderr.isatty() else "prefix"
     count = resolve_workers(workers, replicas)
     run_local(
-        LaunchSpec(target=target, workers=count, threads=threads, env=imposed, output=output, max_restarts=max_restarts)
+        LaunchSpec(
+            target=target,
+            workers=count,
+            threads=threads,
+            env=imposed,
+            output=output,
+            max_restarts=max_restarts,
+            live=live,
+        )
     )
 
 

@@ -5,6 +5,7 @@ Whether another attempt follows is not decided here. Must not import torch.
 """
 
 import contextlib
+import functools
 import signal
 import socket
 import time
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from unisono.errors import LaunchError, WorkerFailed
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
-from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill
+from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill, load_reports
+from unisono.launchers.supervision.live_recovery import LiveRecovery, Told, off
 from unisono.launchers.supervision.memory_kills import count_kills
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
-from unisono.launchers.worker_group import Called, Events, OutputBroken, Signalled, WorkerGroup, next_event
+from unisono.launchers.worker_group import Called, Event, Events, OutputBroken, Signalled, WorkerGroup, next_event
 from unisono.system.heartbeat import STEPPING
 from unisono.system.messages import tell
 
@@ -84,8 +86,11 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
 def _supervise(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
     supervisor = Supervisor(group)
+    live = _live_recovery(group)
     while group.running:
         event = next_event(events, time.monotonic() + _LOOK_S)
+        if live is not None and (live.look() or _heard(live, group, event)):
+            return _find_failure(group, events, memory_kills)
         if event is None:
             supervisor.look()
             if supervisor.unkillable is not None:
@@ -99,12 +104,44 @@ def _supervise(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome
             continue
         group.note(event)
         if isinstance(event, Signalled | Called):
-            return _stop_between_steps(group, events, event)
+            return _stop_between_steps(group, events, event, live)
         if isinstance(event, OutputBroken):
             return event
-        if isinstance(event, WorkerExit) and event.code != 0 and not group.has_stopped(event):
+        if isinstance(event, WorkerExit) and event.code != 0 and not group.has_stopped(event) and live is None:
             return _find_failure(group, events, memory_kills)
     return _stopped(group)
+
+
+def _live_recovery(group: WorkerGroup) -> LiveRecovery | None:
+    """Return what decides which deaths the others live through; None where they live through none."""
+    spec = group.spec
+    if group.channels is None:
+        if spec.live == "auto" and spec.workers > 1:
+            _tell(group, off(spec.why_not_live))
+        return None
+    return LiveRecovery(group.spec.ranks, group.channels.send, functools.partial(_tell, group))
+
+
+def _heard(live: LiveRecovery, group: WorkerGroup, event: Event | None) -> str:
+    """Take in what has happened; return why this world cannot be gone on with, empty where it can."""
+    reason = ""
+    if isinstance(event, Told):
+        reason = live.heard(event)
+        group.excluded = live.excluded
+    elif isinstance(event, WorkerExit):
+        group.note(event)
+        if event.code == 0 or group.has_stopped(event):
+            return live.ended(event.rank)
+        last, has_report = group.last_reading(event.rank), bool(load_reports(group.directory, [event.rank]))
+        reason = live.died(event.rank, event.code, (last.step, last.replica), has_report=has_report)
+        if not reason:  # nothing that it has started must hold what it held
+            group.kill(event.rank, group.killed.get(event.rank, ""))
+    return reason
+
+
+def _tell(group: WorkerGroup, text: str) -> None:
+    if group.spec.output != "quiet":
+        tell(text)
 
 
 def _tell_of_loners(group: WorkerGroup) -> None:
@@ -125,7 +162,9 @@ def _stopped(group: WorkerGroup) -> Stopped | None:
     return Stopped(max(steps)) if steps else None
 
 
-def _stop_between_steps(group: WorkerGroup, events: Events, asked: Signalled | Called) -> Outcome:
+def _stop_between_steps(
+    group: WorkerGroup, events: Events, asked: Signalled | Called, live: LiveRecovery | None
+) -> Outcome:
     """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
     if isinstance(asked, Called) and not asked.is_gentle:
         return Ended(asked.why, is_gentle=False)
@@ -135,12 +174,15 @@ def _stop_between_steps(group: WorkerGroup, events: Events, asked: Signalled | C
     deadline = time.monotonic() + group.spec.stop_grace_s
     while group.running and (event := next_event(events, deadline)):
         group.note(event)
+        if live is not None:
+            _heard(live, group, event)
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.
         if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
             return Signalled(event.signum, is_final=True)
         if isinstance(event, Called) and not event.is_gentle:
             return Ended(event.why, is_gentle=False)
-    are_well = all(end.code == 0 or group.has_stopped(end) for end in group.exits.values())
+    counting = (end for rank, end in group.exits.items() if rank not in group.excluded)
+    are_well = all(end.code == 0 or group.has_stopped(end) for end in counting)
     if not group.running and are_well:
         return _stopped(group)
     return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)

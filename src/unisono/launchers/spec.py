@@ -142,6 +142,11 @@ class LaunchSpec:
         0, "Start the processes again after one has died; K restarts in a row may pass without progress. For programs "
         "that resume, as unisono.Run does.", of=RESTARTS, group=PROCESSES, basic=True,
     )  # fmt: skip
+    live: str = option(
+        "off", "auto: when a process is killed, the others finish the same step without it, and the run goes on, with "
+        "the same bits; where that cannot be, processes are started again. For unisono.Run with the strategy exact, on "
+        "one host's CPU.", "auto", "off", group=PROCESSES,
+    )  # fmt: skip
     devices: tuple[str, ...] | None = option(
         None, "GPUs to use: indices among the visible ones, or names, such as 0,2; cpu: none.", key="gpus",
         usual="the visible ones", word="LIST|cpu", group=PROCESSES, basic=True,
@@ -185,6 +190,18 @@ class LaunchSpec:
         """The ranks of this host's workers."""
         first = self.placement.first_rank if self.placement else 0
         return range(first, first + self.workers)
+
+    @property
+    def may_be_live(self) -> bool:
+        """Whether workers may go on without one that has died."""
+        return self.live == "auto" and self.workers > 1 and not self.why_not_live
+
+    @property
+    def why_not_live(self) -> str:
+        """Why workers cannot go on without one that has died; empty where nothing is against it."""
+        if self.placement is not None:
+            return "there are workers on other hosts"
+        return "it is for programs in Python" if isinstance(self.target, ProgramTarget) else ""
 
     @property
     def world_size(self) -> int:

@@ -28,6 +28,7 @@ from unisono.launchers.output import OutputPump
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
 from unisono.launchers.streams import STDERR, STDOUT
 from unisono.launchers.supervision.failure import Failure, WorkerExit, find_root, load_reports
+from unisono.launchers.supervision.live_recovery import LIVE_VARIABLE, Channels, Told
 from unisono.launchers.supervision.reaper import Reaper
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
 from unisono.launchers.worker.child import FUNCTION_FILE
@@ -69,7 +70,7 @@ class OutputDone:
     """All output has been written."""
 
 
-Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone
+Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone | Told
 Events = queue.SimpleQueue[Event]
 
 
@@ -88,6 +89,8 @@ class WorkerGroup:
         self.is_output_broken = False
         self.interrupted: Signalled | None = None  # while the last output was written
         self.killed: dict[int, str] = {}  # by us, and why
+        self.excluded: set[int] = set()  # ranks whose deaths the others have lived through
+        self.channels = Channels(events.put) if spec.may_be_live else None
         self._events = events
         self._heartbeats: dict[int, HeartbeatPage] = {}  # both by rank
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
@@ -126,18 +129,25 @@ class WorkerGroup:
     def _start_worker(self, command: list[str], rank: int, port: int, reaper: Reaper) -> None:
         self._heartbeats[rank] = HeartbeatPage.create(Path(self.directory) / f"heartbeat-{rank}")
         outputs: list[int | None] = []
+        environment = worker_environment(self.spec, rank, self.directory, port, os.environ)
+        channel = None if self.channels is None else self.channels.open(rank)
+        if channel is not None:
+            environment[LIVE_VARIABLE] = str(channel.fileno())
         try:
             for stream in (STDOUT, STDERR):
                 outputs.append(self._open_output(rank, stream))  # noqa: PERF401 - closed where the next one fails
             worker = subprocess.Popen(
                 command,
-                env=worker_environment(self.spec, rank, self.directory, port, os.environ),
+                env=environment,
+                pass_fds=() if channel is None else (channel.fileno(),),
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=outputs[0],
                 stderr=outputs[1],
                 start_new_session=True,
             )
         finally:
+            if channel is not None:
+                channel.close()
             for fd in outputs:
                 if fd is not None:
                     os.close(fd)
@@ -230,6 +240,8 @@ class WorkerGroup:
             self.note(event)
         if self._reaper is not None:  # before the workers' numbers become free
             self._reaper.dismiss()
+        if self.channels is not None:
+            self.channels.close()
         for rank in self.exits:
             self._workers[rank].wait()
         self._pump.finish()
@@ -251,8 +263,11 @@ class WorkerGroup:
 
     def root(self) -> Failure | None:
         """Return the root cause as far as it is known."""
-        failed = [end for end in self.exits.values() if not self.has_stopped(end)]
-        reports = load_reports(self.directory, self.spec.ranks)
+        mattering = [rank for rank in self.spec.ranks if rank not in self.excluded]
+        failed = [
+            self.exits[rank] for rank in mattering if rank in self.exits and not self.has_stopped(self.exits[rank])
+        ]
+        reports = load_reports(self.directory, mattering)
         return find_root(failed, with_recorded(self.directory, failed, reports))
 
     def has_stopped(self, end: WorkerExit) -> bool:

@@ -67,7 +67,7 @@ class Recipe:
         return self.presets[names.index(name) if name else 0]
 
 
-_TUNED = ("mnist", "imdb", "text", "images")
+_TUNED = ("mnist", "imdb", "text", "images", "lm")
 _TEXTS, _IMAGES, _OWN = ("imdb", "text"), ("mnist", "images"), ("text", "images")
 
 
@@ -130,7 +130,7 @@ class Options:
     offline: bool = option(False, "Use downloads that are there, and no network.", group=DATA)
     num_workers: int = option(0, "Data loading processes per worker.", of=LOADERS, group=DATA)
     test_data: str | None = option(
-        None, "Own data to evaluate on.", usual="every tenth", is_path=True, recipes=_OWN, scored=True
+        None, "Own data to evaluate on.", usual="every tenth", is_path=True, recipes=(*_OWN, "lm"), scored=True
     )
     skip_broken: bool = option(
         False, "Leave out broken rows or images of own data, and count them.", recipes=_OWN, scored=True
@@ -258,6 +258,15 @@ RECIPES = {
             name="images", summary="your own labelled images: a folder per class, or NumPy arrays",
             models=("cnn",), replicas=8,
             presets=(Preset(name="default", epochs=10, batch_size=64),),
+        ),
+        Recipe(
+            name="lm", summary="a language model: text files of your own, or the film reviews' text",
+            models=("gpt",), replicas=8,
+            presets=(
+                Preset(name="small", epochs=1, batch_size=64),
+                Preset(name="10m", epochs=3, batch_size=64),
+                Preset(name="50m", epochs=3, batch_size=64),
+            ),
         ),
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from unisono.observe.progress import WorkLine
 from unisono.recipes.catalog import Options
 
 if TYPE_CHECKING:
+    from unisono.data.sets.corpus import Corpus
     from unisono.data.sets.images import ImageData
     from unisono.data.sets.imdb import ImdbData
     from unisono.data.sets.mnist import ImageSplits
@@ -81,6 +82,22 @@ def own_images(options: Options) -> "ImageData":
         )
 
 
+def corpus(options: Options) -> "Corpus":
+    """Return texts for a language model."""
+    from unisono.data.sets.corpus import load_corpus
+    from unisono.recipes.lm_presets import PRESETS
+
+    with WorkLine() as tell:
+        return load_corpus(
+            options.data_path,
+            test_data=options.test_path,
+            vocabulary=PRESETS[options.preset_name].vocabulary,
+            limit=options.limit,
+            cache=options.cache_path,
+            tell=tell,
+        )
+
+
 def tell_skipped(options: Options, data: Own) -> Own:
     """Warn of broken rows or images that were left out, and return `data`."""
     if data.skipped:
@@ -111,6 +128,7 @@ _DATA: dict[str, Callable[[Options], object]] = {
     "imdb": imdb_data,
     "text": lambda options: tell_skipped(options, own_texts(options)),
     "images": lambda options: tell_skipped(options, own_images(options)),
+    "lm": corpus,
 }
 
 

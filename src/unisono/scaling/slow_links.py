@@ -27,6 +27,11 @@ class Way:
 _DDP = "bits depend on the number of workers"
 WAYS = {
     "exact": Way({}, ""),
+    "exact_bf16": Way({"compress": "bf16"}, "gradients of 8 significant bits, the same on any number of workers"),
+    "exact_int8": Way(
+        {"compress": "int8"},
+        "gradients of 7 bits and a sign, the same on any number of workers: compare the accuracy",
+    ),
     "ddp": Way({"strategy": "ddp"}, _DDP),
     "bf16": Way({"strategy": "ddp", "comm_hook": "bf16"}, f"{_DDP}; gradients of 8 significant bits on their way"),
     "powersgd": Way(

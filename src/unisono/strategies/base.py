@@ -207,6 +207,9 @@ class Strategy(ABC):
             RankDivergence: The ranks are not at the same step, or not with the same weights.
         """
 
+    def begin_again(self) -> None:  # noqa: B027 - most strategies cannot
+        """Forget the step in progress, which `transport` and `placement` of another world will begin again."""
+
     def shares(self, num_samples: int) -> Shares:
         """Return how a batch of so many samples is shared out among the replicas."""
         return _shares(num_samples, self.replicas)
@@ -248,6 +251,10 @@ class Strategy(ABC):
 
     def settle(self) -> None:  # noqa: B027 - most strategies keep all ranks equal anyway
         """Bring all ranks to one state before it is saved or hashed."""
+
+    def left_over(self) -> str:
+        """Return what to say where the run ends now, if its model lacks something that was learned; else nothing."""
+        return ""
 
     def recorded(self) -> Sequence[Tensor]:
         """Return the live tensors whose checksum `begin_step` is told; none where a rank has not all of them."""

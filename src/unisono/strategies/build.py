@@ -15,6 +15,6 @@ def build(options: StrategyOptions, model: nn.Module, optimizer: Optimizer, cont
     Raises:
         ConfigError: Model, optimizer and options do not fit.
     """
-    module, _, name = options.implementation.partition(":")
+    module, _, name = options.work.partition(":")
     kind: type[Strategy] = getattr(importlib.import_module(f"unisono.strategies.{module}"), name)
     return kind(model, optimizer, context, options)

@@ -2,7 +2,8 @@
 
 In a step every rank runs forward and backward once per replica it hosts, from a generator state and buffers that only
 the step and the replica decide. It adds the leaves along the canonical tree as far as it hosts them, and the
-owner-computes exchange finishes the tree. World size 1 runs the same code.
+owner-computes exchange finishes the tree. World size 1 runs the same code. With `compress` every leaf's and every sum's
+gradients are rounded, also in a world of one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.collectives.coding.rounding import ROUNDINGS
 from unisono.determinism.switches import Checksum
 from unisono.errors import StepError
 from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy, StrategyContext, check_reached
@@ -35,18 +37,21 @@ class Exact(Strategy):
         self._held = [*self._held_alike.values()]
         self._checksum = Checksum()
         overlaps = {"auto": None, "on": True, "off": False}[options.overlap]
-        self._sum = LeafSum(dict(model.named_parameters()), self._buffers, self.transport, overlaps, options.codec)
-        self._report = StepReport(self.replicas, 0, self._buffers.num_buffers)
+        kind = ROUNDINGS.get(options.compress)
+        rounding = None if kind is None else kind(seed=context.seed)
+        codec = options.codec if rounding is None else "none"
+        self._sum = LeafSum(dict(model.named_parameters()), self._buffers, self.transport, overlaps, codec, rounding)
+        self._report = self._new_report()
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
     ) -> Gradients:
         self.transport.step = step
         shares, hosted = self.shares(num_samples), self.placement[self.transport.rank]
-        self._sum.start_step(shares.leaves)
+        self._sum.start_step(shares.leaves, step)
         self._buffers.start_step()
         if len(self._report.present) != len(self._sum.trainable):
-            self._report = StepReport(self.replicas, len(self._sum.trainable), self._buffers.num_buffers)
+            self._report = self._new_report()
         report = self._report
         report.clear()
         weights = self._checksum(self._held)
@@ -60,22 +65,24 @@ class Exact(Strategy):
                 self._compute(step, micro, shares.weights[micro.replica], loss_function)
             if computed != expected:
                 raise StepError(f"step {step}: this rank hosts replicas {hosted}, but got {computed}.")
-            checksum, is_finite = self._sum.reduce(self.placement)
+            if not self._sum.send(self.placement):
+                report.bad[expected[-1]] = True
+            self._buffers.tell(report.counted)
+            own = RankReport(step, weights, is_stop_asked=self.is_stop_asked())
+            say = self._sum.tell(report.message(own)) if self.transport.world_size > 1 else None
+            checksum = self._sum.finish()
+            told = [own] if say is None else report.take(say())
         except BaseException:
             self._sum.give_up()
             raise
-        if not is_finite:
-            report.bad[expected[-1]] = True
-        told = report.merge(self.transport, RankReport(step, weights, is_stop_asked=self.is_stop_asked()))
-        heads = [rank.head for rank in told]
         is_reached = report.is_reached()
-        if not is_reached or any(head != heads[0] for head in heads):
+        if not is_reached or (len(told) > 1 and any(rank.head != told[0].head for rank in told)):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
-            compare(heads, self._held_alike, self.transport)
+            compare([rank.head for rank in told], self._held_alike, self.transport)
             check_reached(step, is_reached=is_reached)
         bad = report.bad_replicas()
-        self._sum.finish_step(report.present, report.changed, is_kept=not bad)
-        losses = tuple(report.losses[: shares.leaves].tolist())
+        self._sum.finish_step(report.present, report.changed, report.counted, is_kept=not bad)
+        losses = tuple(report.losses.tolist()[: shares.leaves])
         return Gradients(
             losses=losses,
             loss=shares.mean(losses),
@@ -85,15 +92,25 @@ class Exact(Strategy):
             is_stop_asked=any(rank.is_stop_asked for rank in told),
         )
 
+    def begin_again(self) -> None:
+        """See `Strategy.begin_again`: nothing but buffers and sums has been written to."""
+        self._buffers.start_replica()
+        self._sum.forget()
+
     def recorded(self) -> Sequence[Tensor]:
         return [*self._held_alike.values()]
 
+    def _new_report(self) -> StepReport:
+        buffers = self._buffers
+        return StepReport(self.replicas, len(self._sum.trainable), buffers.num_buffers, buffers.num_counted)
+
     def _compute(self, step: int, micro: Micro, weight: float, loss_function: LossFunction) -> None:
         """Add up the gradient (and the new buffers) of a replica, weighted by its share of the batch."""
-        report = self._report
-        self._buffers.start_replica()
+        report, buffers = self._report, self._buffers
+        if buffers.is_watched:
+            buffers.start_replica()
         loss = run_backward(loss_function, micro, weight, seed=self.context.seed, step=step, replicas=self.replicas)
-        floats = self._buffers.collect(weight, report.changed)
+        floats = buffers.collect(weight, report.changed) if buffers.is_watched else ()
         is_finite = self._sum.add(micro.replica, floats, report.present)
         report.note(micro.replica, loss.item(), is_finite=is_finite)
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from unisono.collectives.placement import place_by_shares, place_evenly
+from unisono.collectives.placement import place_by_shares, place_evenly, place_whole
 from unisono.errors import ConfigError
 from unisono.options.fields import check, option
 from unisono.options.quantities import DEVICES, SHARE, STEPS, Amount, Count
+from unisono.strategies.islands.options import IslandOptions
 
 MICRO_BATCHES = Count(1, 65_536, "micro-batches")
 MEBIBYTES = Amount(0.001, 1 << 20, "MiB")
@@ -54,6 +55,11 @@ class StrategyOptions:
             check(self)
         except ConfigError as error:
             raise ConfigError(f"strategy {self.name}: {error}") from None
+
+    @property
+    def work(self) -> str:
+        """Module and class that do the work with these options."""
+        return self.implementation
 
     @property
     def shares_gradients(self) -> bool:
@@ -114,7 +120,7 @@ class StrategyOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExactOptions(StrategyOptions):
+class ExactOptions(IslandOptions, StrategyOptions):
     """The default: bits that depend on the score alone."""
 
     name: ClassVar[str] = "exact"
@@ -126,25 +132,37 @@ class ExactOptions(StrategyOptions):
     shares: tuple[float, ...] | None = option(
         None, "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.", of=SHARE
     )
-    overlap: str = option(
-        "auto", "Send gradients during the backward pass, with the same bits; auto: over sockets.", "auto", "on", "off"
-    )
-    codec: str = option(
-        "auto", "Code gradients between hosts, without loss: planes; auto: where that is faster.",
-        "auto", "none", "planes",
-    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        StrategyOptions.__post_init__(self)
+        self.check_sending()
+        self.check_islands()
+
+    @property
+    def work(self) -> str:
+        return self.implementation if self.island_steps is None else "islands.islands:Islands"
+
+    @property
+    def shares_gradients(self) -> bool:
+        return self.island_steps is None
+
+    def usual_workers(self, cores: int) -> int:
+        return min(cores, self.islands or cores)
+
+    def score(self) -> dict[str, Any]:
+        return StrategyOptions.score(self) | self.score_rounding() | self.score_islands()
 
     def place(self, replicas: int, world_size: int) -> list[range]:
         """See `StrategyOptions.place`; in proportion to the shares."""
-        if self.shares is None:
-            return place_evenly(replicas, world_size)
-        if len(self.shares) != world_size:
+        if self.shares is not None and len(self.shares) != world_size:
             shares = ",".join(f"{share:g}" for share in self.shares)
             raise ConfigError(
                 f"expected one share for each of {world_size} processes, got shares {shares}. "
                 f"Hint: --workers {len(self.shares)}, or {world_size} shares."
             )
-        return place_by_shares(replicas, self.shares)
+        if self.island_steps is not None:
+            return self.place_islands(replicas, world_size, self.shares)
+        return [*place_whole(replicas, world_size)] if self.shares is None else place_by_shares(replicas, self.shares)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,11 +37,11 @@ def _leave_groups() -> None:
         if (leave := found()) is not None:
             leave()
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if distributed is None or not distributed.is_available():
         return
-    if distributed.get_backend() == "gloo":  # nccl's groups end together or not at all
+    if distributed.is_initialized() and distributed.get_backend() == "gloo":  # nccl's end together or not at all
         distributed.destroy_process_group()
-    await_gloo()
+    await_gloo()  # also where the program has destroyed its group: it may hold it still
 
 
 def await_gloo() -> None:

@@ -8,6 +8,7 @@ from unisono.options.quantities import STEPS, shown
 Every = int | str | None
 """Steps as a whole number or ``"500 steps"``; epochs as ``"2 epochs"``; None: every epoch."""
 
+_OF_A_STREAM = 1000  # steps, where nobody has said how many
 _SPELLED = re.compile(r"(?:every )?(?:([0-9]{1,30}) )?(step|epoch)s?")
 
 
@@ -17,7 +18,7 @@ def check_every(**values: Every) -> None:
         _parsed(name, every)
 
 
-def steps_between(every: Every, steps_per_epoch: int) -> int:
+def steps_between(every: Every, steps_per_epoch: int | None) -> int:
     """Return the steps from one time to the next.
 
     Example:
@@ -25,9 +26,13 @@ def steps_between(every: Every, steps_per_epoch: int) -> int:
         (50, 240, 120)
 
     Raises:
-        ConfigError: Not a whole number above 0, or other words.
+        ConfigError: Not a whole number above 0, or other words, or epochs where nobody knows their steps (a stream's).
     """
     count, is_epochs = _parsed("every", every)
+    if steps_per_epoch is None:
+        if every is not None and is_epochs:
+            raise ConfigError(f"expected an interval in steps for a stream, which has no length, got {every!r}.")
+        return _OF_A_STREAM if every is None else count
     return count * steps_per_epoch if is_epochs else count
 
 

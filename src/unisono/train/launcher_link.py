@@ -64,25 +64,29 @@ class LauncherLink:
     def begin(self, step: int) -> None:
         """Say that a step is about to begin."""
         self.phases.begin(step)
-        self._heartbeat.begin(step)
-        self._heartbeat.note(b"between steps")
+        if self._heartbeat.is_read:
+            self._heartbeat.begin(step)
+            self._heartbeat.note(b"between steps")
 
     def follow(self, micros: Iterator[Micro], indices: Indices, replicas: int) -> Iterator[Micro]:
         """Pass on a step's micro-batches, telling which replica is computed on which samples."""
-        enter, heartbeat = self.phases.enter, self._heartbeat
+        enter, heartbeat, is_read = self.phases.enter, self._heartbeat, self._heartbeat.is_read
         enter(DATA)
-        heartbeat.note(b"data")
+        if is_read:
+            heartbeat.note(b"data")
         for micro in micros:
-            if heartbeat.is_read:
+            if is_read:
                 part = parts_of(len(indices), replicas)[micro.replica]
                 heartbeat.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
                 heartbeat.note(b"compute")
             enter(FORWARD)
             yield micro
             enter(DATA)
-            heartbeat.note(b"data")
+            if is_read:
+                heartbeat.note(b"data")
         enter(REDUCE)
-        heartbeat.note(b"reduce")
+        if is_read:
+            heartbeat.note(b"reduce")
 
     def timed(self, loss_function: LossFunction, judge: LossJudge) -> LossFunction:
         """Return `loss_function`, during which `judge` is asked, and after which the backward pass begins."""
@@ -101,13 +105,15 @@ class LauncherLink:
     def updating(self) -> None:
         """Say that the gradients are known and the update begins."""
         self.phases.enter(UPDATE)
-        self._heartbeat.note(b"update")
+        if self._heartbeat.is_read:
+            self._heartbeat.note(b"update")
 
     def done(self, step: int) -> None:
         """Say that a step's update is finished."""
         self.phases.enter(OTHER)
-        self._heartbeat.done(step)
-        self._heartbeat.note(b"record")
+        if self._heartbeat.is_read:
+            self._heartbeat.done(step)
+            self._heartbeat.note(b"record")
 
     def saved(self, step: int) -> None:
         """Say that a checkpoint has been committed."""

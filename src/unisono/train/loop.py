@@ -25,12 +25,14 @@ class Batch(NamedTuple):
         epoch: Its epoch, 0-based.
         indices: int64 (n,): the samples of the whole batch, over all ranks, in order.
         micros: This rank's micro-batches; fetched one at a time by `Run.step`.
+        chain: Of a stream, the hash of its items up to these; else empty.
     """
 
     step: int
     epoch: int
     indices: Indices
     micros: Iterator[Micro]
+    chain: str = ""
 
 
 def pin(optimizer: Optimizer) -> None:
@@ -55,7 +57,7 @@ def hosted_micros(
     parts = parts_of(num_samples, placement[-1].stop)
     for replica in placement[rank]:
         if parts[replica]:
-            yield Micro(replica=replica, num_samples=len(parts[replica]), data=move(next(fetched), device))
+            yield Micro(replica, len(parts[replica]), move(next(fetched), device))
 
 
 def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:
@@ -64,7 +66,7 @@ def entry_of(batch: Batch, gradients: Gradients, lr: float) -> Entry:
         step=batch.step,
         epoch=batch.epoch,
         num_samples=len(batch.indices),
-        samples=hash_samples(batch.indices),
+        samples=batch.chain or hash_samples(batch.indices),
         loss=gradients.loss.hex(),
         gradient="skipped" if gradients.bad_replicas else f"{gradients.checksum:016x}",
         weights=f"{gradients.weights:016x}",

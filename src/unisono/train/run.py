@@ -1,19 +1,19 @@
 """Own the loop: `Run` gives a training loop its exact step, its data order, its ledger and its checkpoints."""
 
 import functools
-import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
-import torch
-from torch import nn
+from torch import manual_seed, nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.interchange import Loaded
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
-from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
+from unisono.data.loader import Collate, Fetcher, Transform
+from unisono.data.plans.plan import Plan
+from unisono.data.sources.loaders import AnyLoader, last_step, make_loader
 from unisono.determinism.switches import set_determinism
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
@@ -109,14 +109,14 @@ class Run:
         self.first_look = FirstLook(is_leader=self.world.is_leader, best=getattr(checkpoints, "best", None))
         self.replicas, self.threads = joined.recorded(replicas, threads)
         set_determinism(self.threads)
-        world_size = self.world.world_size
-        self.placement = chosen.place(self.replicas, world_size)
+        self.placement = [*chosen.place(self.replicas, world_size := self.world.world_size)]
+        joined.serve(self)
         self.non_finite = NonFinite(non_finite, strategy=chosen.name, is_exact=chosen.is_exact)
         self._stepper: Stepper | None = None
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         facts = {"world_size": world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
         self._progress = RunProgress(self._record, self._link, facts, checkpoint_every=checkpoint_every)
-        torch.manual_seed(seed)
+        manual_seed(seed)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]:
         """Take over model, optimizer and (optional) scheduler; collective.
@@ -145,7 +145,7 @@ class Run:
         parts.strategy = build(self.strategy, model, optimizer, setting)
         self._stepper = Stepper(
             parts, self.strategy, setting, progress=self._progress, record=self._record, link=self._link,
-            between=self.between, non_finite=self.non_finite, first_look=self.first_look,
+            between=self.between, non_finite=self.non_finite, first_look=self.first_look, live=self._joined.live,
         )  # fmt: skip
         return parts.strategy.front, optimizer
 
@@ -192,29 +192,29 @@ class Run:
         shuffle: bool = True,
         num_workers: int = 0,
         prefetch: int = 2,
-    ) -> Loader:
+        plan: Plan | None = None,
+    ) -> AnyLoader:
         """Return the training batches of this rank.
 
         Args:
-            dataset: Map-style.
+            dataset: Map-style, or a `Stream`.
             batch_size: Samples per optimizer step, over all ranks.
             transform: Applied to each sample; its randomness is keyed by (seed, epoch, sample index).
             collate: From a list of samples to a micro-batch; torch's default where None.
             shuffle: A new order every epoch.
             num_workers: Processes per rank that fetch ahead.
             prefetch: Micro-batches each of them keeps ready.
+            plan: Which sample comes when, as `Weighted` says it; None: each once an epoch, as `dataset` would have it.
 
         Raises:
-            ConfigError: ``batch_size < 1``, or not a map-style data set.
-            DataError: The data set is empty.
+            ConfigError: ``batch_size < 1``, not a map-style data set, or not a plan.
+            DataError: The data set is empty, or the plan does not fit it.
         """
-        batch_size = BATCH.take("batch_size", batch_size)
-        self.first_look.at_sizes(batch_size, self.replicas)
-        fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        sampler = sampler_of(dataset, batch_size, self.replicas, seed=self.seed, shuffle=shuffle)
-        return Loader(sampler, fetcher, self.placement[self.world.rank], num_workers=num_workers, prefetch=prefetch)
+        self.first_look.at_sizes(batch_size := BATCH.take("batch_size", batch_size), self.replicas)
+        how: Any = {"transform": transform, "collate": collate, "num_workers": num_workers, "prefetch": prefetch}
+        return make_loader(self, dataset, batch_size, shuffle=shuffle, plan=plan, **how)
 
-    def steps(self, loader: Loader, *, epochs: int, max_steps: int | None = None) -> Generator[Batch]:
+    def steps(self, loader: AnyLoader, *, epochs: int, max_steps: int | None = None) -> Generator[Batch]:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
 
         Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves as it
@@ -236,7 +236,7 @@ class Run:
         checks.check_loader(loader)
         self._joined.claim.use()
         stepper = self._need_stepper()
-        last = min(epochs * len(loader), max_steps or sys.maxsize, self.world.last_step or sys.maxsize)
+        last = last_step(loader, epochs, max_steps, self.world.last_step)
         score = functools.partial(describe_run, self, stepper.parts.description, self.strategy, loader)
         return self._joined.over(stepper.steps(loader, last, score))
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint.format import fingerprint, to_json
 from unisono.data.loader import Loader
 from unisono.data.sampler import ExactSampler
+from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import CheckpointError, ConfigError
 from unisono.strategies.options import StrategyOptions
 
@@ -84,22 +85,27 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
         "num_samples": sampler.num_samples,
         "shuffle": sampler.shuffle,
         "fingerprint": getattr(dataset, "fingerprint", None),
+        **({} if sampler.order is None else {"plan": sampler.order.score}),
     }
 
 
-def describe_run(run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader) -> dict[str, Any]:
+def describe_run(
+    run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader | StreamLoader
+) -> dict[str, Any]:
     """Return the score of a run, in JSON's types; `parts` are what `describe_model` and `describe_optimizer` say."""
     score = {
         "version": SCORE_VERSION,
         "seed": run.seed,
         "replicas": run.replicas,
-        "batch_size": loader.sampler.batch_size,
+        "batch_size": loader.batch_size if isinstance(loader, StreamLoader) else loader.sampler.batch_size,
         "threads": run.threads,
         **run.clipping.score,
         **run.non_finite.score,
         "strategy": strategy.score(),
         **parts,
-        "data": describe_data(loader.fetcher.dataset, loader.sampler),
+        "data": loader.described
+        if isinstance(loader, StreamLoader)
+        else describe_data(loader.fetcher.dataset, loader.sampler),
         "settings": run.settings,
     }
     found: dict[str, Any] = to_json(score, "score")

@@ -7,6 +7,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.format import State, check_storable
+from unisono.determinism import compiler
+from unisono.determinism.flags import FlagWatch
 from unisono.determinism.optimizer_step import spared
 from unisono.determinism.switches import describe_environment
 from unisono.errors import CheckpointError, ConfigError, StepError
@@ -29,6 +31,7 @@ class Parts:
 
     Attributes:
         strategy: Knows how the state is spread over the ranks; set once it is built.
+        flags: Torch's, as they were recorded; set by `compare`.
         before_pack: Called with the parts before each `pack`.
         is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
 
@@ -43,6 +46,7 @@ class Parts:
         self._num_groups = len(optimizer.param_groups)
         self.model, self.optimizer, self.scheduler, self.registered = model, optimizer, scheduler, registered
         self.strategy: Strategy
+        self.flags: FlagWatch
         self.is_changing = False
         self.before_pack: Callable[[Parts], None] = lambda _: None
         self.description = {
@@ -54,15 +58,17 @@ class Parts:
         """Compare what all ranks have built, and on what; return the environment; collective.
 
         Raises:
-            ConfigError: The strategy, or the clipping, does not fit the model.
+            ConfigError: The strategy, or the clipping, does not fit the model; or see `describe_environment`.
             RankDivergence: The ranks have built different parts, or run on different software.
         """
+        compiler.treat_shapes_alike()  # again: the program may have imported it since the run began
         check_clipping(setting.clipping, self.model)
         check_layers(self.model, options)
         environment = describe_environment(threads=threads, device=setting.device)
         if not options.is_exact:
             environment["world_size"] = setting.transport.world_size
         check_alike(setting.transport, self.description, environment)
+        self.flags = FlagWatch(setting.device.type)
         return environment
 
     def check_groups(self) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.data.loader import Collate, Transform, check_dataset
+from unisono.data.plans.plan import Plan
 from unisono.errors import ConfigError
 from unisono.metrics.base import Accuracy, Mean, Metric
 from unisono.options.quantities import BATCH, EPOCHS, SAMPLES, STEPS
@@ -97,6 +98,7 @@ class Trainer:
         collate: Collate | None = None,
         transform: Transform | None = None,
         num_workers: int = 0,
+        plan: Plan | None = None,
         show_progress: bool = True,
     ) -> dict[str, Any]:
         """Train to the end of `epochs`, from the last checkpoint on, and return what ``result.json`` holds; collective.
@@ -114,6 +116,7 @@ class Trainer:
             collate: As in `Run.loader`.
             transform: As in `Run.loader`.
             num_workers: As in `Run.loader`.
+            plan: As in `Run.loader`.
             show_progress: Whether the leader shows progress on standard error.
 
         Raises:
@@ -126,7 +129,7 @@ class Trainer:
         check_every(eval_every=eval_every, log_every=log_every)
         self._check_monitors(test_set)
         loader = self.run.loader(
-            train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers
+            train_set, batch_size=batch_size, collate=collate, transform=transform, num_workers=num_workers, plan=plan
         )
         loop = self._loop
         loop.epochs, loop.steps_per_epoch = epochs, len(loader)
@@ -188,6 +191,7 @@ class Trainer:
         chain("on_step_start")
         loop.loss = self.run.step(batch, self._loss)
         loop.num_skipped = self.run.non_finite.num_skipped
+        chain.follow_world()
         chain("on_step_end")
 
     def _after_step(self, test: "_Test", log_steps: int, reporter: Reporter) -> None:

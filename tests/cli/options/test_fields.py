@@ -56,7 +56,7 @@ def sample(item: Option) -> object:
         return item.choices[0]
     if item.kind is bool:
         return True
-    number = item.kind(max(item.of.low, 1)) if item.of else "text"
+    number = item.kind(max(item.of.low, min(1, item.of.high / 2))) if item.of else "text"
     return [number] if item.is_list else number
 
 

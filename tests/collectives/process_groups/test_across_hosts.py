@@ -28,11 +28,56 @@ def test_same_bits_as_rank_by_rank():
     check(launched(4), 4)
 
 
+def check_exchange(ranks, world_size):
+    for names in LAYOUTS[world_size]:
+        found = [seen["layouts"][names] for seen in ranks]
+        for seen in found:
+            report = seen["exchange"]
+            assert (report["class"], report["wrong"]) == ("PieceExchange", [])
+            assert report["num_checked"] > 50
+            assert [case for case, (sent, expected, _) in report["sent"].items() if sent != expected] == []
+            assert seen["left_behind"] == {"right": True}
+            assert 0 not in seen["coded"]["planes"] + seen["coded"]["auto"]
+            plain, coded = seen["coded"]["none"], seen["coded"]["planes"]
+            assert all(1.3 * less < more for less, more in zip(coded, plain, strict=True))
+        assert any(seen["exchange"]["serial_differs"] for seen in found)
+
+
+def test_buckets_in_pieces_between_hosts():
+    """Any placement and short batch, coded or not: the tree's bits and the planned bytes; a step given up is gone."""
+    check_exchange(launched(4), 4)
+
+
+def check_rounded(ranks, world_size):
+    for names in LAYOUTS[world_size]:
+        for seen in ranks:
+            for kind, report in seen["layouts"][names]["rounded"].items():
+                assert (kind, report["right"], report["leaves alone"]) == (kind, [True, True], False)
+                assert report["sent"] == [report["expected"]] * 2
+
+
+def test_rounded_sums_between_hosts():
+    """Whoever adds a node rounds it, in whatever pieces: the bits of one process; the short form is what crosses."""
+    check_rounded(launched(4), 4)
+
+
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_a_host_sends_one_partial(replicas):
+    """2 x 2 ranks: a host of four or eight replicas sends one partial sum and its results, not those of two ranks."""
+    sent = [seen["layouts"]["aabb"]["exchange"]["sent"][f"{[replicas // 4] * 4} {replicas}"] for seen in launched(4)]
+    whole = sent[0][2]
+    # Half of the buffer to the other host's owners, and the results of the own half.
+    assert [sum(counted for counted, _, _ in sent[host : host + 2]) for host in (0, 2)] == [whole] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [3, 5])
 def test_same_bits_as_rank_by_rank_on_others(world_size):
     """As above, with three and five ranks."""
-    check(run_processes(execute, world_size), world_size)
+    ranks = run_processes(execute, world_size)
+    check(ranks, world_size)
+    check_exchange(ranks, world_size)
+    check_rounded(ranks, world_size)
 
 
 def test_one_rank_a_host():

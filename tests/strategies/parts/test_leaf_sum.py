@@ -26,7 +26,7 @@ def add_up(leaf_sum, model, hosted, placement):
         model.weight.grad = gradient(replica)
         leaf_sum.add(replica, [], present)
     checksum, _ = leaf_sum.reduce(placement)
-    leaf_sum.finish_step(np.array([True, False]), np.zeros(0, dtype=bool), is_kept=True)
+    leaf_sum.finish_step(np.array([True, False]), np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64), is_kept=True)
     return checksum
 
 

@@ -9,9 +9,11 @@ from ranks import once, run_processes, run_threads
 from strategies import overlap_programs
 
 CASES = list(overlap_programs.CASES)
-QUICK = ["many_placements", "reentrant", "end_of_backward", "hooks data middle", "absent", "frozen", "mixed", "failing"]
+QUICK = ["many_placements", "reentrant", "end_of_backward", "hooks data middle", "absent", "frozen", "mixed", "failing",
+         "rounded bf16", "rounded int8"]  # fmt: skip
 """What the default tests play."""
-OVER_MEMORY = ["plain", "many_placements", "absent", "frozen", "not_finite", "mixed", "hooks data middle"]
+OVER_MEMORY = ["plain", "many_placements", "absent", "frozen", "not_finite", "mixed", "hooks data middle",
+               "rounded int8"]  # fmt: skip
 
 
 @once
@@ -58,7 +60,7 @@ def test_same_bits_over_shared_memory(name):
 
 def test_other_trainings_have_other_digests():
     """Negative control: the digests are of what was trained, and the same on one rank alone."""
-    names = ["absent", "frozen", "mixed", "failing"]
+    names = ["absent", "frozen", "mixed", "failing", "rounded bf16", "rounded int8"]
     alone = run_threads(overlap_programs.play, 1, names, ["auto"])[0]
     assert len({alone[f"{name} auto"]["digest"] for name in names}) == len(names)
     assert all(alone[f"{name} auto"]["digest"] == launched(2)[0][f"{name} on"]["digest"] for name in names)

@@ -34,9 +34,13 @@ def step(buffers, model, transport, hosted, act, weights):
         mine = buffers.collect(weights[replica], changed)
         for view, value in zip(views, mine, strict=True):
             view.add_(value)
-    for row in transport.all_gather_json(changed.tolist()):
-        changed |= np.array(row, dtype=bool)
-    buffers.finish_step(transport, views, changed)
+    counted = np.full(buffers.num_counted, np.iinfo(np.int64).min)
+    buffers.tell(counted)
+    rows = transport.all_gather_json([changed.tolist(), counted.tolist()])
+    changed = np.any([row[0] for row in rows], axis=0)
+    told = transport.bytes_sent
+    buffers.finish_step(transport, views, changed, np.max([row[1] for row in rows], axis=0).astype(np.int64))
+    return transport.bytes_sent - told
 
 
 def test_what_is_kept():
@@ -94,6 +98,37 @@ def test_counters_over_ranks():
         return model.count.item(), model.mask.tolist()
 
     assert run_threads(program, 3) == [[4, [True, True]]] * 3
+
+
+class Masked(nn.Module):
+    """A counter and a mask that is too large for the report."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(40, dtype=torch.int64))
+        self.register_buffer("count", torch.tensor(0))
+
+
+def test_only_a_large_mask_that_changes_is_told_apart():
+    """The ranks meet once more for it, before anything is overwritten; counters have travelled in the report."""
+
+    def program(transport):
+        model, seen = Masked(), []
+        hosted = [range(2), range(2, 3), range(3, 3)][transport.rank]
+
+        def count(model, replica):
+            model.count.add_(replica)
+
+        def write(model, replica):
+            count(model, replica)
+            model.mask[replica] = 7
+
+        for act in (count, write):
+            buffers = ReplicaBuffers(model.named_modules())
+            seen.append(step(buffers, model, transport, hosted, act, [0.5, 0.25, 0.25]) > 0)
+        return buffers.num_counted, seen, model.count.item(), model.mask[:4].tolist(), model.mask.sum().item()
+
+    assert run_threads(program, 3) == [[1, [False, True], 4, [7, 7, 7, 0], 21]] * 3
 
 
 def test_a_model_without_buffers():

@@ -1,6 +1,7 @@
 """Callbacks are called in order, on the right ranks, with their state kept; failures say where."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,25 @@ from train.callbacks.small import data, everywhere, fit
 from unisono.callbacks import Callback
 from unisono.collectives.loopback import run_ranks
 from unisono.errors import ConfigError, PlaceError, RankDivergence
+
+
+def test_a_change_of_the_world_is_told_after_its_step():
+    """The hook gets the world before and the present one, once, before the step's end."""
+    told = []
+
+    class Watcher(Callback):
+        def on_step_start(self, loop):
+            if loop.step == 3:
+                loop.run.world = replace(loop.run.world, launcher="another")
+
+        def on_world_change(self, loop, old, new):
+            told.append((loop.step, old.launcher, new.launcher))
+
+        def on_step_end(self, loop):
+            told.append(loop.step)
+
+    fit([Watcher()], epochs=1, test=False)
+    assert told == [1, 2, (3, "none", "another"), 3, 4, 5]
 
 
 class Diary(Callback):

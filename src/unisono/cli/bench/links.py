@@ -21,7 +21,7 @@ from unisono.scaling.slow_links import WAYS
 @click.command(short_help="Measure what slow links cost; propose compression or local SGD.")
 @recipe_argument
 @single("workers", "Processes on each host.", of=WORKERS, short="-n", word="N", usual="1; without --nnodes, 2")
-@single("ways", "Of exact, ddp, bf16, powersgd, local_sgd.", word="NAME,...", usual="all")
+@single("ways", "Of exact, exact_bf16, exact_int8, ddp, bf16, powersgd, local_sgd.", word="NAME,...", usual="all")
 @repeat_option(2, "Runs of each way.")
 @steps_option(40)
 @recipe_options("batch_size", "model", "data")
@@ -31,9 +31,10 @@ from unisono.scaling.slow_links import WAYS
 def links(recipe: str, ways: str | None, as_json: bool, **given: Any) -> None:
     """Train a few steps of RECIPE on these hosts in each way that slow links invite, and propose one.
 
-    The exact step; DDP; DDP with gradients in bfloat16, or compressed by PowerSGD; local SGD, which talks every eight
-    steps. All but exact change the result, so they are proposed only where they are clearly faster, and nothing is
-    changed. Start the same command on all hosts; each run meets at a port of its own, counted up from the endpoint's.
+    The exact step; the same with rounded gradients; DDP; DDP with gradients in bfloat16, or compressed by PowerSGD;
+    local SGD, which talks every eight steps. All but exact change the result, so they are proposed only where they are
+    clearly faster, and nothing is changed. Start the same command on all hosts; each run meets at a port of its own,
+    counted up from the endpoint's.
 
     Exit code: 0 when all was measured; 2 for wrong settings; the code of the worker that failed first.
     """

@@ -1,35 +1,40 @@
 """The exchange of a step's buckets by messages between pairs of ranks, so that the wire is full in both directions.
 
-Every rank owns one chunk of each bucket. All receives are posted when a step starts, but for partial sums of all but
-the first `_AHEAD` buckets, which would need memory of their own: they wait until another one has been added. A bucket's
-chunks leave for their owners as soon as it is given, and the owner's sum leaves for all as soon as it is added, while
-other buckets are on their way in both directions. Two rounds of a collective would fill one direction at a time:
-measured with 32 MB between two hosts, these messages take the time of the wire, all_to_all and all_gather 1.8 times as
-long.
+Every rank owns one chunk of each bucket. Ranks of one host first add up what they have of it in the memory that they
+share: each of them carries some of the host's chunks to their owners, and takes back the results (`speakers`,
+`within_host`); a rank that is alone on its host carries all of them. All receives are posted when a step starts, but
+for partial sums of all but the first `_AHEAD` buckets, which would need memory of their own: they wait until another
+one has been added. A bucket's chunks leave for their owners as soon as it is given, and the owner's sum leaves for all
+as soon as it is added, while other buckets are on their way in both directions. Two rounds of a collective would fill
+one direction at a time: measured with 32 MB between two hosts, these messages take the time of the wire, all_to_all and
+all_gather 1.8 times as long.
 
-Messages may be coded (`codec`), which makes most of them shorter than the place that waits for them: gloo takes a
-message that is shorter than its receive.
+Messages may be coded: rounded numbers as `rounding` does it, others by `codec`, which makes most of them shorter than
+the place that waits for them: gloo takes a message that is shorter than its receive.
 """
 
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from unisono.collectives import codec
-from unisono.collectives.exchange import Exchange, Partials
+from unisono.collectives.coding import codec
+from unisono.collectives.coding.rounding import Coder, Rounding
+from unisono.collectives.exchange import Exchange, Partials, Roundings
 from unisono.collectives.pieces import cut_into_buckets
+from unisono.collectives.process_groups.arrivals import Arrival, Rooms
 from unisono.collectives.process_groups.default_group import lost_peers_named
 from unisono.collectives.process_groups.link_trial import LinkTrial
+from unisono.collectives.process_groups.speakers import Hosts, carried, carrier, host_nodes, host_of
+from unisono.collectives.process_groups.within_host import WithinHost
 from unisono.collectives.reduce import note_of
 from unisono.collectives.transport import Transport
-from unisono.collectives.tree import Node, combine, owned_nodes
+from unisono.collectives.tree import Node, combine
 
 _AHEAD = 12
 """Buckets whose partial sums may arrive before the first of them has been added."""
@@ -39,7 +44,13 @@ _FIRST_TAG = 1 << 29
 _TAGS, _ROUNDS = 1 << 18, 1 << 10
 """Tags of one exchange, and how many exchanges pass before a tag comes back."""
 
+_LATER = 2
+"""Buckets that are added up before a host's ranks spread the result of one: until then it is on its way."""
+
 _LEAVE_S = 5.0
+
+_Sums = Sequence[tuple[Node, Tensor | Mapping[int, Tensor]]]
+"""Subtrees and their sums, by chunk: of a whole bucket, or of the chunks that a rank carries."""
 
 _round = 0
 """Of this process's last exchange: what a step that failed has left on its way fits into no later one."""
@@ -52,79 +63,133 @@ class PieceExchange(Exchange):
     Args:
         transport: Joins the ranks; counts the bytes.
         find_group: Returns gloo's backend of torch.distributed's default group; it is held during an exchange alone.
+        hosts: The ranks of each host; None where each rank is to stand for itself.
+        within: What this rank does with others of its host; None where it is alone.
     """
 
     is_overlapped = True
 
-    def __init__(self, transport: Transport, find_group: Callable[[], Any]) -> None:
+    def __init__(
+        self, transport: Transport, find_group: Callable[[], Any], hosts: Hosts | None = None,
+        within: WithinHost | None = None,
+    ) -> None:  # fmt: skip
         self._find_group = find_group
         self._group: Any = None
         self._transport, self._rank, self._size = transport, transport.rank, transport.world_size
-        self._others = [rank for rank in range(self._size) if rank != self._rank]
+        self._hosts = hosts or tuple(range(rank, rank + 1) for rank in range(self._size))
+        self._host, self._within = host_of(self._hosts, self._rank), within
+        self._owners = [part for part in carried(self._hosts, self._rank) if part != self._rank]
+        self._carriers = {
+            host: carrier(self._hosts, host, self._rank) for host in range(len(self._hosts)) if host != self._host
+        }
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._arriving: list[list[tuple[Node, _Arrival]]] = []
-        self._results: list[_Arrival] = []
+        self._arriving: list[list[tuple[Node, Arrival]]] = []
+        self._results: list[list[Arrival]] = []
         self._sends: list[Any] = []
         self._trial = LinkTrial("none")
-        self._incoming, self._outgoing, self._outgoing_sums = _Rooms(), _Rooms(), _Rooms()  # one thread fills each
+        self._incoming, self._outgoing, self._outgoing_sums = Rooms(), Rooms(), Rooms()  # one thread fills each
+        self._report_bytes = 0  # of the step before: receives are posted early, since it takes long while buckets come
+        self._reports: tuple[Tensor, list[Any]] | None = None
         self._inside, self._changed = 0, threading.Condition()  # threads that may wait for messages
 
     def choose_codec(self, mode: str) -> None:
         if mode != self._trial.mode:
             self._trial = LinkTrial(mode)
 
-    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int) -> None:
-        note = f"codec {self._trial.mode}, {note_of(outs, leaves)}"
+    def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
+        note = f"codec {self._trial.mode}, {note_of(outs, leaves, roundings)}"
         global _round
         with self._entered():
             told = self._transport.agree(note, 2 * _round + self._trial.wish)
         _round = 1 + max(number // 2 for number in told)
         is_coded = self._trial.start([number % 2 for number in told])
-        self._start(outs, placement, leaves, 1 + _round % (_ROUNDS - 1), is_coded=is_coded)
+        self._start(outs, placement, leaves, 1 + _round % (_ROUNDS - 1), roundings, codec if is_coded else None)
 
     def _start(
-        self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, of_round: int, *, is_coded: bool = False
-    ) -> None:
-        self._outs, self._leaves, self._is_coded, self._group = outs, leaves, is_coded, self._find_group()
+        self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, of_round: int,
+        roundings: Roundings = (), coder: Coder | None = None,
+    ) -> None:  # fmt: skip
+        self._outs, self._leaves, self._group = outs, leaves, self._find_group()
+        self._roundings = roundings or [None] * len(outs)
+        self._coders = [coder if rounding is None else rounding for rounding in self._roundings]
         self._first_tag, self._sizes = _FIRST_TAG + of_round * _TAGS, list[int]()
         for rooms in (self._incoming, self._outgoing, self._outgoing_sums):
             rooms.start()
-        self._owned = owned_nodes(tuple(placement), leaves)
-        self._tags = 1 + max(len(found) for found in self._owned)  # of a bucket: its partials, then its result
-        self._given: queue.SimpleQueue[Partials | None] = queue.SimpleQueue()
+        self._crossing = host_nodes(self._hosts, placement, leaves)
+        if self._within is not None:
+            self._within.start(placement, leaves)
+        self._tags = 1 + max(len(found) for found in self._crossing)  # of a bucket: its partials, then its result
+        self._given: queue.SimpleQueue[_Sums | None] = queue.SimpleQueue()
         self._num_given = 0
         self._arriving, self._results, self._sends = [], [], []
         with lost_peers_named(self._rank, self._size, "exchange of gradients"):
+            self._reports = self._expect_reports() if self._report_bytes else None
             for bucket, out in enumerate(outs):
                 if bucket < _AHEAD:
                     self._expect(bucket)
-                for rank in self._others:
-                    self._results.append(self._receive(self._chunk(out, rank), rank, bucket, self._tags - 1))
+                self._results.append([
+                    self._receive(self._chunk(out, rank), rank, bucket, self._tags - 1) for rank in self._owners
+                ])  # fmt: skip
 
     def give(self, partials: Partials) -> None:
         bucket, self._num_given = self._num_given, self._num_given + 1
         self._trial.given()
+        sums: _Sums = (
+            [(node, partial.view(self._size, -1)) for node, partial in partials]
+            if self._within is None
+            else self._within.collect(partials, self._outs[bucket], self._roundings[bucket])
+        )
         with lost_peers_named(self._rank, self._size, "exchange of gradients"):
-            for rank in self._others:
-                for index, (_, partial) in enumerate(partials):
-                    self._send(self._packed(self._chunk(partial, rank), self._outgoing), rank, bucket, index)
-        self._given.put(partials)
+            for rank in self._owners:
+                for index, (_, chunks) in enumerate(sums):
+                    self._send(self._packed(chunks[rank], self._outgoing, bucket), rank, bucket, index)
+        self._given.put(sums)
 
     def finish(self) -> None:
+        later = len(self._outs) if self._within is None else _LATER
         with self._entered(), lost_peers_named(self._rank, self._size, "exchange of gradients"):
             for bucket, out in enumerate(self._outs):
-                partials = self._given.get()
-                if partials is None:
+                sums = self._given.get()
+                if sums is None:
                     return
-                self._add(bucket, partials, self._chunk(out, self._rank))
-            for work in self._results:
-                work.wait()
+                self._add(bucket, sums, self._chunk(out, self._rank))
+                if bucket >= later:
+                    self._take_result(bucket - later)
+            for bucket in range(max(0, len(self._outs) - later), len(self._outs)):
+                self._take_result(bucket)
             for work in self._sends:
                 work.wait()
         sent = sum(self._sizes)
         self._transport.bytes_sent += sent  # here alone: two threads send
         self._trial.end(sent, self._outs)
         self._let_go()
+
+    def tell(self, message: Tensor) -> Callable[[], Tensor]:
+        # Beside the buckets: a collective after them would wait once more, and for a thread of gloo's own.
+        with lost_peers_named(self._rank, self._size, "report of a step"):
+            if self._reports is None:
+                self._report_bytes = len(message)
+                self._reports = self._expect_reports()
+            (rows, works), others, group = self._reports, self._all_others(), self._find_group()
+            rows[self._rank] = message
+            works = [*works, *(group.send([message], rank, self._first_tag + _TAGS - 1) for rank in others)]
+
+        def wait() -> Tensor:
+            with self._entered(), lost_peers_named(self._rank, self._size, "report of a step"):
+                for work in works:
+                    work.wait()
+            self._transport.bytes_sent += message.nbytes * len(others)
+            return rows
+
+        return wait
+
+    def _expect_reports(self) -> tuple[Tensor, list[Any]]:
+        """Post receives for what the others will `tell`, and return where it goes."""
+        rows, group = torch.empty(self._size, self._report_bytes, dtype=torch.uint8), self._find_group()
+        return rows, [group.recv([rows[rank]], rank, self._first_tag + _TAGS - 1) for rank in self._all_others()]
+
+    def _all_others(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank]
 
     def give_up(self) -> None:
         self._given.put(None)
@@ -135,7 +200,9 @@ class PieceExchange(Exchange):
             if self._inside and self._group is not None:
                 with contextlib.suppress(RuntimeError):  # a wait that is too short breaks off all connections
                     place = torch.empty(1, dtype=torch.uint8)
-                    self._group.recv([place], self._others[0], _FIRST_TAG - 1).wait(timedelta(milliseconds=1))
+                    self._group.recv([place], (self._rank + 1) % self._size, _FIRST_TAG - 1).wait(
+                        timedelta(milliseconds=1)
+                    )
                 self._changed.wait_for(lambda: not self._inside, _LEAVE_S)
         self._let_go()
 
@@ -153,32 +220,50 @@ class PieceExchange(Exchange):
                 self._inside -= 1
                 self._changed.notify_all()
 
-    def reduce(self, partials: Partials, placement: Sequence[range], leaves: int, out: Tensor) -> None:
-        """Add the partial sums of all ranks in canonical order, not coded; see `reduce.tree_all_reduce`."""
+    def reduce(
+        self, partials: Partials, placement: Sequence[range], leaves: int, out: Tensor,
+        rounding: Rounding | None = None,
+    ) -> None:  # fmt: skip
+        """Add the partial sums of all ranks in canonical order; see `reduce.tree_all_reduce`."""
         buckets = cut_into_buckets(len(out), self._size, out.element_size())
-        self._start([_part(out, bucket) for bucket in buckets], placement, leaves, 0)
+        roundings = [] if rounding is None else [rounding.at(bucket.start) for bucket in buckets]
+        self._start([_part(out, bucket) for bucket in buckets], placement, leaves, 0, roundings)
         for bucket in buckets:
             self.give([(node, _part(partial, bucket)) for node, partial in partials])
         self.finish()
 
-    def _add(self, bucket: int, partials: Partials, out: Tensor) -> None:
-        """Add up this rank's chunk of a bucket as soon as all of it is here, and send the sum to all."""
-        values = {node: self._chunk(partial, self._rank) for node, partial in partials}
+    def _take_result(self, bucket: int) -> None:
+        """Wait for what this rank carries of a bucket's result; give it to the others of its host."""
+        for arrival in self._results[bucket]:
+            arrival.wait()
+        if self._within is not None:
+            self._within.spread(self._outs[bucket])
+
+    def _add(self, bucket: int, sums: _Sums, out: Tensor) -> None:
+        """Add up this rank's chunk of a bucket as soon as all of it is here, and send the sum to all hosts."""
+        values = {node: chunks[self._rank] for node, chunks in sums}
         for node, arrival in self._arriving[bucket]:
             values[node] = arrival.wait()
-        total = combine(values, self._leaves, torch.add, lambda left, right: torch.add(left, right, out=out))
+        rounding = self._roundings[bucket]
+        settle = None if rounding is None else rounding.at(self._rank * len(out)).round_
+        into: Callable[[Tensor, Tensor], Tensor] = lambda left, right: torch.add(left, right, out=out)  # noqa: E731
+        total = combine(values, self._leaves, torch.add, into, settle=settle)
         if total is not out:  # the tree is one partial
             out.copy_(total)
         if bucket + _AHEAD < len(self._outs):
             self._expect(bucket + _AHEAD)
-        message = self._packed(out, self._outgoing_sums)
-        for rank in self._others:
+        message = self._packed(out, self._outgoing_sums, bucket)
+        for rank in self._carriers.values():
             self._send(message, rank, bucket, self._tags - 1)
 
     def _expect(self, bucket: int) -> None:
         """Post the receives of a bucket's partial sums, in the memory of the one that is `_AHEAD` before it."""
         dtype, chunk = self._outs[bucket].dtype, len(self._outs[bucket]) // self._size
-        rows = [(rank, index, node) for rank in self._others for index, node in enumerate(self._owned[rank])]
+        rows = [
+            (rank, index, node)
+            for host, rank in self._carriers.items()
+            for index, node in enumerate(self._crossing[host])
+        ]
         key = bucket % _AHEAD, dtype
         if key not in self._scratch or len(self._scratch[key]) < len(rows) * chunk:
             self._scratch[key] = torch.empty(len(rows) * chunk, dtype=dtype)
@@ -191,59 +276,21 @@ class PieceExchange(Exchange):
         length = len(bucket) // self._size
         return bucket.narrow(0, rank * length, length)
 
-    def _packed(self, part: Tensor, rooms: "_Rooms") -> Tensor:
-        return codec.encode(part, rooms.take(codec.room(part))) if self._is_coded else part.view(torch.uint8)
+    def _packed(self, part: Tensor, rooms: Rooms, bucket: int) -> Tensor:
+        coder = self._coders[bucket]
+        return part.view(torch.uint8) if coder is None else coder.encode(part, rooms.take(coder.room(part)))
 
     def _send(self, message: Tensor, rank: int, bucket: int, index: int) -> None:
         self._sizes.append(message.nbytes)
         self._sends.append(self._group.send([message], rank, self._tag(bucket, index)))
 
-    def _receive(self, part: Tensor, rank: int, bucket: int, index: int) -> "_Arrival":
-        place = self._incoming.take(codec.room(part)) if self._is_coded else part.view(torch.uint8)
-        return _Arrival(self._group.recv([place], rank, self._tag(bucket, index)), place, part, self._is_coded)
+    def _receive(self, part: Tensor, rank: int, bucket: int, index: int) -> Arrival:
+        coder = self._coders[bucket]
+        place = part.view(torch.uint8) if coder is None else self._incoming.take(coder.room(part))
+        return Arrival(self._group.recv([place], rank, self._tag(bucket, index)), place, part, coder)
 
     def _tag(self, bucket: int, index: int) -> int:
         return self._first_tag + bucket * self._tags + index
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A message that will come, and where its numbers go."""
-
-    work: Any
-    message: Tensor
-    part: Tensor
-    is_coded: bool
-
-    def wait(self) -> Tensor:
-        """Return the numbers when they are there."""
-        self.work.wait()
-        if self.is_coded:
-            codec.decode(self.message, self.part)
-        return self.part
-
-
-@final
-class _Rooms:
-    """Memory for messages, the same in each step."""
-
-    def __init__(self) -> None:
-        self._rooms: list[Tensor] = []
-        self._next = 0
-
-    def start(self) -> None:
-        """Start a step: all may be used again."""
-        self._next = 0
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Return so many bytes, uint8, that nobody else uses in this step."""
-        if self._next == len(self._rooms):
-            self._rooms.append(torch.empty(num_bytes, dtype=torch.uint8))
-        elif len(self._rooms[self._next]) < num_bytes:
-            self._rooms[self._next] = torch.empty(num_bytes, dtype=torch.uint8)
-        self._next += 1
-        return self._rooms[self._next - 1][:num_bytes]
 
 
 def _part(tensor: Tensor, part: range) -> Tensor:

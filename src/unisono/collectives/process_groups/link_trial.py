@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from unisono.collectives.codec import Measured, decode, encode, pick, room
+from unisono.collectives.coding.codec import Measured, decode, encode, pick, room
 
 _TRIED_BYTES = 4 << 20
 """Of the gradients, to measure the codec: some 20 ms, once."""

@@ -7,7 +7,6 @@ program that has already called ``dist.init_process_group`` is joined as it is.
 import contextlib
 import itertools
 import os
-import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,10 +16,11 @@ from torch import Tensor
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.process_groups.default_group import GroupOwner, gloo_on_cpu, lost_peers_named
+from unisono.collectives.process_groups.exchanges import Exchanges
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, PeerLost, WorldError
 from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
-from unisono.system.leaving import leave_before_groups, leave_groups_at_exit
+from unisono.system.leaving import leave_groups_at_exit
 from unisono.system.processes import name_of_this_host
 from unisono.world import World, default_cache
 
@@ -46,11 +46,9 @@ class ProcessGroupTransport(Transport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.bytes_sent = 0
-        self._exchanges: weakref.WeakSet[PieceExchange] = weakref.WeakSet()
-        self._one_off: PieceExchange | None = None
+        self._exchanges = Exchanges(self._new_exchange)
         if self.world_size > 1 and gloo_on_cpu() is not None:
-            self.make_exchange, self.tree_reducer = self._new_exchange, self._reduce
-            leave_before_groups(self._leave_exchanges)
+            self.make_exchange, self.tree_reducer = self._exchanges.new, self._exchanges.reduce
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
@@ -66,25 +64,13 @@ class ProcessGroupTransport(Transport):
 
     def close(self) -> None:
         """Destroy the process group if `connect` made it."""
-        self._leave_exchanges()
-        self._one_off = None
+        self._exchanges.close()
         self._owner.close()
-
-    def _leave_exchanges(self) -> None:
-        for exchange in self._exchanges:
-            exchange.close()
-
-    def _reduce(self, partials: Any, placement: Any, leaves: int, out: Tensor) -> None:
-        if self._one_off is None:
-            self._one_off = self._new_exchange()
-        self._one_off.reduce(partials, placement, leaves, out)
 
     def _new_exchange(self) -> "PieceExchange":
         from unisono.collectives.process_groups.exchange import PieceExchange  # what a board's ranks do not load
 
-        exchange = PieceExchange(self, gloo_on_cpu)
-        self._exchanges.add(exchange)
-        return exchange
+        return PieceExchange(self, gloo_on_cpu)
 
 
 def connect(

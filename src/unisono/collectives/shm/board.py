@@ -4,9 +4,10 @@
 words for ranks that do not come.
 """
 
+import contextlib
 import mmap
 import struct
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -24,6 +25,26 @@ _HEAD = struct.Struct("<IIHB")  # meetings begun, meetings finished, length of t
 _GIVEN_UP = struct.Struct("<B")
 
 
+class Watcher(Protocol):
+    """Whom a rank asks, at its meetings, whether the world has changed; `launchers.worker.live_member` has one.
+
+    Attributes:
+        is_called: Whether it has; looked at before every meeting.
+    """
+
+    is_called: bool
+
+    def at(self, meeting: int) -> bool:
+        """Return whether a meeting is over without this rank, False to go on; raise where it will not take place."""
+
+    def is_word_due(self) -> bool:
+        """Whether somebody else decides about a peer that is seen dead."""
+
+
+class _OthersHavePassed(Exception):
+    """A meeting is over, though this rank has not been woken."""
+
+
 @final
 class SharedBoard:
     """Where ranks leave buffers for each other: for each rank two slots and two result areas, used in turn.
@@ -39,9 +60,11 @@ class SharedBoard:
         timeout_s: Longest wait for a rank that lives.
 
     Attributes:
+        pids: Process ids of all ranks, once they are watched.
+        live: Asked at every meeting whether the world has changed, where ranks may go on without one that has died.
         first_rank: What rank 0 of the board is called in messages, where the board joins some ranks of a world.
         num_ranks: Number of ranks of that world.
-        num_barriers: Meetings that this rank has begun.
+        num_barriers: Meetings that this rank has begun; counted through all boards of a world that loses ranks.
         plan: How reductions are cut.
         kept: What reductions of one shape would compute again and again.
     """
@@ -61,12 +84,15 @@ class SharedBoard:
         self.first_rank, self.num_ranks = 0, world_size
         self.kept: dict[object, object] = {}
         self.num_barriers = 0
+        self.pids: list[int] = []
+        self.live: Watcher | None = None
         self.plan: Plan = default_plan(world_size)
 
     @classmethod
-    def create(cls, world_size: int, slot_bytes: int, timeout_s: float) -> tuple["SharedBoard", str]:
-        """Make the memory; returns rank 0's board and the address for the other ranks."""
-        block, address = SharedBlock.create("unisono", _total_bytes(world_size, slot_bytes))
+    def create(cls, world_size: int, slot_bytes: int, timeout_s: float, epoch: int = 0) -> tuple["SharedBoard", str]:
+        """Make the memory, named by the membership's epoch; returns rank 0's board and the address for the others."""
+        name = f"unisono-e{epoch}" if epoch else "unisono"
+        block, address = SharedBlock.create(name, _total_bytes(world_size, slot_bytes))
         board = cls(block, 0, world_size, slot_bytes, timeout_s)
         for index in range(board._rounds * world_size):
             make_semaphore(block.base + index * SEMAPHORE_BYTES, 0)
@@ -84,6 +110,7 @@ class SharedBoard:
 
     def watch(self, pids: list[int]) -> None:
         """Take the process ids of all ranks, to notice when one ends."""
+        self.pids = pids
         self._block.watch(pids)
 
     def slot(self, rank: int, parity: int, dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -116,17 +143,21 @@ class SharedBoard:
 
         Raises:
             PeerLost: A rank has died, or has not come within the timeout; names it.
+            WorldChanged: It will not take place, the ranks go on in another world; only where there is a `live`.
         """
+        if self.live is not None and self.live.is_called:
+            self.live.at(self.num_barriers + 1)
         parity = self.num_barriers % 2
         self.num_barriers += 1
         memory, offsets = self._memory, self._offsets[parity]
         start, size = offsets[self.rank], _HEAD.size + len(note)
         told = _HEAD.pack(self.num_barriers, 0, len(note), 0) + note
         memory[start : start + size] = told
-        for number in range(self._rounds):
-            row = self._block.base + number * self.world_size * SEMAPHORE_BYTES
-            post(row + (self.rank + (1 << number)) % self.world_size * SEMAPHORE_BYTES)
-            take(row + self.rank * SEMAPHORE_BYTES, self._look)
+        with contextlib.suppress(_OthersHavePassed):
+            for number in range(self._rounds):
+                row = self._block.base + number * self.world_size * SEMAPHORE_BYTES
+                post(row + (self.rank + (1 << number)) % self.world_size * SEMAPHORE_BYTES)
+                take(row + self.rank * SEMAPHORE_BYTES, self._look)
         struct.pack_into("<I", self._memory, start + 4, self.num_barriers)
         if all(memory[offset + 8 : offset + size] == told[8:] for offset in offsets):
             return [note] * self.world_size
@@ -158,9 +189,13 @@ class SharedBoard:
 
     def _look(self, waited_s: float) -> None:
         """Give up the meeting when a rank is lost: say who, here and to the ranks that wait for this one."""
+        if self.live is not None and self.live.is_called and self.live.at(self.num_barriers):
+            raise _OthersHavePassed  # so all have begun it: what they have laid down is there
         # A rank that has finished this meeting may end: the others still have to pass it on.
         dead = [rank for rank in self._block.dead() if self._progress(rank)[1] < self.num_barriers]
         if not dead and waited_s < self.timeout_s:
+            return
+        if dead and self.live is not None and self.live.is_word_due():
             return
         # One that ended because it had lost another is not whom to look for.
         given_up = [any(self._memory[offset[rank] + _HEAD.size - 1] for offset in self._offsets) for rank in dead]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from unisono.determinism.keyed_words import keyed_words
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.options.quantities import Amount, Count, Quantity, settle
@@ -23,20 +24,11 @@ Indices = npt.NDArray[np.int64]
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray[np.float64]:
-    """Return `count` numbers in [0, 1) for each sample, float64 (n, count): a pure function of its key.
-
-    SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014) over a counter that starts
-    at a well-mixed place for each (seed, epoch).
-    """
-    start = np.uint64(mix(seed, "augment", epoch))
+    """Return `count` numbers in [0, 1) for each sample, float64 (n, count): a pure function of its key."""
     counters: npt.NDArray[np.uint64] = indices.astype(np.uint64)[:, None] * np.uint64(256)
     counters = (counters + np.arange(1, count + 1).astype(np.uint64)).astype(np.uint64)
-    # Whole numbers of 64 bits wrap around; arrays do so silently.
-    z: npt.NDArray[np.uint64] = (counters * np.uint64(0x9E3779B97F4A7C15) + start).astype(np.uint64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    drawn: npt.NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    words = keyed_words(mix(seed, "augment", epoch), counters)
+    drawn: npt.NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return drawn
 
 

@@ -81,6 +81,12 @@ def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
             "Hint: torch's FSDP frees a module's weights after its backward, so a loss that differentiates twice "
             "(a gradient penalty) needs another strategy, exact for instance."
         )
+    if type(error).__name__ == "FailOnRecompileLimitHit":
+        error.add_note(
+            "Hint: torch.compile makes code for each shape by itself, so that bits do not depend on which came first; "
+            "there are too many. Write torch.compile(model, dynamic=True), one code for all sizes, or raise "
+            "torch._dynamo.config.recompile_limit before run.prepare."
+        )
     if "nference tensor" in str(error):
         error.add_note(
             "Hint: the model keeps a tensor that it computed while evaluating. "

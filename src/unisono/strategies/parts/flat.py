@@ -14,11 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.pieces import ALIGNMENT, cut_into_buckets, padded_length
 from unisono.determinism.switches import add_checksums, adder, checksum
 from unisono.errors import StepError
 
-_STRIDED = torch.strided
+STRIDED = torch.strided
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +37,26 @@ class Layout:
         buffers: The model's floating-point or complex buffers, which lie before them: like the gradients of the first
             layers, they are known last, and flat buffers are exchanged from their end to their start.
         world_size: Buffers are padded so that this many ranks own equal slices.
+        are_apart: Whether gradients get flat buffers of their own, which are rounded.
     """
 
-    def __init__(self, gradients: Sequence[Tensor], buffers: Sequence[Tensor], world_size: int) -> None:
-        tensors = [*gradients, *buffers]
-        keys = list(dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors))
+    def __init__(
+        self, gradients: Sequence[Tensor], buffers: Sequence[Tensor], world_size: int, *, are_apart: bool = False
+    ) -> None:
+        kinds = [(tensor, True) for tensor in gradients] + [(tensor, not are_apart) for tensor in buffers]
+        keys = list(dict.fromkeys((tensor.dtype, tensor.device, kind) for tensor, kind in kinds))
         lengths, starts = [0] * len(keys), [0] * len(keys)
         segments: list[_Segment] = []
         for number, tensor in enumerate([*buffers, *gradients]):
-            group = keys.index((tensor.dtype, tensor.device))
+            group = keys.index((tensor.dtype, tensor.device, not are_apart or number >= len(buffers)))
             segments.append(_Segment(group, lengths[group], tensor))
             lengths[group] += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
             if number < len(buffers):
                 starts[group] = lengths[group]
         self._num_gradients, self._gradient_starts = len(gradients), starts
         self._segments = [*segments[len(buffers) :], *segments[: len(buffers)]]
-        self._groups = [(dtype, device, length) for (dtype, device), length in zip(keys, lengths, strict=True)]
+        self._groups = [(dtype, device, length) for (dtype, device, _), length in zip(keys, lengths, strict=True)]
+        self._are_rounded = [are_apart and kind for *_, kind in keys]
         self._world_size = world_size
 
     def new_buffer(self) -> "FlatBuffer":
@@ -79,7 +84,8 @@ class Layout:
                     and segment.offset + segment.like.numel() > part.start
                 ]
                 start = min(max(part.start, self._gradient_starts[group]), part.stop)
-                found.append(Bucket(group, part, range(start, min(part.stop, length)), tuple(inside)))
+                gradients = range(start, min(part.stop, length))
+                found.append(Bucket(group, part, gradients, tuple(inside), self._are_rounded[group]))
         return found
 
 
@@ -91,12 +97,14 @@ class Bucket(NamedTuple):
         part: Its elements.
         gradients: Those of them that are gradients, not buffers or padding.
         parameters: The parameters with an element there, by their index in the layout.
+        is_rounded: Whether it is rounded, if anything is: all of it are gradients, or places that nothing uses.
     """
 
     group: int
     part: range
     gradients: range
     parameters: tuple[int, ...]
+    is_rounded: bool = False
 
     @property
     def has_buffers(self) -> bool:
@@ -106,6 +114,10 @@ class Bucket(NamedTuple):
     def of(self, buffer: "FlatBuffer") -> Tensor:
         """Return this piece of a buffer."""
         return buffer.flats[self.group].narrow(0, self.part.start, len(self.part))
+
+    def rounding(self, of_step: Rounding | None) -> Rounding | None:
+        """Return how this piece is rounded in a step; None: not at all."""
+        return of_step.at(self.part.start) if of_step is not None and self.is_rounded else None
 
 
 def _neutral(dtype: torch.dtype) -> float | complex:
@@ -147,11 +159,11 @@ class FlatBuffer:
 
     def is_finite(self) -> bool:
         """Whether no gradient is NaN or infinite; buffers may be (masks often are)."""
-        return all(is_finite(piece) for piece in self._gradients)
+        return all(map(is_finite, self._gradients))
 
     def checksum(self) -> int:
         """Return the sum of the bits as 64-bit integers, modulo 2**64."""
-        return add_checksums(int(add_up()) for add_up in self._sums)
+        return add_checksums([int(add_up()) for add_up in self._sums])
 
 
 def is_finite(piece: Tensor) -> bool:
@@ -174,6 +186,8 @@ def fold(views: list[Tensor], tensors: Sequence[Tensor | None], *, adds: bool) -
         adds: Whether they are added.
     """
     found = [tensor for tensor in tensors if tensor is not None]
+    if not views:
+        return
     if len(found) == len(tensors):  # as nearly always
         targets = views
     else:
@@ -193,7 +207,7 @@ def strided(name: str, grad: Tensor | None) -> Tensor | None:
     Raises:
         StepError: It is sparse.
     """
-    if grad is not None and grad.layout is not _STRIDED:
+    if grad is not None and grad.layout is not STRIDED:
         raise StepError(f"the gradient of {name!r} is {grad.layout}. Hint: use sparse=False.")
     return grad
 

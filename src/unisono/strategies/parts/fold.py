@@ -1,8 +1,8 @@
 """A replica's gradients on their way into the sums of its rank: one pass over memory, and no copy where the tree adds.
 
 The tree says that a leaf is either kept until its right neighbour comes, or added to its left neighbour at once. Only
-the first kind needs memory of its own. Large gradients are taken in one by one, while the backward pass goes on, and
-freed: all gradients of a replica need not be there at once, beside the sums.
+the first kind needs memory of its own; where leaves are rounded, every one does. Large gradients are taken in one by
+one, while the backward pass goes on, and freed: all gradients of a replica need not be there at once, beside the sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,11 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.tree import Node, are_siblings, push
 from unisono.determinism.switches import checksum
 from unisono.errors import StepError
-from unisono.strategies.parts.flat import FlatBuffer, are_finite, fold, is_finite
+from unisono.strategies.parts.flat import Bucket, FlatBuffer, are_finite, fold, is_finite
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ class Fold:
         replica: Its index.
         leaves: Leaves of the whole tree.
         new_leaf: Returns memory for a leaf.
+        rounding: How leaves and sums are rounded in this step; None: they are not.
 
     Attributes:
         target: What they are copied into, or added to.
@@ -38,10 +40,11 @@ class Fold:
     """
 
     def __init__(
-        self, sums: Sequence[tuple[Node, FlatBuffer]], replica: int, leaves: int, new_leaf: Callable[[], FlatBuffer]
-    ) -> None:
-        self._sums, self._replica, self.leaves = sums, replica, leaves
-        self._adds = bool(sums) and are_siblings(sums[-1][0], (replica, replica + 1), leaves)
+        self, sums: Sequence[tuple[Node, FlatBuffer]], replica: int, leaves: int, new_leaf: Callable[[], FlatBuffer],
+        rounding: Rounding | None = None,
+    ) -> None:  # fmt: skip
+        self._sums, self._replica, self.leaves, self.rounding = sums, replica, leaves, rounding
+        self._adds = rounding is None and bool(sums) and are_siblings(sums[-1][0], (replica, replica + 1), leaves)
         self.target = sums[-1][1] if self._adds else new_leaf()
         self.out = sums[0][1] if sums else self.target
 
@@ -49,24 +52,40 @@ class Fold:
         """Take in the gradients of some parameters, by their index in the layout; None where there is none."""
         fold([self.target.gradients[index] for index in indices], grads, adds=self._adds)
 
+    def put_all(self, grads: Sequence[Tensor | None]) -> None:
+        """Take in the gradients of all parameters."""
+        fold(self.target.gradients, grads, adds=self._adds)
+
     def are_finite(self, indices: Sequence[int], grads: Sequence[Tensor | None]) -> bool:
         """Whether no element of these gradients, which have been taken in, is NaN or infinite."""
         return all(is_finite(self.target.gradients[index]) for index in indices) or are_finite(grads)
+
+    def round_leaf(self, bucket: Bucket) -> None:
+        """Round a piece of the replica's gradients, all of which have been taken in."""
+        rounding = bucket.rounding(self.rounding)
+        if rounding is not None:
+            rounding.round_((self._replica, self._replica + 1), bucket.of(self.target))
 
     def put_floats(self, floats: Sequence[Tensor]) -> None:
         """Take in the floating-point buffers."""
         fold(self.target.buffers, floats, adds=self._adds)
 
-    def sums(self, part: Callable[[FlatBuffer], T], add: Callable[[T, T], T]) -> list[tuple[Node, T]]:
+    def sums(
+        self, part: Callable[[FlatBuffer], T], add: Callable[[T, T], T], settle: Callable[[Node, T], T] | None = None
+    ) -> list[tuple[Node, T]]:
         """Return the rank's sums with the replica in them.
 
         Args:
             part: Which part of the buffers; what it covers must have been taken in.
             add: Returns left + right, in the memory of left.
+            settle: Rounds a sum in its place, and returns it; None where nothing is rounded.
         """
+        if not self._sums:
+            return [((self._replica, self._replica + 1), part(self.target))]
         stack: list[tuple[Node, Any]] = [(node, part(buffer)) for node, buffer in self._sums]
         leaf = None if self._adds else part(self.target)  # None: its neighbour holds it already
-        push(stack, self._replica, leaf, self.leaves, lambda left, right: left if right is None else add(left, right))
+        into: Callable[[Any, Any], Any] = lambda left, right: left if right is None else add(left, right)  # noqa: E731
+        push(stack, self._replica, leaf, self.leaves, into, settle)
         return stack
 
 

@@ -1,16 +1,19 @@
 """The sum of a step's replicas along the canonical tree: gradients and buffers, in flat buffers that are used again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
-from unisono.collectives.exchange import exchange_over
+from unisono.collectives.coding.rounding import Rounding
+from unisono.collectives.exchange import OneByOne, exchange_over
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node
-from unisono.strategies.parts.flat import FlatBuffer, Layout, are_finite, strided
+from unisono.errors import ConfigError
+from unisono.strategies.parts.flat import STRIDED, FlatBuffer, Layout, are_finite, strided
 from unisono.strategies.parts.fold import EarlyFold, Fold
 from unisono.strategies.parts.overlap import Overlap
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
@@ -31,6 +34,7 @@ class LeafSum:
         overlaps: Whether gradients may leave so; None: where that is worth it. False: none is taken off the model
             before the backward pass is over.
         codec: How they are coded on their way: ``none``, ``planes``, or ``auto``.
+        rounding: How the gradients of every replica and every sum of them are rounded; None: not at all.
 
     Attributes:
         trainable: Those of the parameters that are trainable in this step, by name.
@@ -38,10 +42,10 @@ class LeafSum:
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], buffers: ReplicaBuffers, transport: Transport,
-        overlaps: bool | None = False, codec: str = "none",
+        overlaps: bool | None = False, codec: str = "none", rounding: Rounding | None = None,
     ) -> None:  # fmt: skip
         self._parameters, self._buffers, self._transport, self._overlaps = parameters, buffers, transport, overlaps
-        self._codec = codec
+        self._codec, self._rounding, self._all = codec, rounding, [*parameters.values()]
         self._overlap: Overlap | None = None
         self._early: EarlyFold | None = None
         self._sent: Fold | None = None  # the last replica, if its gradients leave while they are computed
@@ -49,20 +53,25 @@ class LeafSum:
         self._total: FlatBuffer | None = None  # whose views are the gradients now
         self.trainable: dict[str, nn.Parameter] = {}
 
-    def start_step(self, leaves: int) -> None:
+    def start_step(self, leaves: int, step: int = 0) -> None:
         """Forget the step before, lay out anew what has been frozen or unfrozen; the tree has so many leaves."""
-        flags = [parameter.requires_grad for parameter in self._parameters.values()]
+        self._rounding = None if self._rounding is None else self._rounding.at_step(step)
+        flags = [parameter.requires_grad for parameter in self._all]
         if flags != self._flags:
             self._flags = flags
             self.trainable = {name: part for name, part in self._parameters.items() if part.requires_grad}
-            self._layout = Layout([*self.trainable.values()], self._buffers.floats(), self._transport.world_size)
+            self._trained = [*self.trainable.values()]
+            self._check_rounded()
+            self._layout = Layout(
+                self._trained, self._buffers.floats(), self._transport.world_size, are_apart=self._rounding is not None
+            )
             self._pool: list[FlatBuffer] = []
             self._start_layout()
         elif self._total is not None:
             self._pool.append(self._total)
         self._total, self._sent, self._leaves = None, None, leaves
         self._sums: list[tuple[Node, FlatBuffer]] = []
-        for parameter in self._parameters.values():  # frozen ones too: an old gradient would go on being applied
+        for parameter in self._all:  # frozen ones too: an old gradient would go on being applied
             parameter.grad = None
 
     def start_replica(self, replica: int, placement: Sequence[range], *, is_last: bool) -> None:
@@ -97,8 +106,12 @@ class LeafSum:
                 self._overlap.seal(floats)
                 return True
         early, taken = (None, {}) if self._early is None else self._early.end()
-        grads = [strided(name, parameter.grad) for name, parameter in self.trainable.items()]
-        present |= np.fromiter((grad is not None for grad in grads), bool, len(grads))
+        grads = [parameter.grad for parameter in self._trained]
+        if all(grad is not None and grad.layout is STRIDED for grad in grads):  # as nearly always
+            present.fill(True)
+        else:
+            for index, name in enumerate(self.trainable):
+                present[index] |= strided(name, grads[index]) is not None
         fold = self._fold(replica) if early is None else early
         if taken:
             rest = [index for index in range(len(grads)) if index not in taken]
@@ -107,11 +120,16 @@ class LeafSum:
             fold.put(rest, grads)
             is_finite = all(taken.values()) and fold.are_finite(rest, grads)
         else:
-            fold.put(range(len(grads)), grads)
+            fold.put_all(grads)
             is_finite = fold.target.is_finite() or are_finite(grads)
-        fold.put_floats(floats)
-        self._sums = fold.sums(lambda buffer: buffer, self._add)
-        for parameter in self.trainable.values():
+        if self._rounding is not None:
+            for bucket in self._buckets:
+                fold.round_leaf(bucket)
+            is_finite = fold.target.is_finite()  # what is finite may have been rounded to infinity
+        if floats:
+            fold.put_floats(floats)
+        self._sums = fold.sums(_whole, self._add, None if self._rounding is None else self._settle)
+        for parameter in self._trained:
             parameter.grad = None
         return is_finite
 
@@ -125,37 +143,75 @@ class LeafSum:
             The checksum of the sum; whether the gradients of this rank's last replica are finite, as far as `add` has
             not said so.
         """
+        is_finite = self.send(placement)
+        return self.finish(), is_finite
+
+    def send(self, placement: Sequence[range]) -> bool:
+        """Do the first part of `reduce`: return when this rank's sums are on their way."""
         is_finite = True
         if self._sent is not None and self._overlap is not None:
-            is_finite = self._overlap.wait()
-            self._sums = self._sent.sums(lambda buffer: buffer, self._keep_left)  # added already, piece by piece
-        total = self._sums[0][1] if self._sums else self._new_leaf()
-        if self._sent is None:
-            self._exchange_all(total, placement)
-        self._pool += [buffer for _, buffer in self._sums[1:]]
-        self._total, self._sums = total, []
-        self._merged: list[Tensor] = []
-        for view, is_saved in zip(total.buffers, self._buffers.is_saved(), strict=True):
-            self._merged.append(view if is_saved else view.clone())
-            if not is_saved:  # a resumed run has other values there: no part of the record
-                view.zero_()
-        return total.checksum(), is_finite
+            is_finite = self._overlap.wait_sent()
+            self._sums = self._sent.sums(_whole, self._keep_left)  # added already, piece by piece
+        self._total = self._sums[0][1] if self._sums else self._new_leaf()
+        if self._sent is None and self._is_exchanged():
+            roundings = [bucket.rounding(self._rounding) for bucket in self._buckets]
+            outs = [bucket.of(self._total) for bucket in self._buckets]
+            self._exchange.start(outs, placement, self._leaves, roundings if any(roundings) else ())
+            for bucket in self._buckets:
+                self._exchange.give([(node, bucket.of(buffer)) for node, buffer in self._sums])
+        return is_finite
 
-    def finish_step(self, present: npt.NDArray[np.bool_], changed: npt.NDArray[np.bool_], *, is_kept: bool) -> None:
-        """Leave gradients and buffers in the model; collective.
+    def tell(self, message: Tensor) -> Callable[[], Tensor]:
+        """Give all ranks a few bytes, after `send`; see `Exchange.tell`."""
+        return (self._exchange if self._buckets else OneByOne(self._transport)).tell(message)
+
+    def finish(self) -> int:
+        """Do the second part of `reduce`, after `send`; collective."""
+        assert self._total is not None
+        total = self._total
+        if self._sent is not None and self._overlap is not None:
+            self._overlap.wait()
+        elif self._is_exchanged():
+            self._exchange.finish()
+        if len(self._sums) > 1:
+            self._pool += [buffer for _, buffer in self._sums[1:]]
+        self._sums = []
+        self._merged: list[Tensor] = []
+        if total.buffers:
+            for view, is_saved in zip(total.buffers, self._buffers.is_saved(), strict=True):
+                self._merged.append(view if is_saved else view.clone())
+                if not is_saved:  # a resumed run has other values there: no part of the record
+                    view.zero_()
+        return total.checksum()
+
+    def finish_step(
+        self,
+        present: npt.NDArray[np.bool_],
+        changed: npt.NDArray[np.bool_],
+        counted: npt.NDArray[np.int64],
+        *,
+        is_kept: bool,
+    ) -> None:
+        """Leave gradients and buffers in the model; collective where `ReplicaBuffers.finish_step` is.
 
         Args:
             present: bool (trainable parameters,): some replica of the whole step has a gradient for it.
             changed: bool (buffers,): some replica of the whole step has changed it.
+            counted: int64 (numbers that are counted,): the largest values that replicas of the whole step have left.
             is_kept: Whether an update follows; otherwise the buffers stay as they were.
         """
         assert self._total is not None
         if is_kept:
-            self._buffers.finish_step(self._transport, self._merged, changed)
+            self._buffers.finish_step(self._transport, self._merged, changed, counted)
         else:
             self._buffers.start_replica()
-        for parameter, view, has in zip(self.trainable.values(), self._total.gradients, present.tolist(), strict=True):
+        for parameter, view, has in zip(self._trained, self._total.gradients, present.tolist(), strict=True):
             parameter.grad = view if has else None
+
+    def forget(self) -> None:
+        """Lay out anew in the next step, and use no sum of this one again: the ranks are others."""
+        self._flags = self._total = None
+        self._sums = []
 
     def give_up(self) -> None:
         """Leave a step that has failed."""
@@ -178,18 +234,14 @@ class LeafSum:
         may_overlap &= self._transport.world_size > 1 and not self._transport.is_one_thread
         self._buckets = self._layout.buckets(are_cut=may_overlap or self._exchange.is_overlapped)
         may_overlap &= bool(self.trainable) and len(self._buckets) > 1
-        self._early = None if self._overlaps is False else EarlyFold(self.trainable, 1 + may_overlap)
+        early = None if self._overlaps is False else EarlyFold(self.trainable, 1 + may_overlap)
+        hooked = frozenset[int]() if early is None else early.hooked
+        self._early = early if hooked else None
         if may_overlap:
-            hooked = frozenset[int]() if self._early is None else self._early.hooked
             self._overlap = Overlap(self.trainable, self._buckets, self._exchange, hooked)
 
-    def _exchange_all(self, total: FlatBuffer, placement: Sequence[range]) -> None:
-        """Sum what all ranks have into `total`."""
-        if self._transport.world_size > 1 and self._buckets:
-            self._exchange.start([bucket.of(total) for bucket in self._buckets], placement, self._leaves)
-            for bucket in self._buckets:
-                self._exchange.give([(node, bucket.of(buffer)) for node, buffer in self._sums])
-            self._exchange.finish()
+    def _is_exchanged(self) -> bool:
+        return self._transport.world_size > 1 and bool(self._buckets)
 
     def _new_leaf(self) -> FlatBuffer:
         return self._pool.pop() if self._pool else self._layout.new_buffer()
@@ -199,8 +251,33 @@ class LeafSum:
         return left
 
     def _fold(self, replica: int) -> Fold:
-        return Fold(self._sums, replica, self._leaves, self._new_leaf)
+        return Fold(self._sums, replica, self._leaves, self._new_leaf, self._rounding)
 
     def _add(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
         self._pool.append(right)
         return left.add_(right)
+
+    def _settle(self, node: Node, total: FlatBuffer) -> FlatBuffer:
+        """Round a sum in its place."""
+        for bucket in self._buckets:
+            rounding = bucket.rounding(self._rounding)
+            if rounding is not None:
+                rounding.round_(node, bucket.of(total))
+        return total
+
+    def _check_rounded(self) -> None:
+        """Refuse gradients that cannot be rounded.
+
+        Raises:
+            ConfigError: Names the first one.
+        """
+        for name, parameter in self.trainable.items() if self._rounding is not None else ():
+            if parameter.dtype != torch.float32:
+                raise ConfigError(
+                    f"compress rounds gradients of float32, got {name!r} of {str(parameter.dtype)[6:]}. "
+                    "Hint: model.float(), or leave compress out."
+                )
+
+
+def _whole(buffer: FlatBuffer) -> FlatBuffer:
+    return buffer

@@ -35,7 +35,7 @@ _STRIDED = torch.strided
 class Overlap:
     """Watches gradients arrive, and exchanges them meanwhile.
 
-    A step is `start` before the last replica's forward pass, `end_backward`, `seal`, `wait`.
+    A step is `start` before the last replica's forward pass, `end_backward`, `seal`, `wait_sent`, `wait`.
 
     Args:
         parameters: The trainable ones by name, in the layout's order.
@@ -127,8 +127,8 @@ class Overlap:
         assert self._step is not None
         self._step.take_floats(floats)
 
-    def wait(self) -> bool:
-        """Return, when the sums are in their places, whether all gradients of the last replica were finite.
+    def wait_sent(self) -> bool:
+        """Return, when this rank's sums have left, whether all gradients of the last replica were finite.
 
         Raises:
             PeerLost: A rank went away.
@@ -136,9 +136,17 @@ class Overlap:
         """
         assert self._step is not None
         self._sent.result()
+        return self._step.is_finite
+
+    def wait(self) -> None:
+        """Return when the sums are in their places.
+
+        Raises:
+            PeerLost: A rank went away.
+        """
+        assert self._step is not None
         self._added.result()
-        step, self._step = self._step, None
-        return step.is_finite
+        self._step = None
 
     def give_up(self) -> None:
         """Leave a step that has failed: the threads wait no longer for the rest of it."""
@@ -231,7 +239,8 @@ class _Step:
         """Hand over bucket by bucket; a thread's work."""
         try:
             outs = [bucket.of(self._fold.out) for bucket in self._buckets]
-            self._exchange.start(outs, placement, self._fold.leaves)
+            roundings = [bucket.rounding(self._fold.rounding) for bucket in self._buckets]
+            self._exchange.start(outs, placement, self._fold.leaves, roundings if any(roundings) else ())
         except BaseException as error:
             self._has_started.set_exception(error)
             raise
@@ -260,13 +269,15 @@ class _Step:
         if bucket.has_buffers and self._floats is not None:
             self._fold.put_floats(self._floats)
             self._floats = None
-        inside = bucket.gradients
+        self._fold.round_leaf(bucket)
+        rounding, inside = bucket.rounding(self._fold.rounding), bucket.gradients
         if inside and not is_finite(self._fold.target.flats[bucket.group][inside.start : inside.stop]):
-            self.is_finite &= are_finite(self._grads[index] for index in bucket.parameters)
+            self.is_finite &= rounding is None and are_finite(self._grads[index] for index in bucket.parameters)
         for index in bucket.parameters:
             if self._buckets_of[index][-1] == number:
                 self._grads[index] = None
-        return self._fold.sums(bucket.of, lambda left, right: left.add_(right))
+        settle = None if rounding is None else rounding.round_
+        return self._fold.sums(bucket.of, lambda left, right: left.add_(right), settle)
 
     def _release(self) -> None:
         while self._num_ready < len(self._missing) and not self._missing[self._num_ready]:

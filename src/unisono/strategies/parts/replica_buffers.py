@@ -3,6 +3,9 @@
 Floating-point (and complex) buffers are merged like gradients: each replica's result, weighted by its share of the
 batch, is added along the canonical tree. Other buffers (counters, masks) take the largest value any replica has left. A
 buffer that no replica has changed keeps its bits.
+
+Counters, which are small, travel in the step's report, so that nothing is left to tell once the ranks have it. Only
+where a large mask has changed do the ranks meet once more, before anything in the model is overwritten.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,6 +18,9 @@ from torch import Tensor, nn
 from unisono.collectives.transport import Transport
 from unisono.errors import StepError
 
+_SMALL = 16
+"""Elements that a buffer of whole numbers may have to travel in every step's report: counters have 1."""
+
 
 class ReplicaBuffers:
     """Keeps the buffers of some modules apart between replicas.
@@ -25,6 +31,8 @@ class ReplicaBuffers:
     Attributes:
         num_buffers: Number of buffers; the floating-point ones come first.
         num_float: Number of floating-point buffers.
+        num_counted: Elements of the small buffers of whole numbers, which travel in the step's report.
+        is_watched: Whether there is anything to keep apart, or to refuse.
     """
 
     def __init__(self, named_modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -45,7 +53,9 @@ class ReplicaBuffers:
         self._start = [buffer.clone() for buffer in self._buffers]
         self.num_buffers = len(self._buffers)
         self.num_float = sum(_is_float(buffer) for buffer in self._buffers)
+        self.num_counted = num_counted(self._buffers)
         self._largest: list[Tensor] | None = None
+        self.is_watched = bool(self._buffers or self._empty)
 
     def floats(self) -> list[Tensor]:
         """Return the floating-point buffers, in the model's order."""
@@ -55,10 +65,20 @@ class ReplicaBuffers:
         """Say of each of `floats` whether a checkpoint holds it: not the non-persistent ones, which start anew."""
         return [name not in module._non_persistent_buffers_set for module, name in self._owners[: self.num_float]]
 
+    def named(self) -> dict[str, Tensor]:
+        """Return all buffers by name, the floating-point ones first."""
+        return dict(zip(self._paths, self._buffers, strict=True))
+
+    def saved(self) -> dict[str, Tensor]:
+        """Return by name those that a checkpoint holds, the floating-point ones first."""
+        named = zip(self._paths, self._owners, self._buffers, strict=True)
+        return {
+            path: buffer for path, (module, name), buffer in named if name not in module._non_persistent_buffers_set
+        }
+
     def saved_floats(self) -> dict[str, Tensor]:
         """Return by name those of `floats` that a checkpoint holds."""
-        named = zip(self._paths, self.floats(), self.is_saved(), strict=False)
-        return {path: buffer for path, buffer, is_saved in named if is_saved}
+        return {path: buffer for path, buffer in self.saved().items() if _is_float(buffer)}
 
     def start_step(self) -> None:
         """Remember the values that every replica of the step starts from."""
@@ -104,19 +124,47 @@ class ReplicaBuffers:
         floats = [buffer for buffer in present[: self.num_float] if buffer is not None]
         return list(torch._foreach_mul(floats, weight)) if floats else []
 
-    def finish_step(self, transport: Transport, merged: Sequence[Tensor], changed: npt.NDArray[np.bool_]) -> None:
-        """Leave the merged values in the model; collective."""
+    def tell(self, counted: npt.NDArray[np.int64]) -> None:
+        """Write into `counted` the largest values that this rank's replicas have left in the small buffers."""
+        if self._largest is not None and self.num_counted:
+            small = [value.reshape(-1) for value in self._largest if _is_small(value)]
+            counted[:] = torch.cat([value.to("cpu", torch.int64) for value in small]).numpy()
+
+    def finish_step(
+        self,
+        transport: Transport,
+        merged: Sequence[Tensor],
+        changed: npt.NDArray[np.bool_],
+        counted: npt.NDArray[np.int64],
+    ) -> None:
+        """Leave the merged values in the model; collective where a large buffer of whole numbers has changed.
+
+        Args:
+            transport: Joins the ranks.
+            merged: The floating-point buffers' values.
+            changed: bool (buffers,): some replica has changed it.
+            counted: int64 (num_counted,): the largest values of the small ones, over all ranks.
+        """
         if not self._buffers:
             return
+        whole = self._buffers[self.num_float :]
+        moved = [index for index in np.flatnonzero(changed[self.num_float :]).tolist() if not _is_small(whole[index])]
+        values = self._largest_of_all(transport, moved) if moved else {}
+        small = [index for index, buffer in enumerate(whole) if _is_small(buffer)]
+        pieces = torch.from_numpy(counted).split([whole[index].numel() for index in small]) if small else ()
+        values |= zip(small, pieces, strict=True)
         self.start_replica()
         for buffer, value, is_changed in zip(self._buffers, merged, changed, strict=False):
             if is_changed:
                 buffer.copy_(value)
-        moved = np.flatnonzero(changed[self.num_float :])
-        if not len(moved):
-            return
-        counters = [self._buffers[self.num_float + index] for index in moved]
-        local = [self._largest[index] for index in moved] if self._largest is not None else counters
+        for index, piece in values.items():
+            if changed[self.num_float + index]:
+                whole[index].copy_(piece.view(whole[index].shape))
+
+    def _largest_of_all(self, transport: Transport, moved: Sequence[int]) -> dict[int, Tensor]:
+        """Return the largest values, over all ranks, of some buffers of whole numbers, by index; collective."""
+        whole = [self._buffers[self.num_float + index] for index in moved]
+        local = [self._largest[index] for index in moved] if self._largest is not None else whole
         # A rank without a replica in this step has no say: its first element is 0.
         flag = torch.tensor([int(self._largest is not None)])
         mine = torch.cat([flag, *[value.reshape(-1).to("cpu", torch.int64) for value in local]])
@@ -124,9 +172,17 @@ class ReplicaBuffers:
         transport.all_gather(mine, everyone)
         rows = everyone.view(transport.world_size, -1)
         largest = rows[rows[:, 0] == 1][:, 1:].amax(dim=0)
-        for buffer, piece in zip(counters, largest.split([buffer.numel() for buffer in counters]), strict=True):
-            buffer.copy_(piece.view(buffer.shape))
+        return dict(zip(moved, largest.split([buffer.numel() for buffer in whole]), strict=True))
+
+
+def num_counted(buffers: Iterable[Tensor]) -> int:
+    """Return how many elements of some buffers travel in the step's report."""
+    return sum(buffer.numel() for buffer in buffers if not _is_float(buffer) and _is_small(buffer))
 
 
 def _is_float(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
+
+
+def _is_small(buffer: Tensor) -> bool:
+    return buffer.numel() <= _SMALL

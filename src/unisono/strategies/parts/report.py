@@ -6,6 +6,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from unisono.collectives.transport import Transport
 from unisono.strategies.parts.drift import Head
@@ -41,36 +42,42 @@ class RankReport(NamedTuple):
 
 
 _HEAD_BYTES = 8 * len(RankReport._fields)
+_NOTHING = np.iinfo(np.int64).min
 
 
 @final
 class StepReport:
     """What is known of a step: by this rank first, by all ranks together after `merge`.
 
-    Every field is merged by `or`, bit by bit: where a rank knows nothing it has 0.
+    Flags and losses are merged by `or`, bit by bit: where a rank knows nothing it has 0. Of numbers that are counted
+    the largest is taken: where a rank knows nothing it has the smallest one there is.
 
     Args:
         replicas: Of the whole step.
         parameters: Trainable ones.
         buffers: Of the model.
+        counted: Numbers of the model that are counted, see `ReplicaBuffers`.
 
     Attributes:
+        counted: int64 (counted,): the largest values that some replica has left.
         losses: float64 (replicas,): mean loss of each replica's micro-batch; noted by one rank.
         bad: bool (replicas,): its loss or its gradient is NaN or infinite.
         present: bool (parameters,): some replica has a gradient for it.
         changed: bool (buffers,): some replica has changed it.
     """
 
-    def __init__(self, replicas: int, parameters: int = 0, buffers: int = 0) -> None:
-        ends = np.cumsum([0, _HEAD_BYTES, 8 * replicas, replicas, parameters, buffers]).tolist()
-        self._message = np.zeros(ends[-1], np.uint8)
-        head, losses, *flags = (self._message[start:stop] for start, stop in itertools.pairwise(ends))
-        self._head, self.losses = head.view(np.uint64), losses.view(np.float64)
+    def __init__(self, replicas: int, parameters: int = 0, buffers: int = 0, counted: int = 0) -> None:
+        ends = np.cumsum([0, _HEAD_BYTES, 8 * counted, 8 * replicas, replicas, parameters, buffers]).tolist()
+        self._message, self._counted = np.zeros(ends[-1], np.uint8), slice(ends[1], ends[2])
+        head, numbers, losses, *flags = (self._message[start:stop] for start, stop in itertools.pairwise(ends))
+        self._head, self.counted, self.losses = head.view(np.uint64), numbers.view(np.int64), losses.view(np.float64)
         self.bad, self.present, self.changed = (part.view(bool) for part in flags)
+        self.clear()
 
     def clear(self) -> None:
         """Begin a step."""
-        self._message[:] = 0
+        self._message.fill(0)
+        self.counted[:] = _NOTHING
 
     def note(self, replica: int, loss: float, *, is_finite: bool = True) -> None:
         """Keep the loss of a replica computed here, and whether its gradient is finite."""
@@ -90,8 +97,21 @@ class StepReport:
         """Take over what all ranks know, and return what each says of itself, in rank order; collective."""
         if transport.world_size == 1:
             return [own]
+        message = self.message(own)
+        rows = message.new_empty(transport.world_size, len(message))
+        transport.all_gather(message, rows.view(-1))
+        return self.take(rows)
+
+    def message(self, own: RankReport) -> Tensor:
+        """Return what this rank tells the others: uint8; it stays as it is until `take`."""
         self._head[:] = np.array(own, dtype=np.uint64)
-        rows = np.empty((transport.world_size, len(self._message)), np.uint8)
-        transport.all_gather(torch.from_numpy(self._message), torch.from_numpy(rows.reshape(-1)))
-        np.bitwise_or.reduce(rows[:, _HEAD_BYTES:], axis=0, out=self._message[_HEAD_BYTES:])
+        return torch.from_numpy(self._message)
+
+    def take(self, told: Tensor) -> list[RankReport]:
+        """Do what `merge` does with the messages of all ranks, uint8 (ranks, bytes)."""
+        rows = told.numpy()
+        if self.counted.size:
+            np.max(rows[:, self._counted].view(np.int64), axis=0, out=self.counted)
+        flags = self._counted.stop
+        np.bitwise_or.reduce(rows[:, flags:], axis=0, out=self._message[flags:])
         return [RankReport(*told) for told in rows[:, :_HEAD_BYTES].view(np.uint64).tolist()]

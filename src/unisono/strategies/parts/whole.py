@@ -92,7 +92,7 @@ def gather(
     for told in transport.all_gather_json(notes):
         for kind, entries in told.items():
             merged[kind] |= entries
-    return Whole(_gather_tensors(own, transport), merged)
+    return Whole(gather_tensors(own, transport), merged)
 
 
 def _owner(name: str) -> str:
@@ -100,8 +100,8 @@ def _owner(name: str) -> str:
     return name.rpartition("/")[0] or name
 
 
-def _gather_tensors(own: Tensors, transport: Transport) -> Tensors:
-    """Return every rank's tensors; what several ranks have is taken from the lowest one."""
+def gather_tensors(own: Tensors, transport: Transport) -> Tensors:
+    """Return every rank's tensors, as copies; what several ranks have is taken from the lowest one; collective."""
     described = {
         stem: {name: [str(tensor.dtype)[6:], list(tensor.shape)] for name, tensor in part.items()}
         for stem, part in own.items()

@@ -13,6 +13,7 @@ from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.messages import Messages
 from unisono.collectives.sub_transport import SubTransport
 from unisono.errors import ConfigError
+from unisono.strategies.parts.replica_buffers import num_counted
 from unisono.strategies.pipelines.layers import costs_of, cut_layers, layers_of
 from unisono.strategies.pipelines.options import PipelineOptions
 from unisono.strategies.pipelines.stage import Stage
@@ -76,11 +77,13 @@ class Part:
         layers: By name, in order.
         parameters: Of these layers, by their names in the model; the first stage also has those that nobody calls.
         num_buffers: Of these layers.
+        num_counted: Elements of those that travel in a step's report.
     """
 
     layers: dict[str, nn.Module]
     parameters: dict[str, nn.Parameter]
     num_buffers: int
+    num_counted: int
 
     def trainable(self) -> list[str]:
         """Return the names of the trainable parameters."""
@@ -109,11 +112,13 @@ def cut_model(model: nn.Module, options: PipelineOptions) -> list[Part]:
     parameters: list[dict[str, nn.Parameter]] = [{} for _ in cuts]
     for name, parameter in model.named_parameters():
         parameters[owners.get(id(parameter), 0)][name] = parameter
+    found = [{id(b): b for name in names[cut.start : cut.stop] for b in layers[name].buffers()} for cut in cuts]
     return [
         Part(
             layers={name: layers[name] for name in names[cut.start : cut.stop]},
             parameters=parameters[stage],
-            num_buffers=len({id(buffer) for name in names[cut.start : cut.stop] for buffer in layers[name].buffers()}),
+            num_buffers=len(found[stage]),
+            num_counted=num_counted(found[stage].values()),
         )
         for stage, cut in enumerate(cuts)
     ]

@@ -101,6 +101,8 @@ class Pipeline(SpreadStrategy):
         self._executor.execute(work)
         span_s = time.perf_counter() - began
         gradient = add_checksums(stage.sum.reduce(self._rows)[0] for stage in self._stages.values())
+        for stage in self._stages.values():
+            stage.tell()
         busy_ns, span_ns = int(work.busy_s * 1e9), int(span_s * 1e9)
         own = RankReport(step, weights, gradient, is_stop_asked=self.is_stop_asked(), busy_ns=busy_ns, span_ns=span_ns)
         told = report.merge(self.transport, own)
@@ -128,11 +130,13 @@ class Pipeline(SpreadStrategy):
         """Prepare all stages of this rank; each notes its parameters and buffers at its place in the report."""
         parameters = np.cumsum([0, *(len(part.trainable()) for part in self._parts)]).tolist()
         buffers = np.cumsum([0, *(part.num_buffers for part in self._parts)]).tolist()
-        report = StepReport(self.replicas, parameters[-1], buffers[-1])
+        counted = np.cumsum([0, *(part.num_counted for part in self._parts)]).tolist()
+        report = StepReport(self.replicas, parameters[-1], buffers[-1], counted[-1])
         for index, stage in self._stages.items():
             present = report.present[parameters[index] : parameters[index + 1]]
             changed = report.changed[buffers[index] : buffers[index + 1]]
-            stage.start_step(leaves, report.bad, present, changed)
+            numbers = report.counted[counted[index] : counted[index + 1]]
+            stage.start_step(leaves, report.bad, present, changed, numbers)
         return report
 
     def clip_norm(self, limit: float) -> None:

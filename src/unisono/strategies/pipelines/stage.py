@@ -54,7 +54,9 @@ class Stage:
         self._is_in_place = any(getattr(part, "inplace", False) for layer in self._layers for part in layer.modules())
         self.sum = LeafSum(self.parameters, self.buffers, row)
 
-    def start_step(self, leaves: int, bad: Flags, present: Flags, changed: Flags) -> None:
+    def start_step(
+        self, leaves: int, bad: Flags, present: Flags, changed: Flags, counted: npt.NDArray[np.int64]
+    ) -> None:
         """Forget the step before.
 
         Args:
@@ -62,10 +64,11 @@ class Stage:
             bad: bool (replicas,): is set where the stage's gradient is NaN or infinite.
             present: bool (trainable parameters,): is set where some replica has a gradient.
             changed: bool (buffers,): is set where some replica has changed it.
+            counted: int64 (numbers that are counted,): see `tell`.
         """
         self.sum.start_step(leaves)
         self.buffers.start_step()
-        self._bad, self._present, self._changed = bad, present, changed
+        self._bad, self._present, self._changed, self._counted = bad, present, changed, counted
         self._flights: dict[int, _Flight] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,9 +127,13 @@ class Stage:
         self._bad[replica] |= not self.sum.add(replica, flight.floats, self._present)
         return Parcel(tensors=tuple(flight.gradients))
 
+    def tell(self) -> None:
+        """Write down the largest values that replicas have left in counters."""
+        self.buffers.tell(self._counted)
+
     def finish_step(self, *, is_kept: bool) -> None:
-        """Leave gradients and buffers in the model; the flags must be those of all ranks by now."""
-        self.sum.finish_step(self._present, self._changed, is_kept=is_kept)
+        """Leave gradients and buffers in the model; flags and counters must be those of all ranks by now."""
+        self.sum.finish_step(self._present, self._changed, self._counted, is_kept=is_kept)
 
     def weights(self) -> dict[str, Tensor]:
         """Return what all ranks with this stage must hold alike, by name."""

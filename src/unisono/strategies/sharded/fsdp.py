@@ -81,13 +81,14 @@ class FSDP(SpreadStrategy):
         self.whole = None
         shares = self.shares(num_samples)
         self._rounds = Rounds(self.placement, shares.leaves)
-        report = StepReport(self.replicas, 0, self._buffers.num_buffers)
+        report = StepReport(self.replicas, 0, self._buffers.num_buffers, self._buffers.num_counted)
         kept = self._buffers.saved_floats().values() if self.transport.rank == 0 else ()
         weights = add_checksums([self._checksum(self._parameters), checksum(kept)])
         is_reached = self._compute(step, micros, shares, loss_function, report)
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
         buffers, _ = self._sum.reduce(self.placement)
+        self._buffers.tell(report.counted)
         told = report.merge(
             self.transport,
             RankReport(step, weights, self._checksum(grads), is_finite, is_reached, self.is_stop_asked()),
@@ -97,7 +98,7 @@ class FSDP(SpreadStrategy):
         bad = report.bad_replicas()
         if not bad and not all(rank.is_finite for rank in told):
             bad = tuple(range(shares.leaves))
-        self._sum.finish_step(report.present, report.changed, is_kept=not bad)
+        self._sum.finish_step(report.present, report.changed, report.counted, is_kept=not bad)
         # As `exact` counts: with what lies unused in its flat buffers.
         padding = padding_checksum(parameter for parameter in self._parameters if parameter.requires_grad)
         return Gradients(

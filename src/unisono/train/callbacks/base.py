@@ -17,6 +17,7 @@ from unisono.collectives.places import Distributed
 from unisono.data.sampler import Indices
 from unisono.errors import ConfigError
 from unisono.train.run import Run
+from unisono.world import World
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,6 +113,12 @@ class Callback(Distributed):
 
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
         """Called with what has been logged since the last time; the same names on all ranks."""
+
+    def on_world_change(self, loop: Loop, old: World, new: World) -> None:
+        """Called after a step in which ranks have died and the others went on (``--live auto``), before `on_step_end`.
+
+        Ranks have new numbers; `Loop.run` knows them already. A world that was kept from before is one of the past.
+        """
 
     def on_run_end(self, loop: Loop) -> None:
         """Called after the last step, when the run is done or stopped."""

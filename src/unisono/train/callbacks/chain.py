@@ -11,7 +11,7 @@ from unisono.train.callbacks.deadline import CallbackDeadline
 
 HOOKS = (
     "setup", "on_run_start", "on_epoch_start", "on_step_start", "on_step_end", "on_evaluation_start",
-    "on_evaluation_end", "on_epoch_end", "on_log", "on_run_end",
+    "on_evaluation_end", "on_epoch_end", "on_log", "on_run_end", "on_world_change",
 )  # fmt: skip
 
 
@@ -70,6 +70,13 @@ class Chain:
                     f"{self._world.world_size}; the other ranks have stopped because of it"
                 )
                 raise
+
+    def follow_world(self) -> None:
+        """Tell the callbacks when ranks have died within the step, and the others have finished it."""
+        old, new = self._world, self._loop.run.world
+        if new is not old:
+            self._world = new
+            self("on_world_change", old, new)
 
     @property
     def is_empty(self) -> bool:

@@ -87,7 +87,7 @@ class GradientMonitor(Callback):
         if not loop.run.strategy.shares_gradients:
             raise ConfigError(
                 f"GradientMonitor looks at the whole gradient on every rank, which strategy {loop.run.strategy.name} "
-                "does not leave there. Hint: leave it out, or try strategy exact."
+                "does not leave there. Hint: leave it out, or try strategy exact, without island_steps."
             )
 
     def on_step_end(self, loop: Loop) -> None:

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unisono.collectives.places import check_places
 from unisono.data.loader import Loader
+from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.strategies.base import Strategy
@@ -126,7 +127,7 @@ def check_transport(transport: Any) -> None:
 
 def check_loader(loader: Any) -> None:
     """Refuse (`ConfigError`) to step over what is not from `Run.loader`."""
-    if not isinstance(loader, Loader):
+    if not isinstance(loader, Loader | StreamLoader):
         what = "its .dataset" if hasattr(loader, "dataset") else "the data set"
         raise ConfigError(
             f"expected a loader from run.loader(dataset, ...), got {type(loader).__name__}. "

@@ -96,8 +96,10 @@ class FirstLook:
                 stacklevel=2,
             )
 
-    def at_end(self, *, is_trained: bool) -> None:
-        """Look at what was measured, of which checkpoints were to keep the best; where there were steps."""
+    def at_end(self, *, is_trained: bool, left_over: str = "") -> None:
+        """Look at what was measured, of which checkpoints were to keep the best, and at what is not in the model."""
+        if left_over and is_trained and self._speaks:
+            warnings.warn(left_over, stacklevel=2)
         best, measured = self.best, self.measured
         if best is not None and best not in measured and is_trained and self._speaks:
             warnings.warn(

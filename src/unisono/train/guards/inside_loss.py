@@ -48,16 +48,19 @@ class InsideLoss(LossJudge):
         self._model, self._optimizer, self._options, self._setting = model, optimizer, options, setting
         self._step, self._num_samples = 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._has_made = False
 
     def begin(self, step: int, num_samples: int) -> None:
         """Note which step comes; what the loss functions of the step before have made is theirs no longer."""
         self._step, self._num_samples = step, num_samples
-        if self._made:
+        if self._has_made:
             self._made.clear()
+            self._has_made = False
 
     def making(self, optimizer: Optimizer) -> None:
         """Note an optimizer that the loss function makes: for an inner loop, over tensors of its own."""
         self._made.add(optimizer)
+        self._has_made = True
 
     def refuse_backward(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
         """Refuse to add gradients to the prepared model.

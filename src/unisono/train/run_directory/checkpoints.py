@@ -54,6 +54,7 @@ class Checkpoints:
         self._saver, self._staging = saver.Saver(), Staging()
         self._snapshot: Snapshot | None = None
         self._restless: set[Place] = set()
+        self._num_writers = 1
         self._is_doubtful = False  # whether a snapshot has been dropped
         self._home: Directory | None = None
         self.run: Directory | None = None
@@ -62,6 +63,11 @@ class Checkpoints:
         self.guard: store.Guard | None = None
         self.is_shared, self.is_keeper = True, transport.rank == 0
         self.committed_step = 0
+
+    @property
+    def is_being_shared(self) -> bool:
+        """Whether ranks are writing a checkpoint together: it needs all of them."""
+        return self._num_writers > 1 and self._saver.is_busy
 
     @property
     def is_copying(self) -> bool:
@@ -141,6 +147,7 @@ class Checkpoints:
         self.settle()
         packed = state()
         mine, num_writers = self._share(packed)
+        self._num_writers = num_writers
         begun = ranks_say(self._transport, self.is_keeper, lambda: self._begin(step, packed, mine))
         name, _, _ = begun[self._transport.rank if self.is_keeper else 0]
         in_background, may_share = (all(told[at] for told in begun if told is not None) for at in (1, 2))

@@ -61,7 +61,7 @@ class Claim:
             if is_imposed and key in _used and (_used[key] != self.out or self.out is None):
                 raise ConfigError(
                     f"this program makes a second run, out={self.out!r} after out={_used[key]!r}, and the launcher has "
-                    f"put one directory in the place of both ({key}): verify, chaos and rehearse watch one run. "
+                    f"put one directory in the place of both ({key}): verify, chaos and replay watch one run. "
                     "Hint: let an argument of the program choose the run, or put each into a program of its own."
                 )
             earlier = _open[key]() if key in _open else None

@@ -31,6 +31,8 @@ from unisono.train.run_directory.directories import find_directories
 from unisono.train.run_directory.files import RunFiles
 from unisono.train.run_directory.handover import hand_over, send_bytes
 from unisono.train.run_directory.lock import RunLock
+from unisono.train.run_directory.program import FILE_NAME as PROGRAM_FILE
+from unisono.train.run_directory.program import describe_program
 
 _FROM_A_CLOCK = 10**9  # no directory sees so many launches
 
@@ -51,6 +53,7 @@ class RunRecord:
         spent: What earlier launches have spent up to the checkpoint gone on from; see `Facts`.
         launches: How many launches the directory has seen, this one included.
         checkpoints: Those in the directory; None where nothing is kept.
+        keeps_detail: Whether ``detail.jsonl`` is kept beside the ledger.
 
     Raises:
         ConfigError: The directory cannot be created or written, or another run uses it; said before training starts.
@@ -64,7 +67,7 @@ class RunRecord:
         self._ledger: Ledger | None = None
         self._detail: Ledger | None = None
         self._phases: PhaseClock | None = None
-        self._keeps_detail = detail
+        self.keeps_detail = detail
         self._lock: RunLock | None = None
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self.fencing_token, self.launches = 0, 1
@@ -115,7 +118,8 @@ class RunRecord:
                     f"{self.path} was started in another environment, so its bits would change: {'; '.join(lines)}. "
                     "Hint: --allow-drift (allow_drift=True) goes on and records it."
                 )
-            if recorded is None or lines:
+            is_older = "flags" in environment and "flags" not in (recorded or {})
+            if recorded is None or lines or is_older:
                 past = [*(recorded or {}).get("drifted", []), *([lines] if lines else [])]
                 return environment | {"drifted": past}
             return None if self._directories.is_shared else recorded
@@ -147,6 +151,9 @@ class RunRecord:
             there = self.checkpoints.opened()
             found = adopt_run(self._files, there, run, score, self._environment, is_alone=self._directories.is_shared)
             self._written = found["result"]
+            program = describe_program()
+            if program is not None and program != self._files.read(PROGRAM_FILE):
+                self._files.write(PROGRAM_FILE, program)
             return found | {"token": self.fencing_token}
 
         told = ranks_say(self._transport, self._keeps, settle_in)
@@ -195,7 +202,7 @@ class RunRecord:
         """Give every host's directory the ledger of the one that has the checkpoint; collective."""
         if self._directories.is_shared or self.path is None:
             return
-        for name in ("ledger.jsonl", *(["detail.jsonl"] if self._keeps_detail else [])):
+        for name in ("ledger.jsonl", *(["detail.jsonl"] if self.keeps_detail else [])):
             file = self.path / name
             is_home = self._transport.rank == self._home
             data = (self._files.directory.read(name) or b"") if is_home else b""
@@ -219,7 +226,7 @@ class RunRecord:
         self._ledger = Ledger(self.path / "ledger.jsonl", step, head=head, home=home)
         assert self.checkpoints is not None
         self.checkpoints.before_write = self._ledger.sync
-        if self._keeps_detail:
+        if self.keeps_detail:
             self._detail = Ledger(self.path / "detail.jsonl", step, has_gaps=True, home=home)
 
     def append(self, entry: Callable[[], Entry]) -> None:

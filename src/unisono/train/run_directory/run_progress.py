@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
@@ -43,7 +43,8 @@ class RunProgress:
         self._checkpoint_every = checkpoint_every
         self._started = self._began = time.monotonic()
         self._score: dict[str, Any] | None = None
-        self._per_epoch, self._between, self._first, self._saved = 1, 1, 1, 0
+        self._passes: Callable[[], int] = int
+        self._between, self._first, self._saved = 1, 1, 0
         self._metrics: dict[str, float] = {}
         self._measured: dict[int, dict[str, float]] = {}
         self.done = 0
@@ -61,7 +62,7 @@ class RunProgress:
         """Whether the directory has been opened."""
         return self._score is not None
 
-    def open(self, score: dict[str, Any], parts: Parts, per_epoch: int) -> None:
+    def open(self, score: dict[str, Any], parts: Parts, per_epoch: int | None, passes: Callable[[], int]) -> None:
         """Open the directory and load the newest checkpoint; a later call only checks the score; collective.
 
         Raises:
@@ -83,19 +84,23 @@ class RunProgress:
             self._saved, self._score = self.done, score
             self._record.open_phases(self._link.phases)
         self._link.opened(self.done)
-        self._per_epoch, self._between = per_epoch, steps_between(self._checkpoint_every, per_epoch)
+        self._passes, self._between = passes, steps_between(self._checkpoint_every, per_epoch)
         self._loops_s, self._loop_s = self._loops_s + self._loop_s, 0.0
         self._first, self._began = self.done + 1, time.monotonic()
 
     def save_if_due(self, parts: Parts, *, is_last: bool) -> None:
         """Save after a step what is due; `RunStopped` where the ranks have agreed to stop; collective."""
-        if self.done == self._first and self._checkpoints is not None:
+        is_first, is_due = self.done == self._first, self.done % self._between == 0
+        if not (is_first or is_due or is_last or self.is_stopping):  # as nearly always
+            self._tell_saved()
+            return
+        if is_first and self._checkpoints is not None:
             with self._link.phases.within(CHECKPOINT):
                 parts.check_storable(is_begun=True)
                 if not is_last:
                     self._checkpoints.reserve(parts.pack)
         must_save = is_last or self.is_stopping
-        if must_save or self.done % self._between == 0:
+        if must_save or is_due:
             self._save(parts, may_skip=not must_save)
         self._tell_saved()
         if self.is_stopping and not is_last:
@@ -172,7 +177,7 @@ class RunProgress:
 
     @property
     def _epoch(self) -> int:
-        return self.done // self._per_epoch
+        return self._passes()
 
     def _save(self, parts: Parts, *, may_skip: bool) -> None:
         self._link.note(b"save")

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.collectives import codec
-from unisono.collectives.codec import Measured, decode, encode, pick, room
+from unisono.collectives.coding import codec
+from unisono.collectives.coding.codec import Measured, decode, encode, pick, room
 from unisono.errors import RankDivergence
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

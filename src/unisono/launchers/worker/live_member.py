@@ -1,0 +1,174 @@
+"""A worker's side of live recovery: it hears that the world has changed, and asks at its meetings what to do.
+
+In: orders of the launcher, as lines of JSON over a socket that the worker inherits. Out: the same way, that it is ready
+and up. A small thread hears; it interrupts nothing. What is right to do is `membership.Member`'s to say. Must not
+import torch.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+from unisono.errors import PeerLost
+from unisono.launchers.membership import Form, Halt, Member
+
+_WORD_S = 5.0
+"""How long the launcher's word is waited for once a peer is seen dead: the kernel tells it as soon as us."""
+
+_READ_BYTES = 1 << 16
+
+
+class WorldChanged(BaseException):
+    """A rank has died, and the others go on: whoever can do his work again in the new world catches this."""
+
+
+@final
+class LiveMember:
+    """One worker of a launch whose workers may die.
+
+    Args:
+        descriptor: Of the socket to the launcher.
+        number: Of this member: its rank at the start.
+
+    Attributes:
+        is_called: Whether a new world is to be formed; looked at before every meeting.
+        is_anchored: Whether this worker is where it can begin again.
+        offer: Makes a place to meet for so many ranks in a world of an epoch, and returns its address.
+        refuse: Says why this worker cannot go on, empty where it can.
+    """
+
+    def __init__(self, descriptor: int, number: int) -> None:
+        os.set_inheritable(descriptor, False)  # OSError where the program that inherits the variable has no socket
+        self._descriptor = descriptor  # as a number: it stays open until the launcher ends or this process does
+        self._side = Member(number)
+        self._change = threading.Condition()
+        self._members: tuple[int, ...] = ()
+        self._left = ""
+        self._seen_dead = 0.0
+        self.is_called = self.is_anchored = False
+        self.offer: Callable[[int, int], str] = lambda size, epoch: ""
+        self.refuse: Callable[[], str] = lambda: ""
+        threading.Thread(target=self._hear, name="unisono-live", daemon=True).start()
+
+    @property
+    def number(self) -> int:
+        """Return this member's number."""
+        return self._side.number
+
+    def open(self, why_not: str = "") -> None:
+        """Tell the launcher that steps begin, in which a death can be lived through; or why it cannot."""
+        self._tell(open=not why_not, why=why_not)
+
+    def close(self) -> None:
+        """Tell the launcher that steps are over."""
+        self._tell(open=False, why="")
+
+    def at(self, meeting: int) -> bool:
+        """Ask what to do at a meeting of the present world; may wait for the launcher.
+
+        Args:
+            meeting: Its number: all before it have been passed, it has not.
+
+        Returns:
+            Whether it is to be completed without waiting, since others have passed it.
+
+        Raises:
+            WorldChanged: It will not take place.
+            PeerLost: The launcher ends this world.
+        """
+        with self._change:
+            while True:
+                if self._left:
+                    raise PeerLost(f"a rank has died, and the others cannot go on without it: {self._left}.")
+                advice = self._side.advise(meeting)
+                if advice == "freeze":
+                    self._freeze(meeting - 1)
+                elif advice == "wait":
+                    self._change.wait()
+                elif advice == "move":
+                    raise WorldChanged
+                else:
+                    return advice == "complete"
+
+    def is_word_due(self) -> bool:
+        """Whether the launcher's word on a peer that is seen dead is still to come; then it decides."""
+        now = time.monotonic()
+        self._seen_dead = self._seen_dead or now
+        return not self._left and now < self._seen_dead + _WORD_S
+
+    def await_call(self) -> None:
+        """Return when the launcher has called to another world, or a little later."""
+        with self._change:
+            self._change.wait_for(lambda: self.is_called or bool(self._left), _WORD_S)
+
+    def move(self) -> Form:
+        """Go to the new world, and return what is known of it."""
+        with self._change:
+            world = self._side.world
+            assert world is not None
+            self._side = self._side.moved()
+            self.is_called, self._seen_dead = self._side.called != self._side.epoch, 0.0
+            return world
+
+    def up(self, epoch: int) -> None:
+        """Tell the launcher that this worker has met the others."""
+        self._tell(up=epoch)
+
+    def _freeze(self, passed: int) -> None:
+        refusal = self.refuse() if self.is_anchored else "a rank waits outside of a step"
+        is_first = self._members[0] == self._side.number and not refusal
+        offer = self.offer(len(self._members), self._side.called) if is_first else ""
+        self._side = self._side.has_passed(passed).froze()
+        self._tell(ready=self._side.called, passed=passed, refusal=refusal, offer=offer)
+
+    def _tell(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone, and this process will be in a moment
+            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+
+    def _hear(self) -> None:
+        rest = b""
+        with contextlib.suppress(OSError):
+            while found := os.read(self._descriptor, _READ_BYTES):
+                *lines, rest = (rest + found).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        with self._change:
+            if "leave" in message:
+                self._left = message["leave"]
+            else:
+                order = _order_of(message)
+                if isinstance(order, Halt) and order.epoch > self._side.called:
+                    self._members = order.members
+                self._side = self._side.hear(order)
+            self.is_called = bool(self._left) or self._side.called != self._side.epoch
+            self._change.notify_all()
+
+
+_known: dict[int, LiveMember] = {}
+
+
+def join(descriptor: int, number: int) -> tuple[LiveMember, bool]:
+    """Return this process's member, and whether it is new: meetings are counted through a life, and a run begins at 0.
+
+    Raises:
+        OSError: There is no such descriptor.
+    """
+    if descriptor in _known:
+        return _known[descriptor], False
+    _known[descriptor] = LiveMember(descriptor, number)
+    return _known[descriptor], True
+
+
+def _order_of(message: dict[str, Any]) -> Halt | Form:
+    members = tuple(message["members"])
+    if "halt" in message:
+        return Halt(message["halt"], members)
+    return Form(message["form"], members, message["passed"], message["offer"])

@@ -1,0 +1,1 @@
+"""Islands of replicas that train alone for some steps and then meet (DiLoCo); bits depend on the score alone."""

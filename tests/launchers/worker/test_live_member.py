@@ -1,0 +1,107 @@
+"""A worker's side of live recovery, over a real socket: what it says, and what it makes of the orders that it hears."""
+
+import json
+import socket
+
+import pytest
+
+from unisono.errors import PeerLost
+from unisono.launchers.membership import Form
+from unisono.launchers.worker.live_member import LiveMember, WorldChanged, join
+
+
+class Worker:
+    """Member 2, and the launcher's end of its socket."""
+
+    def __init__(self):
+        self._ours, theirs = socket.socketpair()
+        self.lines = self._ours.makefile("rb")
+        self.live = LiveMember(theirs.detach(), 2)
+        self.live.is_anchored = True
+        self.live.offer = lambda size, epoch: f"{size} in {epoch}"
+
+    def order(self, **message):
+        """Send an order, and wait until it is known."""
+        self._ours.sendall(json.dumps(message).encode() + b"\n")
+
+    def close(self):
+        """The launcher ends."""
+        self.lines.close()
+        self._ours.close()
+
+    def said(self):
+        return json.loads(self.lines.readline())
+
+
+@pytest.fixture
+def worker():
+    found = Worker()
+    yield found
+    found.close()
+
+
+def called(worker, epoch=1, members=(2, 3)):
+    worker.order(halt=epoch, members=members)
+    worker.live.await_call()
+
+
+def test_a_process_has_one_member():
+    """A second run of a process gets the same one, and is told so; another process's number is none."""
+    ours, theirs = socket.socketpair()
+    descriptor = theirs.detach()
+    first, is_new = join(descriptor, 1)
+    assert is_new
+    assert join(descriptor, 1) == (first, False)
+    ours.close()
+    with pytest.raises(OSError, match="descriptor"):
+        LiveMember(9999, 0)
+
+
+def test_nobody_has_called(worker):
+    """A meeting goes on, and asking costs a look at a flag."""
+    assert not worker.live.is_called
+    assert worker.live.at(5) is False
+
+
+def test_it_completes_what_others_have_passed_and_moves(worker):
+    """It says what it has passed and offers a place, as the first one; then meetings up to the world's are over."""
+    called(worker)
+    worker.order(form=1, members=[2, 3], passed=5, offer="2 in 1")
+    assert worker.live.at(5) is True
+    assert worker.said() == {"ready": 1, "passed": 4, "refusal": "", "offer": "2 in 1"}
+    with pytest.raises(WorldChanged):
+        worker.live.at(6)
+    assert worker.live.move() == Form(1, (2, 3), 5, "2 in 1")
+    assert not worker.live.is_called
+    worker.live.up(1)
+    assert worker.said() == {"up": 1}
+
+
+def test_another_death_calls_again(worker):
+    """It answers the newer call; only the first member offers a place."""
+    called(worker)
+    called(worker, 2, (1, 2))
+    worker.order(form=2, members=[1, 2], passed=3, offer="by 1")
+    with pytest.raises(WorldChanged):
+        worker.live.at(4)
+    answers = [worker.said()]
+    if answers[0]["ready"] == 1:
+        answers.append(worker.said())
+    assert answers[-1] == {"ready": 2, "passed": 3, "refusal": "", "offer": ""}
+
+
+def test_outside_of_a_step_it_refuses(worker):
+    """Nothing could be begun again there; the launcher ends this world."""
+    worker.live.is_anchored = False
+    called(worker)
+    worker.order(leave="a rank waits")
+    with pytest.raises(PeerLost, match="cannot go on without it: a rank waits"):
+        worker.live.at(5)
+        worker.live.at(5)
+
+
+def test_the_launchers_word_is_waited_for_a_while(worker, monkeypatch):
+    """Who sees a peer dead leaves the decision to the launcher, but not for ever."""
+    assert worker.live.is_word_due()
+    monkeypatch.setattr("unisono.launchers.worker.live_member._WORD_S", -1.0)
+    assert not worker.live.is_word_due()
