@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import unisono
 from ranks import run_threads
 from shard_files import write_numbered_tars
+from unisono.collectives.loopback import LoopbackTransport
 from unisono.errors import ScoreMismatch
 
 
@@ -47,7 +48,8 @@ class Source:
                 run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
             return run.fingerprint()
 
-        fingerprints = run_threads(program, workers)
+        # one rank in the main thread, from which its loader processes are forked
+        fingerprints = run_threads(program, workers) if workers > 1 else [program(LoopbackTransport())]
         assert len(set(fingerprints)) == 1
         return (self.folder / out / "ledger.jsonl").read_text(), fingerprints[0]
 
