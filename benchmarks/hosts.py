@@ -227,7 +227,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--picture", action="store_true", help="draw the records, measure nothing")
     given = parser.parse_args()
     if given.quick:
-        given.hosts, given.models, given.links, given.replicas, given.seconds = "2", "SimpleCNN", "200mbit", "2", 5
+        given.hosts, given.models, given.links, given.replicas, given.seconds = (
+            "2",
+            "SimpleCNN",
+            "200mbit",
+            str(2 * given.ranks),
+            5,
+        )
     given.counts = [int(word) if word.isdigit() else 0 for word in given.hosts.split(",")]
     if not all(1 < count < 9 for count in given.counts):
         stop(f"expected --hosts from 2 to 8, got {given.hosts!r}")

@@ -15,23 +15,10 @@ from unisono.recipes import lm_presets
 from unisono.recipes.catalog import Options
 from unisono.recipes.execute import execute
 
+pytest.importorskip("tokenizers", reason="needs the extra recipes")
+
 UNISONO = [sys.executable, "-m", "unisono"]
 DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    """No launcher's variables, the library there, and torch's switches put back."""
-    pytest.importorskip("tokenizers", reason="needs the extra recipes")
-    for name in list(os.environ):
-        if name in ("RANK", "WORLD_SIZE") or name.startswith(("UNISONO_R", "SLURM_", "OMPI_")):
-            monkeypatch.delenv(name)
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 @pytest.fixture

@@ -26,20 +26,6 @@ from unisono.recipes.speed import channels_last
 WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "poor", "awful"]}
 
 
-@pytest.fixture(autouse=True)
-def _switches(monkeypatch):
-    """No launcher's variables, and torch's switches put back."""
-    for name in list(os.environ):
-        if name in ("RANK", "WORLD_SIZE") or name.startswith(("UNISONO_R", "SLURM_", "OMPI_")):
-            monkeypatch.delenv(name)
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-
-
 @pytest.fixture
 def reviews(tmp_path):
     """300 short reviews in a CSV file, with one broken row."""

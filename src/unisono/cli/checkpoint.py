@@ -8,6 +8,7 @@ import click
 from unisono.cli.options.fields import json_option, single
 from unisono.cli.options.settings import PATH
 from unisono.cli.outcome import FAILED, nothing_kept, tell, verb
+from unisono.cli.replay import computing_again
 from unisono.cli.tables import answer, table
 from unisono.options.quantities import KEPT, STEPS
 
@@ -77,11 +78,7 @@ def _whole(sha256: dict[str, str]) -> str:
 @_DIRECTORY
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @single("step", "Start after step N.", of=STEPS, word="N", usual="the newest that has a next step")
-@single("script", "The program, in place of the recorded one.", word="FILE", is_path=True)
-@single("workers", "Number of processes.", default="1", short="-n", word="N")
-@single("data", "Recipes: where the data is.", is_path=True)
-@click.option("--allow-drift", is_flag=True, help="Recipes: although software or CPU differ from the run's.")
-@json_option
+@computing_again
 @verb("checkpoint rehearse", nothing_kept("the copy"))
 def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Prove that a checkpoint can be gone on from: load it, run one step, compare with what the ledger says of it.

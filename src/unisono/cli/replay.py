@@ -11,15 +11,24 @@ from unisono.cli.tables import answer
 from unisono.options.quantities import STEPS
 
 
+def computing_again(function: Any) -> Any:
+    """Add the options of what computes steps of a run again: by which program, where, from which data."""
+    for option in (
+        json_option,
+        click.option("--allow-drift", is_flag=True, help="Although software or CPU, or files of a script, differ."),
+        single("data", "Recipes: where the data is now.", is_path=True),
+        single("workers", "Number of processes.", default="1", short="-n", word="N"),
+        single("script", "The program, in place of the recorded one.", word="FILE", is_path=True),
+    ):
+        function = option(function)
+    return function
+
+
 @click.command(short_help="Compute a past step of a run again, and compare.")
 @click.argument("directory", type=PATH, metavar="RUN")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @single("step", "Which one; counted from 1.", of=STEPS, word="N", usual="the last one")
-@single("script", "The program, in place of the recorded one.", word="FILE", is_path=True)
-@single("workers", "Number of processes.", default="1", short="-n", word="N")
-@single("data", "Recipes: where the data is.", is_path=True)
-@click.option("--allow-drift", is_flag=True, help="Although software or CPU (recipes), or files (scripts), differ.")
-@json_option
+@computing_again
 @verb("replay", nothing_kept("the copy"))
 def replay(directory: str, args: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Compute a past step of a run again, from the nearest checkpoint before it or from the beginning, on a copy.
