@@ -23,20 +23,6 @@ def data() -> Path:
     return root / "mnist"
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """No launcher's variables, and torch's switches put back."""
-    for name in list(os.environ):
-        if name in ("RANK", "WORLD_SIZE") or name.startswith(("UNISONO_R", "SLURM_", "OMPI_")):
-            monkeypatch.delenv(name)
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-
-
 def test_the_network_has_the_known_size():
     """421,642 parameters, all trained, as in the tutorials it is compared with."""
     assert sum(parameter.numel() for parameter in SimpleCNN().parameters()) == 421_642
@@ -61,7 +47,7 @@ def test_dropout_drops_single_elements():
 
 
 @pytest.mark.mnist
-def test_the_recipe_trains_on_the_real_files(data, alone, tmp_path):
+def test_the_recipe_trains_on_the_real_files(data, tmp_path):
     """A few steps on real images end with a fingerprint, test metrics, and every sample of the limit counted."""
     options = Options(
         recipe="mnist",
