@@ -170,7 +170,10 @@ class Member:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it passes no meeting of its world any more by itself; so until it moves, whatever it hears."""
+        """Whether it passes no meeting of its world any more by itself; so until it moves, whatever it hears.
+
+        A worker is held by `LiveMember.at`, which does not return meanwhile; this is what the play of all orders asks.
+        """
         return self.told > self.epoch
 
     def hear(self, order: Halt | Form) -> "Member":
