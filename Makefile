@@ -11,9 +11,11 @@ TOGETHER = $(if $(JOBS),-n $(JOBS) --dist worksteal)
 DOCS_STAMP := $(VENV)/.docs-installed
 PUBLIC := build/public
 PUBLIC_STAMP := $(PUBLIC)/.installed
+EXAMPLES := build/examples
+EXAMPLES_STAMP := $(EXAMPLES)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults adversary same-bits cluster public test-all coverage check docs figures bench format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults adversary same-bits cluster public examples test-all coverage check docs figures bench format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -39,8 +41,11 @@ $(TRACKERS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[mlflow,wandb]'
 	@touch $@
 
+# Slow tests whose ranks mind no company; the others kill, wait and measure.
+CROWDED = tests/strategies tests/collectives tests/compat
 test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
-	$(BIN)/python -m pytest -m 'slow and not cluster and not public'
+	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(TOGETHER) $(CROWDED)
+	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(CROWDED:%=--ignore=%)
 
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 	$(BIN)/python -m pytest tests/faults
@@ -55,17 +60,25 @@ same-bits: $(STAMP)  ## named jobs of BASE=COMMIT and of this tree: the same bit
 cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and installs Debian packages
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
-$(PUBLIC_STAMP): $(STAMP) tests/public/constraints.txt
-	@# an environment of its own that sees .venv behind it: torch is not installed twice, and .venv stays as it is
-	$(BIN)/python -m venv --clear --without-pip $(PUBLIC)
-	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" \
-		> "$$($(PUBLIC)/bin/python -c '$(SITE)')/behind.pth"
-	$(PUBLIC)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt -c tests/public/constraints.txt \
-		accelerate datasets pytorch-ignite pytorch-lightning torchmetrics transformers
+# an environment of its own that sees .venv behind it: torch is not installed twice, and .venv stays as it is
+define BESIDE
+	$(BIN)/python -m venv --clear --without-pip $(1)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(1)/bin/python -c '$(SITE)')/behind.pth"
+	$(1)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt -c tests/public/constraints.txt $(2)
 	@touch $@
+endef
+
+$(PUBLIC_STAMP): $(STAMP) tests/public/constraints.txt
+	$(call BESIDE,$(PUBLIC),accelerate datasets pytorch-ignite pytorch-lightning torchmetrics transformers)
 
 public: $(PUBLIC_STAMP)  ## programs of other projects, pinned, under our launcher and backend, beside torchrun
 	$(PUBLIC)/bin/python -m pytest -m public tests/public
+
+$(EXAMPLES_STAMP): $(STAMP) tests/public/constraints.txt
+	$(call BESIDE,$(EXAMPLES),accelerate ipykernel nbclient peft transformers)
+
+examples: $(EXAMPLES_STAMP)  ## the examples that are jobs, on 1, 2, 3 workers and after a kill; cost beside a plain loop; ONLY="NAME ..."
+	$(EXAMPLES)/bin/python benchmarks/play_examples.py $(ONLY)
 
 test-all: test test-slow  ## every test
 

@@ -18,6 +18,7 @@ from origin import ROOT, command_line
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "bench"
 OTHERS = ("accelerate", "ignite", "lightning")
+EXTRAS = ("accelerate", "ipykernel", "nbclient", "peft", "transformers")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Benchmark:
     def command(self, *, is_quick: bool = False) -> list[str]:
         """Return the command."""
         script, *words = shlex.split(f"{self.script} {self.quick}" if is_quick else self.words)
-        python = found if "others" in self.needs and (found := others()) else sys.executable
+        python = next(
+            (found for need, get in PYTHONS.items() if need in self.needs and (found := get())), sys.executable
+        )
         return [python, str(HERE / script), *self._filled(words)]
 
     def _filled(self, words: list[str]) -> Iterator[str]:
@@ -83,14 +86,24 @@ def data(name: str) -> str:
 
 
 @cache
-def others() -> str:
-    """Return a Python that has the other frameworks: this one, or that of `make public`; empty where there is none."""
-    if all(map(find_spec, OTHERS)):
+def python_with(packages: tuple[str, ...], environment: str) -> str:
+    """Return a Python that has these packages: this one, or that of an environment in build/; empty: there is none."""
+    if all(map(find_spec, packages)):
         return sys.executable
-    python = ROOT / "build" / "public" / "bin" / "python"
-    asked = f"import importlib.util as u; raise SystemExit(not all(map(u.find_spec, {OTHERS})))"
+    python = ROOT / "build" / environment / "bin" / "python"
+    asked = f"import importlib.util as u; raise SystemExit(not all(map(u.find_spec, {packages})))"
     has_all = python.exists() and subprocess.run([python, "-c", asked], check=False).returncode == 0
     return str(python) if has_all else ""
+
+
+def others() -> str:
+    """Return a Python that has the other frameworks."""
+    return python_with(OTHERS, "public")
+
+
+def extras() -> str:
+    """Return a Python that has what the examples need."""
+    return python_with(EXTRAS, "examples")
 
 
 def lines() -> str:
@@ -117,10 +130,12 @@ IMDB = "imdb/aclImdb_labelled_50k.tar.gz"
 PLACES: dict[str, Callable[[], str]] = {
     "imdb": lambda: data(IMDB), "mnist": lambda: data("mnist"), "others": others, "lines": lines, "kills": kills
 }  # fmt: skip
+PYTHONS: dict[str, Callable[[], str]] = {"others": others, "extras": extras}
 HINT = "Hint: a directory in UNISONO_TEST_DATA"
 NEEDS: dict[str, Callable[[], str]] = {
     "hosts": lacking_network,
     "others": lambda: "" if others() else f"needs a Python with {', '.join(OTHERS)}. Hint: make public",
+    "extras": lambda: "" if extras() else f"needs a Python with {', '.join(EXTRAS)}. Hint: make examples",
     "imdb": lambda: "" if data(IMDB) else f"needs {IMDB}. {HINT}",
     "mnist": lambda: "" if data("mnist") else f"needs MNIST. {HINT}",
 }
@@ -171,11 +186,13 @@ TABLE = (
     Benchmark("text-step", "text_step.py", 2),
     Benchmark("mnist-step", "mnist_step.py", 3, "--rounds 15", 1),
     Benchmark("shared-gradients", "shared_gradients.py", 1, "--rounds 9", 0.5),
+    Benchmark("witness", "witness.py", 20, by_name=True),
     Benchmark("restart-time", "restart_time.py", 4, "--rounds 3", 2),
     Benchmark("proof-picture", "proof_picture.py", 2),
     Benchmark("scaling-pictures", "scaling_pictures.py", 10),
     Benchmark("forecast-error", "forecast_error.py", 10, "--rounds 1", 4),
-    Benchmark("time-examples", "time_examples.py", 8),
+    Benchmark("time-examples", "time_examples.py", 8, needs=("extras",)),
+    Benchmark("play-examples", "play_examples.py", 20, "--rounds 1", 15, ("extras",), by_name=True),  # make examples
     Benchmark("hosts", "hosts.py --rounds 6", 50,
               "--hosts 2 --models SimpleCNN,MLP --links none,1gbit --rounds 4 --ways=", 3, ("hosts",), resumes=True),
     to_accuracy("system", "mnist", 5, "--limit 12800", "--limit 6400 --repeats 1"),
@@ -184,6 +201,7 @@ TABLE = (
     to_accuracy("accuracy", "imdb", 20, f"--repeats 2 {OURS}"),
     to_accuracy("seeds", "mnist", 14, "", by_name=True),
     to_accuracy("seeds", "imdb", 40, "--epochs 3", by_name=True),
+    Benchmark("past-steps", "past_steps.py", 30, by_name=True),
     Benchmark("thousand-kills", "thousand_kills.py {kills} --exec-every 10", 65, by_name=True,
               recorded=("python benchmarks/thousand_kills.py DIR",) * 2),
 )  # fmt: skip

@@ -26,8 +26,10 @@ from the records in `benchmarks/results/`; what was measured before, and how, st
   lies within the interval. Told: it has no bar.
 - **Taken**: the day, the commit, and the load of the machine before and after. "From the history" means that the figure
   was taken from [measurements](measurements.md). The next run of the command replaces it.
+- The number in brackets leads to the settings, day and command, folded below each table.
 """
-COLUMNS = ("Claim", "Figure", "Peer", "Bar", "Verdict", "Taken", "Command")
+COLUMNS = ("Claim", "Figure", "Peer", "Bar", "Verdict")
+COUNTS = ("Topic", "Figures", "Met", "Missed", "Without a bar")
 
 
 def page_of(folder: Path) -> str:
@@ -37,22 +39,31 @@ def page_of(folder: Path) -> str:
         ResultError: A record does not fit the schema.
     """
     found = [result for path in sorted(folder.glob("*.json")) for result in read(path)]
-    counts = {verdict: sum(result.verdict == verdict for result in found) for verdict in ("met", "missed", "told")}
     old = sum(result.source is not None for result in found)
-    parts = [
-        HEAD,
-        f"{len(found)} figures: {counts['met']} reach their bar, {counts['missed']} miss it, "
-        f"{counts['told']} have none; {old} are from the history.\n",
-    ]
-    for topic in sorted({result.topic for result in found}):
-        mine = [result for result in found if result.topic == topic]
-        rows = [row(map(cell, (result.what + notes(result), figure(result), peer(result), bar(result),
-                               f"**{verdict(result)}**" if result.verdict == "missed" else verdict(result),
-                               taken(result), f"`{result.command}`"))) for result in mine]  # fmt: skip
-        parts.append("\n".join([f"## {topic}\n", row(COLUMNS), "|---" * len(COLUMNS) + "|", *rows, ""]))
+    topics = sorted({result.topic for result in found})
+    counts = [row((f"[{topic}](#{anchor(topic)})", *counted(by_topic(found, topic)))) for topic in topics]
+    head = [row(COUNTS), "|---" * len(COUNTS) + "|", *counts, row(("**all**", *counted(found))), ""]
+    parts = [HEAD, f"{len(found)} figures, {old} of them from the history:\n", "\n".join(head)]
+    for topic in topics:
+        mine = by_topic(found, topic)
+        rows = [row(map(cell, cells(result, mine, place))) for place, result in enumerate(mine, 1)]
+        notes = [f"{place}. {note(result)}" for place, result in enumerate(mine, 1)]
+        table = [f"## {topic}\n", row(COLUMNS), "|---" * len(COLUMNS) + "|", *rows]
+        folded = ["\n<details>", "<summary>Settings, days and commands</summary>\n", *notes, "\n</details>\n"]
+        parts.append("\n".join([*table, *folded]))
     machines = sorted({result.machine for result in found})
     parts.append("\n".join(["## Machines\n", *(f"{number}. {name}" for number, name in enumerate(machines, 1)), ""]))
     return "\n".join(parts)
+
+
+def cells(result: Result, mine: list[Result], place: int) -> tuple[str, ...]:
+    """Return a figure's row; a claim that stands there several times says in which settings it differs."""
+    like = [other for other in mine if other.what == result.what]
+    differ = [name for name in result.settings if any(o.settings.get(name) != result.settings[name] for o in like)]
+    told = [f"{name} {result.settings[name]}" for name in differ if not isinstance(result.settings[name], float)]
+    claim = f"{result.what} ({', '.join(told)}) [{place}]" if told else f"{result.what} [{place}]"
+    shown = f"**{verdict(result)}**" if result.verdict == "missed" else verdict(result)
+    return claim, figure(result), peer(result), bar(result), shown
 
 
 def row(cells) -> str:
@@ -109,9 +120,24 @@ def taken(result: Result) -> str:
     return f"{result.date}{commit}{load}{history}"
 
 
-def notes(result: Result) -> str:
+def note(result: Result) -> str:
+    """Return with what, when and how a figure was taken."""
     settings = ", ".join(f"{name} {value}" for name, value in result.settings.items())
-    return "".join(f" ({text})" for text in (settings, result.note) if text)
+    parts = (settings, result.note, taken(result), f"`{result.command}`")
+    return "; ".join(part.replace("\n", " ") for part in parts if part)
+
+
+def by_topic(found: list[Result], topic: str) -> list[Result]:
+    return [result for result in found if result.topic == topic]
+
+
+def counted(found: list[Result]) -> list[str]:
+    kinds = [sum(result.verdict == verdict for result in found) for verdict in ("met", "missed", "told")]
+    return [str(count) for count in (len(found), *kinds)]
+
+
+def anchor(topic: str) -> str:
+    return topic.lower().replace(" ", "-")
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,9 +66,9 @@ def forget_moments() -> None:
     """Break restoring: every resume finds the optimizer's moments zero."""
     unpack = Parts.unpack
 
-    def broken(self: Parts, state: State) -> None:
-        unpack(self, state)
-        for entry in self.optimizer.state.values():
+    def broken(self: Parts, state: State, *fork: Any) -> None:
+        unpack(self, state, *fork)
+        for entry in self.optimizers[""].state.values():
             for value in entry.values():
                 value.zero_()
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 import unisono.train.run  # noqa: F401 - imported here once, not in every worker
-from unisono.cli.outcome import perform
+from unisono.cli.output.outcome import perform
 from unisono.launchers import worker_group
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import LaunchSpec, ScriptTarget

@@ -13,7 +13,7 @@ from unisono.data.digits import load_digits
 
 
 def main() -> None:
-    run = unisono.Run(seed=0, replicas=8, out="runs/own-loop")  # joins the world it finds; resumes by itself
+    run = unisono.Run(seed=0, replicas=8, out="runs/own-loop")  # finds the other workers; continues what is in out
     data = load_digits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
     model, optimizer = run.prepare(model, torch.optim.Adam(model.parameters(), lr=1e-3))

@@ -1,7 +1,10 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and what tests of several rooms begin with."""
 
+import gc
 import os
+import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # The tests' bits and numbers of ranks are those of the CPU; a test of GPUs makes its own visible.
@@ -15,3 +18,32 @@ settings.register_profile("explore", derandomize=False, max_examples=2000, **UNH
 # `make mutation`: that a test fails is the answer; the smallest case that fails is not asked for.
 settings.register_profile("mutation", derandomize=True, phases=(Phase.explicit, Phase.generate), **UNHURRIED)
 settings.load_profile("same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """A recipe that a test runs in this process freezes what is loaded: a run left open would stay for ever, unseen."""
+    gc.unfreeze()
+
+
+@pytest.fixture
+def nothing_blocks():
+    """A pipe that is waited for ends the test."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("blocked"))
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def switches_put_back():
+    """Torch's switches are afterwards as they were."""
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,4 +89,16 @@ def test_every_example_is_listed():
     """docs/examples.md names each program of examples/."""
     listed = (DOCS / "examples.md").read_text()
     programs = [path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")]
-    assert [name for name in programs if f"`{name}`" not in listed] == []
+    assert [name for name in programs if f"| `{name}` |" not in listed] == []
+
+
+def test_lines_of_examples():
+    """The lines that docs/examples.md tells are those of the programs, and of the notebook's cells."""
+    rows = re.findall(r"^\| `([a-z_]+\.(?:py|ipynb))` \| (\d+) \|", (DOCS / "examples.md").read_text(), re.M)
+    assert len(rows) > 20
+    for name, lines in rows:
+        text = (ROOT / "examples" / name).read_text()
+        if name.endswith(".ipynb"):
+            cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+            text = "\n".join("".join(cell) for cell in cells)
+        assert len(text.splitlines()) == int(lines), name

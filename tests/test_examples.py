@@ -56,6 +56,33 @@ def test_easytext_style(tmp_path, capsys):
     assert capsys.readouterr().out.count(expected[0]) == 2
 
 
+def test_accelerate_script(capsys):
+    """One rank and three: the same fingerprint and accuracy, printed once for each epoch."""
+    pytest.importorskip("sklearn", reason="needs the extra recipes")
+    example = load("accelerate_script")
+    expected = run_threads(lambda transport: example.main(1, transport=transport), 1)[0]
+    assert run_threads(lambda transport: example.main(1, transport=transport), 3) == [expected] * 3
+    assert expected[1] > 0.7
+    assert len(SHARE.findall(capsys.readouterr().out)) == 2
+
+
+@pytest.mark.slow
+def test_the_program_of_the_migration_page_trains_with_our_import(tmp_path):
+    """Nothing but accelerate's import lines is changed: two processes and one come to the same weights."""
+    text = (EXAMPLES / "migration" / "accelerate_before.py").read_text()
+    changed = re.sub(r"^from accelerate", "from unisono.compat.accelerate", text, flags=re.M)
+    assert changed.count("unisono") == 2
+    (tmp_path / "script.py").write_text(changed)
+    shutil.copy(EXAMPLES / "migration" / "digits.py", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono", "verify", "-n", "1,2", "script.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(set(FINGERPRINT.findall(done.stdout))) == 1
+    assert "equal" in done.stderr
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_every_example_compiles_and_says_what_to_expect(path, tmp_path):
     """Each is Python and begins with what it shows; those of the top folder tell how long they take."""
@@ -92,11 +119,16 @@ def test_stops_of_the_tour(program, tmp_path):
         ("parameter_server.py", [1, 1], [92, 88]),
         ("own_texts.py", [1], [60]),
         ("shards.py", [2], [95, 95]),
+        ("gan.py", [2], [90, 90]),
         ("stream.py", [2], [90, 90]),
         ("own_images.py", [1], [95]),
         ("fine_tune.py", [1, 1, 1], [92, 90, 85]),
+        ("contrastive.py", [1], [46, 88]),
+        ("resnet_augmented.py", [1], [96]),
+        ("vit.py", [1], [86]),
         ("language_model.py", [1], []),
         ("token_file.py", [1], []),
+        ("two_losses_weighted.py", [1], []),
     ],
 )
 def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_path):
@@ -109,6 +141,8 @@ def test_examples_end_with_what_they_promise(program, fingerprints, right, tmp_p
     assert all(share >= least for share, least in zip(shares, right, strict=True)), printed
     if program in ("language_model.py", "token_file.py"):
         assert float(re.search(r"perplexity ([0-9.]+)", printed)[1]) < 22
+    if program == "two_losses_weighted.py":
+        assert all(int(share) > least for share, least in zip(re.findall(r"(\d+)%", printed), (75, 45), strict=True))
 
 
 @pytest.mark.slow

@@ -111,6 +111,13 @@ def test_run_directory_and_replicas_also_reach_a_world_of_one():
     world = world_of(UNISONO_RUN_DIR="elsewhere", UNISONO_REPLICAS="3")
     assert (world.launcher, world.run_dir, world.replicas) == ("none", "elsewhere", 3)
     assert world_of(UNISONO_REPLICAS="0").replicas is None
+    assert [world_of(UNISONO_WITNESS=text).witness for text in ("0", "1", "0.25", ".5", "1e-05")] == [
+        0,
+        1,
+        0.25,
+        0.5,
+        1e-5,
+    ]
 
 
 def test_slurm():
@@ -286,3 +293,10 @@ def test_current_reads_the_process_environment(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("UNISONO_RENDEZVOUS", raising=False)
     assert World.current().rank == 5
+
+
+@pytest.mark.parametrize("text", ["", "2", "-0.1", "nan", "1.5", "often", "1e3"])
+def test_a_witness_is_a_share(text):
+    """What is no number from 0 to 1 is refused by the variable's name."""
+    with pytest.raises(WorldError, match="expected UNISONO_WITNESS to be a number from 0 to 1"):
+        world_of(UNISONO_WITNESS=text)

@@ -1,4 +1,4 @@
-"""unisono: distributed PyTorch training whose result does not depend on who computes it.
+"""unisono: distributed PyTorch training, bit-identical for any number of worker processes.
 
 The public names are listed in ``__all__`` and loaded on first use: ``import unisono`` costs nothing until torch is
 needed. Which room may import which stands in pyproject.toml, under importlinter; docs/design/house.md is the map.
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
+    from unisono import collectives as collectives
     from unisono.checkpoint.interchange import load_weights as load_weights
     from unisono.checkpoint.policy import CheckpointPolicy as CheckpointPolicy
     from unisono.collectives.loopback import run_ranks as run_ranks
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from unisono.collectives.places import NotHere as NotHere
     from unisono.collectives.places import leader_only as leader_only
     from unisono.collectives.places import on_rank as on_rank
+    from unisono.data.batches import register_batch_type as register_batch_type
     from unisono.data.datasets import ArrayDataset as ArrayDataset
     from unisono.data.distributed_sampler import DistributedSampler as DistributedSampler
     from unisono.data.partition import DataPartitioner as DataPartitioner
     from unisono.data.partition import Partition as Partition
+    from unisono.data.plans.batch_schedule import BatchSchedule as BatchSchedule
+    from unisono.data.plans.curriculum import Curriculum as Curriculum
     from unisono.data.plans.mixture import Mixture as Mixture
     from unisono.data.plans.weighted import Weighted as Weighted
     from unisono.data.sampler import ExactSampler as ExactSampler
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from unisono.metrics.rates import Perplexity as Perplexity
     from unisono.metrics.rates import Throughput as Throughput
     from unisono.metrics.spans import SpanF1 as SpanF1
+    from unisono.recipes.trained.load import load as load
     from unisono.strategies.catalog import strategy as strategy
     from unisono.train.callbacks.base import Callback as Callback
     from unisono.train.run import Run as Run
@@ -68,9 +73,12 @@ _HOMES = {
         "checkpoint.policy": "CheckpointPolicy",
         "collectives.loopback": "run_ranks",
         "collectives.places": "Distributed NotHere leader_only on_rank",
+        "data.batches": "register_batch_type",
         "data.datasets": "ArrayDataset",
         "data.distributed_sampler": "DistributedSampler",
         "data.partition": "DataPartitioner Partition",
+        "data.plans.batch_schedule": "BatchSchedule",
+        "data.plans.curriculum": "Curriculum",
         "data.plans.mixture": "Mixture",
         "data.plans.weighted": "Weighted",
         "data.sampler": "ExactSampler",
@@ -87,6 +95,7 @@ _HOMES = {
         "metrics.labels": "ConfusionMatrix F1 Precision Recall",
         "metrics.rates": "Perplexity Throughput",
         "metrics.spans": "SpanF1",
+        "recipes.trained.load": "load",
         "strategies.catalog": "strategy",
         "train.callbacks.base": "Callback",
         "train.run": "Run",
@@ -96,21 +105,22 @@ _HOMES = {
     for name in names.split()
 }
 
+_MODULES = ("callbacks", "collectives")
 __version__ = "0.2.0"
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - spelled once
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use, and the module of the callbacks, which the reference names."""
-    if name != "callbacks" and name not in _HOMES:
+    """Load a public name on first use, and the modules of callbacks and collectives, which the reference names."""
+    if name not in _MODULES and name not in _HOMES:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
     from unisono.system.loading import collector_at_rest
 
     with collector_at_rest():
         home = importlib.import_module(f"unisono.{_HOMES.get(name, name)}")
-    return home if name == "callbacks" else getattr(home, name)
+    return home if name in _MODULES else getattr(home, name)
 
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted([*_HOMES, "__version__", "callbacks"])
+    return sorted([*_HOMES, *_MODULES, "__version__"])

@@ -34,8 +34,11 @@ class World:
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
         heartbeat: File in which our launcher wants to read what this process does, else None.
         live: Descriptor of a socket to our launcher where ranks may go on without one that has died, else None.
+        joins: Number of this process among those of its launch where it was started to join a run under way, else None.
         last_step: Step after which the launcher wants a run to stop (``replay`` does so), else None.
+        examine: What ``replay`` and ``blame`` want to know of steps, as JSON, else None.
         shares_devices: Whether several ranks of this host may compute on one GPU.
+        witness: Share of the steps in which a replica is to be computed by two ranks, where the program leaves it open.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
         secret: What only the processes of this run know, if the environment gives one; never shown.
     """
@@ -52,7 +55,10 @@ class World:
     threads: int | None = None
     heartbeat: str | None = None
     live: int | None = None
+    joins: int | None = None
     last_step: int | None = None
+    witness: float = 0.0
+    examine: str | None = None
     shares_devices: bool = False
     secret: str = field(default="", repr=False)
 
@@ -121,9 +127,12 @@ class World:
             # Only its own launcher's: torchrun may run below `unisono run`, in a process that inherits the variable.
             heartbeat=environ.get("UNISONO_HEARTBEAT") if is_ours else None,
             live=_integer(environ, "UNISONO_LIVE", -1) if "UNISONO_LIVE" in environ and is_ours else None,
+            joins=_integer(environ, "UNISONO_JOINS", -1) if "UNISONO_JOINS" in environ and is_ours else None,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
             last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,
+            witness=_share(environ, "UNISONO_WITNESS"),
+            examine=environ.get("UNISONO_EXAMINE"),
             shares_devices=bool(_integer(environ, "UNISONO_SHARE_DEVICES", 0)),
             threads=int(threads) if threads.isdecimal() and int(threads) else None,
             secret=_secret(environ),
@@ -143,14 +152,7 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def wants_plain_torch(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether torch is to be left as it is: ``UNISONO_PLAIN_TORCH=1``, which workers inherit.
-
-    Args:
-        environ: The environment; None means this process's own.
-
-    Raises:
-        WorldError: The variable is no whole number.
-    """
+    """Whether torch is to be left as it is: ``UNISONO_PLAIN_TORCH=1``, which workers inherit."""
     return bool(_integer(os.environ if environ is None else environ, "UNISONO_PLAIN_TORCH", 0))
 
 
@@ -214,6 +216,13 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
         return int(text)
     except ValueError:
         raise WorldError(f"expected {name} to be a whole number, got {text!r}.") from None
+
+
+def _share(environ: Mapping[str, str], name: str) -> float:
+    text = environ.get(name, "0")
+    if not re.fullmatch(r"0|1|[01]?\.\d+(e-\d+)?|\d(\.\d+)?e-\d+", text) or float(text) > 1:
+        raise WorldError(f"expected {name} to be a number from 0 to 1, got {text!r}.")
+    return float(text)
 
 
 def _torchrun(environ: Mapping[str, str]) -> World:

@@ -242,8 +242,8 @@ def judge(case: Case, ending: Ending) -> list[str]:
         messages = [line for line in said if line.startswith(("Error: ", "unisono "))]
         # One message; what stands before it is click's usage and the verb's progress.
         typed = sum(word.count("\n") for word in case.words)  # a name may hold line breaks
-        # Without its recipe, `train` lists them, a line each.
-        listed = sum(line.startswith("  ") for line in said) if "Missing argument 'RECIPE'" in ending.err else 0
+        # Without their recipe, or recipe or script, verbs list the recipes, a line each.
+        listed = sum(line.startswith("  ") for line in said) if "Missing argument 'RECIPE" in ending.err else 0
         if len(messages) != 1 or len(said) > said.index(messages[0]) + 1 + typed + listed:
             wrong.append(f"expected one line of error, got {len(said)}")
         if any(len(line) > LONGEST_LINE for line in said):

@@ -24,8 +24,10 @@ OPTIONS = {  # of each benchmark, besides --quick
     "memory": [],
     "mnist_step": [],
     "overhead": ["-n", "2", "--samples", "--only", "unisono Trainer"],
+    "past_steps": ["--only", "replays", "--only", "poisons"],  # the others have tests of their own
     "phase_cost": [],
     "pipeline_bubble": [],
+    "play_examples": [],
     "proof_picture": [],
     "replicas_cost": [],
     "restart_time": [],
@@ -38,12 +40,15 @@ OPTIONS = {  # of each benchmark, besides --quick
     "thousand_kills": [],
     "time_examples": [],
     "time_to_accuracy": [],
+    "witness": [],
 }
 PARTS = {  # what is no benchmark by itself: who runs it
     "accuracy_tables": "time_to_accuracy",
     "baselines/ddp": "time_to_accuracy",
     "baselines/jobs": "time_to_accuracy",
+    "example_job": "play_examples",
     "hosts_rank": "hosts",
+    "past_job": "past_steps",
     "hosts_records": "hosts",
     "kills_job": "thousand_kills",
     "kills_stage": "thousand_kills",
@@ -68,7 +73,7 @@ def test_none_is_forgotten():
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=220
+        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
 
 

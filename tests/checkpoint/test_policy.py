@@ -1,5 +1,7 @@
 """What is kept and who writes what: plain decisions."""
 
+import itertools
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ def others(*valid):
     return [KeptCheckpoint(step=step, is_valid=is_valid, metric=metric) for step, is_valid, metric in valid]
 
 
+SPARSE = "a whole number of steps from 1 to 1,000,000,000,000, or 'doubling'"
 NEW = KeptCheckpoint(step=50, is_valid=True, metric=0.5)
 
 
@@ -38,10 +41,45 @@ def test_what_is_kept(policy, listed, kept):
     assert choose_kept(others(*listed), NEW, policy) == kept
 
 
+def run_with(policy, steps, num_bytes=100, every=7):
+    """Return the steps whose checkpoints are left after a run, newest first."""
+    left = []
+    for step in range(1, steps + 1):
+        if step % every == 0 or policy.sparse_place(step) is not None:
+            new, listed = KeptCheckpoint(step=step, is_valid=True), others(*((s, True, None) for s in left))
+            stays = choose_kept(listed, new, policy, num_bytes=num_bytes)
+            left = [step, *(s for s, is_kept in zip(left, stays, strict=True) if is_kept)]
+    return left
+
+
+def test_those_that_stay_for_good():
+    """Every so many steps, or at each doubling; beside the newest."""
+    assert run_with(CheckpointPolicy(keep=1, keep_sparse=10), 35) == [35, 30, 20, 10]
+    assert run_with(CheckpointPolicy(keep=2, keep_sparse="doubling"), 36) == [35, 32, 16, 8, 4, 2, 1]
+    assert run_with(CheckpointPolicy(keep=2), 36) == [35, 28]
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("steps", [4, 23, 64, 201])
+def test_any_step_is_near_one_that_stays(room, steps):
+    """Within the room given, and no step is further away than is promised."""
+    policy = CheckpointPolicy(keep=1, keep_sparse=3, keep_sparse_bytes=room * 100 + 99)
+    left = run_with(policy, steps)
+    assert len([step for step in left[1:] if policy.sparse_place(step) is not None]) <= room
+    ends = sorted({0, *left, steps})
+    assert max(b - a for a, b in itertools.pairwise(ends)) <= max(3, 2 * steps / room)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"keep": 0}, "expected keep as a whole number of checkpoints from 1 to 1,000,000, got 0."),
+        ({"keep_sparse": 0}, f"expected keep_sparse as {SPARSE}, got 0."),
+        ({"keep_sparse": "x"}, f"expected keep_sparse as {SPARSE}, got 'x'."),
+        (
+            {"keep_sparse_bytes": 9},
+            "expected keep_sparse beside keep_sparse_bytes, got None. Hint: keep_sparse=100.",
+        ),
         ({"best_mode": "most"}, "expected best_mode as one of max, min, got 'most'."),
         ({"when_busy": "x"}, "expected when_busy as one of wait, skip, got 'x'."),
     ],

@@ -24,6 +24,7 @@ def call(*arguments):
         ((JOB, "--epochs", "3"), "--epochs is for recipes"),
         (("digits", "--out", "."), "expected a new directory for --out"),
         (("digits", "--fault", "flood"), "Invalid value for '--fault'"),
+        (("digits", "--live", "--fault", "stop"), "expected --live or --fault, got both (--fault stop)"),
         (("digits", "--kills", "0"), "expected --kills as a whole number from 1"),
     ],
 )

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from report.drawn import tree_of
 from unisono.cli.main import unisono
-from unisono.cli.tables import section_lines
+from unisono.cli.output.tables import section_lines
 from unisono.report.forecast_section import forecast_section
 
 JOB = ("--parameters", "7e9", "--parameter-bytes", "2", "--sample-time", "0.9s", "--batch-size", "4096")

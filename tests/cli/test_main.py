@@ -64,7 +64,7 @@ def test_the_start_page_names_the_first_steps(asked):
     assert text.startswith(f"unisono {__version__}: ")
     assert max(map(len, text.splitlines())) <= 100
     named = set(re.findall(r"^  unisono ([a-z]+)", text, re.MULTILINE))
-    assert named == {"doctor", "train", "verify", "run"} <= set(VERBS)
+    assert named == {"doctor", "train", "verify", "run", "watch"} <= set(VERBS)
     assert "unisono --help" in text
 
 

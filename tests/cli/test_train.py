@@ -63,8 +63,22 @@ def test_json_is_one_object_on_standard_output(reference):
     assert set(result["metrics"]) == {"test_loss", "test_accuracy"}
     assert result["resumed_from_step"] == 0
     assert result == json.loads((out / "result.json").read_text())
-    assert "epoch 4/4" in told
+    assert told.splitlines()[0] == f"digits (cnn): 4 replicas on 1 worker, batch 16, 4 epochs; in {out}"
+    losses = [float.fromhex(json.loads(line)["loss"]) for line in (out / "ledger.jsonl").read_text().splitlines()[-13:]]
+    (last,) = re.findall(r"epoch 4/4  train_loss (\S+)  test_loss \S+  test_accuracy \S+  \d+\.\d s", told)
+    assert float(last) == pytest.approx(sum(losses) / 13, abs=1e-4)  # of that epoch alone
     assert "\x1b" not in told
+
+
+def test_quiet_is_the_result_alone():
+    """With --quiet nothing is told while it trains; what is wrong is told nevertheless."""
+    few = ("--limit", "32", "--epochs", "1", "--batch-size", "16", "--replicas", "1", "-n", "1", "-q")
+    code, printed, told = train("digits", *few)
+    assert (code, told) == (0, "")
+    assert printed.startswith("fingerprint")
+    code, printed, told = train("digits", *few, "--lr", "1")
+    assert (code, printed) == (2, "")
+    assert "has no use for --lr" in told
 
 
 def test_the_run_directory_is_complete_and_private(reference):

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from collectives.exchange_programs import exchange_everything, leave_one_behind
 from ranks import join
 from reference import bits, pairwise_sum, random_leaves
+from unisono import collectives
 from unisono.collectives.exchange import exchange_over
 from unisono.collectives.pieces import padded_length
-from unisono.collectives.placement import place_evenly
+from unisono.collectives.placement import cut, place_evenly
 from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.reduce import tree_all_reduce
 from unisono.collectives.transport import Transport
@@ -159,3 +161,22 @@ def execute(transport: None) -> dict[str, Any]:
         nobody = World(world_size=2, local_world_size=2, rendezvous=f"file://{Path(folder, 'store')}")
         seen["nobody_came"] = error_of(lambda: connect(nobody, timeout_s=1.0))
     return seen
+
+
+def gradients(part: range) -> tuple[list[Tensor], nn.Module]:
+    """Return a small model's gradients on some samples."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(6, 4), torch.randn(96, 6), torch.randint(0, 4, (96,))
+    F.cross_entropy(model(x[part.start : part.stop]), y[part.start : part.stop]).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], model
+
+
+def average(_: Transport | None) -> dict[str, Any]:
+    """Average gradients as a tutorial does it, in a process that has made nothing before."""
+    world, told = World.current(), {}
+    for algorithm in ("ring", "tree"):
+        _, model = gradients(cut(96, world.world_size)[world.rank])
+        for parameter in model.parameters():
+            collectives.all_reduce(parameter.grad, op="mean", algorithm=algorithm)
+        told[algorithm] = [parameter.grad.tolist() for parameter in model.parameters()]
+    return told

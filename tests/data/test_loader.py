@@ -13,8 +13,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from unisono.collectives.placement import place_evenly
+from unisono.data.batches import XY
 from unisono.data.datasets import ArrayDataset
-from unisono.data.loader import XY, Fetcher, Loader, Task, fetch_all, move
+from unisono.data.loader import Fetcher, Loader, Task, fetch_all
 from unisono.data.sampler import ExactSampler
 from unisono.errors import ConfigError, DataError
 
@@ -339,15 +340,6 @@ def test_tasks_of_evaluation_are_fetched_in_order():
     for num_workers in (0, 1):
         answers = [batch.y.tolist() for batch in fetch_all(Fetcher(Numbers(), 0), tasks, num_workers=num_workers)]
         assert answers == [[3, 1], [28]]
-
-
-def test_move_keeps_the_structure():
-    """Tensors inside tuples, lists, dictionaries and named tuples move; the rest is left as it is."""
-    data = XY({"a": torch.ones(1), "b": [torch.ones(2), "text"]}, (torch.ones(3), None))
-    moved = move(data, torch.device("meta"))
-    assert type(moved) is XY
-    assert {moved.x["a"].device.type, moved.x["b"][0].device.type, moved.y[0].device.type} == {"meta"}
-    assert (moved.x["b"][1], moved.y[1]) == ("text", None)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

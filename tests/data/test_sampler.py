@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from unisono.collectives.placement import cut
+from unisono.data.plans.batch_schedule import LAST
 from unisono.data.sampler import ExactSampler, permute
 from unisono.determinism.seeding import mix
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, DataError
 
 keys = st.integers(0, 2**63 - 1)
 
@@ -186,3 +187,71 @@ def test_who_asks_again_gets_an_array_of_its_own():
     assert again.flags.writeable
     assert again.tolist() == mine.tolist() == ExactSampler(100, 8, 2, seed=3).batch(5).tolist()
     assert sampler.batch(6).tolist() != mine.tolist()
+
+
+def brute_force(num_samples: int, batch_size: int, last: str) -> list[int]:
+    """Return the sizes of an epoch's batches."""
+    full, rest = divmod(num_samples, batch_size)
+    if last == "drop" or not rest:
+        return [batch_size] * full
+    if last == "short" or not full:
+        return [batch_size] * full + [rest]
+    return [batch_size] * (full - 1) + [batch_size + rest]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 300), st.integers(1, 60), st.sampled_from(LAST), st.integers(0, 5), st.booleans(), st.integers(0, 3)
+)
+def test_what_becomes_of_the_last_samples(num_samples, batch_size, last, pool, shuffle, number):
+    """Sizes and order are those of a plan made step by step; `join` has every sample once, `drop` all but the tail."""
+    assume(last != "drop" or num_samples >= batch_size)
+    lengths = np.arange(num_samples) % 7 if pool else None
+    sampler = ExactSampler(
+        num_samples, batch_size, 3, seed=3, shuffle=shuffle, last=last, lengths=lengths, length_pool=pool
+    )
+    sizes = brute_force(num_samples, batch_size, last)
+    steps = range(number * len(sizes) + 1, (number + 1) * len(sizes) + 1)
+    assert sampler.steps_per_epoch == len(sizes)
+    assert [len(sampler.batch(step)) for step in steps] == sizes
+    assert {sampler.epoch_of(step) for step in steps} == {number}
+    order = epoch(sampler, number)
+    assert len(set(order)) == len(order) == (sum(sizes) if last == "drop" else num_samples)
+    if pool == 0:
+        usual = epoch(ExactSampler(num_samples, batch_size, 3, seed=3, shuffle=shuffle), number)
+        assert order == usual[: len(order)]
+
+
+def test_what_is_dropped_changes_with_the_epoch():
+    """Where the order is shuffled, every sample has its turn."""
+    sampler = ExactSampler(10, 4, last="drop")
+    assert sampler.steps_per_epoch == 2
+    assert set().union(*(epoch(sampler, number) for number in range(20))) == set(range(10))
+
+
+def test_an_order_of_ones_own_knows_its_epochs_in_a_longer_batch():
+    """What counts its own passes is asked for the same places."""
+
+    class Passes:
+        num_samples, score = 10, {}
+
+        def at(self, epoch, start, stop):
+            return np.arange(start, stop)
+
+        def epochs_at(self, epoch, start, stop):
+            return np.arange(start, stop) + 100 * epoch
+
+    for last in LAST:
+        sampler = ExactSampler(10, 4, order=Passes(), last=last)
+        for step in range(1, 2 * sampler.steps_per_epoch + 1):
+            assert (sampler.epochs(step) % 100).tolist() == sampler.batch(step).tolist()
+        assert sampler.epochs(sampler.steps_per_epoch + 1)[0] == 100
+
+
+def test_words_for_the_last_samples():
+    """Others are refused, and what would leave nothing."""
+    with pytest.raises(ConfigError, match="'short', 'drop', 'join', got 'keep'"):
+        ExactSampler(10, 4, last="keep")
+    with pytest.raises(DataError, match=r"leaves nothing of 3 samples.*last='join'"):
+        ExactSampler(3, 4, last="drop")
+    assert ExactSampler(3, 4, last="join").steps_per_epoch == 1

@@ -15,7 +15,7 @@ from ranks import run_threads
 from unisono.collectives.loopback import run_ranks
 from unisono.determinism.flags import _FLAGS, _ON_CUDA, FlagWatch, check_threads, compare_flags, read_flags
 from unisono.determinism.switches import describe_environment, drift
-from unisono.train.loop import check_alike
+from unisono.train.steps.loop import check_alike
 
 C = torch._C
 """How each flag is set: a setter, a value, and the value to put back."""

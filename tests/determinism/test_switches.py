@@ -21,14 +21,7 @@ from unisono.determinism.switches import (
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _switches_put_back():
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+pytestmark = pytest.mark.usefixtures("switches_put_back")
 
 
 def draw() -> tuple[object, ...]:
@@ -176,3 +169,18 @@ def test_a_kept_checksum_is_the_checksum():
     seen.append(agree())
     assert len(set(seen)) == len(seen)
     assert all(tensor.untyped_storage().resizable() for tensor in tensors)
+
+
+def test_the_same_tuple_again():
+    """Its tensors are not asked who they are, but where they lie; another tuple is another question."""
+    tensors = tuple(torch.nn.Parameter(torch.randn(4)) for _ in range(2))
+    kept = Checksum()
+    seen = [kept(tensors)]
+    with torch.no_grad():
+        tensors[0].add_(1)
+    seen.append(kept(tensors))
+    tensors[1].data = torch.randn(4)
+    seen.append(kept(tensors))
+    assert seen[-1] == checksum(tensors)
+    seen.append(kept((tensors[0], torch.randn(4))))
+    assert len(set(seen)) == 4

@@ -247,6 +247,7 @@ def changes_of(source: str) -> list[str]:
 HARMLESS = {
     "launchers/worker/child.py": ("LOADING_MARK",),
     "metrics/adapter.py": ("setattr(owner, name,",),  # a metric's own state
+    "train/run_directory/newcomers.py": ("setattr(target, name, value)",),  # the run's own files
     "strategies/parts/front.py": ("setattr(self.__dict__['plain'], name, value)",),  # the user's model
 }
 

@@ -13,7 +13,7 @@ from unisono.experiments.chaos import chaos
 from unisono.experiments.collectives import measure_collectives
 from unisono.experiments.forecast import forecast
 from unisono.experiments.links import compare_links
-from unisono.experiments.replay import rehearse, replay
+from unisono.experiments.past.replay import rehearse, replay
 from unisono.experiments.scaling import FILES, measure_scaling
 from unisono.experiments.strategies import compare_strategies
 from unisono.experiments.verify import verify

@@ -122,7 +122,7 @@ def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):
 def test_all_ranks_hear_of_the_full_disk(tmp_path, monkeypatch):
     """The leader alone opens the ledger; where that fails, the others stop with its words instead of waiting."""
     monkeypatch.setattr(
-        "unisono.train.run_directory.record.Ledger", lambda *_, **__: (_ for _ in ()).throw(CheckpointError("is full"))
+        "unisono.train.run_directory.ledgers.Ledger", lambda *_, **__: (_ for _ in ()).throw(CheckpointError("is full"))
     )
     words = {}
 

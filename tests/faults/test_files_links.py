@@ -1,7 +1,6 @@
 """Row 57: what a neighbour has put into a run directory is neither followed nor waited for, nor silently believed."""
 
 import os
-import signal
 import warnings
 
 import pytest
@@ -27,14 +26,7 @@ FILES = [
 FOLDERS = ["checkpoints", "phases", "logs", "checkpoints/step-00000009.00000000", "checkpoints/.x.tmp"]
 
 
-@pytest.fixture(autouse=True)
-def nothing_blocks():
-    """A pipe that is waited for ends the test."""
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("blocked"))
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
 
 
 @pytest.fixture
@@ -58,8 +50,8 @@ def train(path):
         record.open_phases(phases)
         for step in (first + 1, first + 2):
             record.append(lambda step=step: Entry(step, 0, 1, "s", "0x0p+0", "g", "w", "0x1p+0"))
-            record.append_detail(lambda step=step: Detail(step, [0], [], {}, {}))
-        record.checkpoints.save(first + 2, lambda: state_of(first + 2), ledger_head=record.flush())
+            record.ledgers.append_detail(lambda step=step: Detail(step, [0], [], {}, {}))
+        record.checkpoints.save(first + 2, lambda: state_of(first + 2), ledger_head=record.ledgers.flush())
         record.checkpoints.settle()
         record.write_result({"steps": first + 2})
     finally:

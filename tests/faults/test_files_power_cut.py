@@ -119,7 +119,7 @@ def train(path, promised=lambda step: None):
         for step in range(first + 1, STEPS + 1):
             record.append(lambda step=step: Entry(step, 0, 1, "s", float(step).hex(), "g", "w", "0x1p+0"))
             if step % EVERY == 0:
-                record.checkpoints.save(step, lambda step=step: state_of(step), ledger_head=record.flush())
+                record.checkpoints.save(step, lambda step=step: state_of(step), ledger_head=record.ledgers.flush())
                 promised(step)
         if first < STEPS:
             record.write_result({"steps": STEPS})

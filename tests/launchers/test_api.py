@@ -4,6 +4,7 @@ import functools
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -113,12 +114,79 @@ def test_script_without_guard(place):
     assert 'if __name__ == "__main__"' in result.stderr
 
 
+WITHOUT = "import sys; sys.modules['cloudpickle'] = None\n"  # as where it is not installed
+
+
 def test_notebook(place):
-    """A function without a file is refused with the fix."""
-    result = place.python("-c", "from unisono.launchers.api import launch\ndef train(): pass\nlaunch(train, workers=1)")
+    """Without cloudpickle a function without a file is refused with both fixes."""
+    code = WITHOUT + "from unisono.launchers.api import launch\ndef train(): pass\nlaunch(train, workers=1)"
+    result = place.python("-c", code)
     assert result.returncode == 1
     assert "LaunchError" in result.stderr
     assert "from train import train; unisono.launch(train, ...)" in result.stderr
+    assert "pip install 'unisono[notebook]'" in result.stderr
+
+
+CELLS = """
+import os
+from dataclasses import dataclass
+from unisono.launchers.api import launch
+
+@dataclass
+class Config:
+    lr: float
+
+scale = 3
+
+def scaled(number):
+    return number * scale
+
+def train(config, note):
+    assert isinstance(config, Config)
+    print("rank", os.environ["RANK"], scaled(config.lr), note(2), flush=True)
+
+launch(train, Config(0.5), lambda number: number + scale, workers=2)
+"""
+
+
+def test_an_interactive_session(place):
+    """A function typed at the prompt, its helpers, classes and values go to two workers as they are at that moment."""
+    typed = CELLS + "\nscale = 4\nlaunch(train, Config(1), abs, workers=1)\n"
+    session = subprocess.run(
+        [sys.executable, "-i"], input=typed, env=place.env, cwd=place.folder, capture_output=True, text=True, check=True
+    )
+    assert "Traceback" not in session.stderr
+    lines = session.stdout.splitlines()
+    assert sorted(lines[:2]) == ["[rank 0] rank 0 1.5 5", "[rank 1] rank 1 1.5 5"]
+    assert lines[2:] == ["rank 0 4 2"]
+
+
+@pytest.mark.slow
+def test_a_cell_of_a_notebook(tmp_path, monkeypatch):
+    """The same in a kernel of Jupyter."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # under which a kernel does not show what its processes print
+    cells = [nbformat.v4.new_code_cell(part) for part in CELLS.split("\n\n")]
+    book = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(book, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    told = "".join(output["text"] for output in book.cells[-1]["outputs"] if output["name"] == "stdout")
+    assert sorted(told.splitlines()) == ["[rank 0] rank 0 1.5 5", "[rank 1] rank 1 1.5 5"]
+
+
+def test_a_nested_function_and_a_lambda(tmp_path):
+    """With cloudpickle both are launched, with copies of what they use; what cannot be copied is named."""
+    folder = str(tmp_path)
+
+    def inner(text):
+        launched_functions.leave_note(folder, text, number=7)
+
+    launch(inner, "words", workers=2)
+    assert notes(tmp_path) == ["0/2 words 7", "1/2 words 7"]
+    launch(lambda: launched_functions.leave_note(folder, "short"), workers=1)
+    assert notes(tmp_path)[0] == "0/1 short 0"
+    lock = threading.Lock()
+    with pytest.raises(LaunchError, match=r"<lambda> or its arguments use cannot be pickled: .*lock[\s\S]*Hint"):
+        launch(lambda: lock.acquire(), workers=2)
 
 
 def test_ctrl_c_in_a_script(place, note):
@@ -165,8 +233,9 @@ def nested():
     ids=["lambda", "nested", "method", "class", "partial", "decorated"],
 )
 def test_functions_that_cannot_be_imported(monkeypatch, function, words):
-    """What new processes cannot import is refused before any starts, with the fix."""
+    """Without cloudpickle, what new processes cannot import is refused before any starts, with the fix."""
     no_processes(monkeypatch)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(LaunchError, match=rf"{words}[\s\S]*Hint") as caught:
         launch(function, workers=2)
     assert "expected" in str(caught.value)

@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 import random
+from collections import UserDict
 from fractions import Fraction
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import top_k_accuracy_score
+from torch.nn.utils.rnn import pack_sequence
 
 from metrics.shards import same_everywhere
 from unisono.errors import ConfigError
@@ -136,6 +138,16 @@ def test_targets_that_are_no_class_are_refused():
         Accuracy().update(torch.zeros(2, 3), torch.tensor([1, -1]))
     with pytest.raises(ConfigError, match="top_k >= 1"):
         Accuracy(0)
+
+
+def test_targets_in_dictionaries_are_counted_by_sample():
+    """A dictionary has as many samples as each of its values, a packed sequence as it has sequences."""
+    mean = Mean()
+    mean.update(torch.tensor(2.0), UserDict(a=torch.zeros(3), b=torch.zeros(3, 5), c=torch.tensor(1.0), d=[1, 2, 3]))
+    mean.update(torch.tensor(6.0), pack_sequence([torch.zeros(2)]))
+    assert mean.compute() == 3.0
+    with pytest.raises(ConfigError, match=r"values have one length, that of the micro-batch, got \[2, 3\] in a, b"):
+        mean.update(torch.tensor(2.0), {"a": torch.zeros(3), "b": torch.zeros(2)})
 
 
 def test_mean_weighs_a_mean_by_its_samples():

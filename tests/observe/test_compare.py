@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from unisono.observe.compare import diff, first_difference
+from unisono.observe.compare import diff, first_difference, said_now
 from unisono.observe.ledger import Entry, Ledger
 
 
@@ -19,7 +19,13 @@ def entry(step: int) -> Entry:
         gradient=f"{step:016x}",
         weights=f"{step * 3:016x}",
         lr=(0.1).hex(),
+        evaluations=2,
     )
+
+
+def as_line(item: Entry) -> str:
+    """Return an entry as it is written, without the chain."""
+    return json.dumps({name: value for name, value in item._asdict().items() if value not in ("", ())}) + "\n"
 
 
 def fill(path, steps):
@@ -42,7 +48,7 @@ def test_the_first_difference_names_step_and_field(tmp_path, name):
     """Each field counts, and only the first step that differs is told."""
     left, right = fill(tmp_path / "a.jsonl", range(1, 6)), tmp_path / "b.jsonl"
     changed = [entry(step)._replace(**({name: "?"} if step >= 3 else {})) for step in range(1, 6)]
-    right.write_text("".join(json.dumps(item._asdict()) + "\n" for item in changed))
+    right.write_text("".join(as_line(item) for item in changed))
     assert first_difference(left, right) == (3, [name])
     assert first_difference(right, left) == (3, [name])
 
@@ -50,7 +56,7 @@ def test_the_first_difference_names_step_and_field(tmp_path, name):
 def test_several_fields_are_all_named(tmp_path):
     """All fields that differ at the first step are listed in their order."""
     left, right = fill(tmp_path / "a.jsonl", [1]), tmp_path / "b.jsonl"
-    right.write_text(json.dumps(entry(1)._replace(loss="x", weights="y")._asdict()) + "\n")
+    right.write_text(as_line(entry(1)._replace(loss="x", weights="y")))
     assert first_difference(left, right) == (1, ["loss", "weights"])
 
 
@@ -83,3 +89,16 @@ def test_lists_of_records_are_compared_one_by_one():
     assert diff(old, new) == ["groups[0].lr: 0.1 -> 0.2"]
     assert diff(old, {"groups": [{"lr": 0.1}]}) == ["groups: [{'lr': 0.1, 'm': 0}, {'lr': 1}] -> [{'lr': 0.1}]"]
     assert diff({"milestones": [1, 2]}, {"milestones": [1, 3]}) == ["milestones: [1, 2] -> [1, 3]"]
+
+
+def test_an_old_score_is_read_in_today_s_words():
+    """A precision that a recipe or a strategy told is the run's; settings of a program's own stay what they are."""
+    score = {"seed": 0, "strategy": {"name": "exact"}, "settings": {"recipe": "imdb", "lr": 0.1}}
+    old = {**score, "settings": {"recipe": "imdb", "bf16": True, "lr": 0.1}}
+    assert diff(said_now(old), {**score, "precision": "bf16"}) == []
+    assert old["settings"]["bf16"] is True
+    ddp = {**score, "strategy": {"name": "ddp", "amp": "fp16", "accumulate": 2}}
+    new = {**score, "strategy": {"name": "ddp", "amp": "none", "accumulate": 2}}
+    assert diff(said_now(ddp), {**new, "precision": "fp16"}) == []
+    for kept in (score, new, {**score, "settings": {"bf16": True}}, {"strategy": None, "settings": None}, {}):
+        assert said_now(kept) == kept

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from unisono.errors import CheckpointError
 from unisono.observe.chain import START, head, parse_all
 from unisono.observe.ledger import Entry, Ledger, Logged, changed_line, hash_samples, read_lines
+from unisono.observe.unwritten import Unwritten
+from unisono.system.directory import Directory
 
 
 def entry(step: int) -> Entry:
@@ -22,6 +25,8 @@ def entry(step: int) -> Entry:
         gradient=f"{step:016x}",
         weights=f"{step * 3:016x}",
         lr=(0.1).hex(),
+        samples_weight=(2.5).hex() if step == 3 else "",
+        evaluations=7 if step == 2 else 0,
     )
 
 
@@ -37,15 +42,66 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("torn", [b"", b'{"step": 8, "ep'])
+@pytest.mark.parametrize("written", [3, 7, 9])
+def test_another_process_goes_on_with_a_ledger(tmp_path, monkeypatch, written, torn):
+    """Whatever the one that has died had written, the file is the one of a writer that has lived."""
+    monkeypatch.setattr("unisono.observe.unwritten._LOOK_S", 0.0)
+    expected = fill(tmp_path / "whole.jsonl", range(1, 10)).read_bytes()
+    path = fill(tmp_path / "ledger.jsonl", range(1, 4))
+    with Directory.open(tmp_path) as home:
+        kept = Unwritten(path, 3, home)
+        for step in range(4, 10):
+            kept.append(partial(entry, step))
+        fill(path, range(4, written + 1), last_step=3)
+        with path.open("ab") as file:
+            file.write(torn)
+        ledger = kept.take_over()
+        ledger.close()
+    assert path.read_bytes() == expected
+    assert ledger.head == head(parse_all(expected))
+
+
+def test_entries_that_the_file_shows_are_not_kept(tmp_path, monkeypatch):
+    """However long a run is, only what may not have been written is held; a line that is being written counts not."""
+    monkeypatch.setattr("unisono.observe.unwritten._LOOK_S", 0.0)
+    path = tmp_path / "ledger.jsonl"
+    with Directory.open(tmp_path) as home, closing(Ledger(path, 0)) as ledger:
+        kept = Unwritten(path, 0, home)
+        for step in range(1, 40):
+            ledger.append_now(entry(step))
+            kept.append(partial(entry, step))
+            assert len(kept._kept) == 0
+        kept.append(partial(entry, 40))
+        assert [make().step for make in kept._kept] == [40]
+
+
 def test_entries_come_back_exactly(tmp_path):
-    """Each line is one step, its fields in fixed order, its floats exact."""
+    """Each line is one step, its fields in fixed order, its floats exact; a weight, or a count, where there is one."""
     path = fill(tmp_path / "ledger.jsonl", range(1, 4))
     assert [Entry(**line) for line in read_lines(path)] == [entry(1), entry(2), entry(3)]
-    assert [list(line) for line in lines(path)] == [[*Entry._fields, "previous"]] * 3
+    usual = Entry._fields[:8]
+    found = [[name for name in line if name not in usual] for line in lines(path)]
+    assert found == [["previous"], ["evaluations", "previous"], ["samples_weight", "previous"]]
     carried = [line["previous"] for line in lines(path)]
-    written = [json.dumps(entry(step)._asdict() | {"previous": carried[step - 1]}) + "\n" for step in range(1, 4)]
+    told = [{name: each for name, each in entry(step)._asdict().items() if each or name in usual} for step in (1, 2, 3)]
+    written = [json.dumps(line | {"previous": value}) + "\n" for line, value in zip(told, carried, strict=True)]
     assert path.read_text() == "".join(written)
     assert float.fromhex(lines(path)[1]["loss"]) == math.sqrt(2)
+
+
+def test_updates_are_part_of_their_line(tmp_path):
+    """Of several optimizers each update is told, in order, within the step's line, which is chained as ever."""
+    updates = [{"name": "D", "loss": (0.5).hex()}, {"name": "G", "loss": (0.25).hex()}]
+    ledger = Ledger(tmp_path / "ledger.jsonl", 0)
+    for step in (1, 2):
+        ledger.append(lambda step=step: entry(step)._replace(updates=updates))
+    ledger.close()
+    assert ["updates" in line for line in lines(tmp_path / "ledger.jsonl")] == [True, True]
+    assert [Entry(**line) for line in read_lines(tmp_path / "ledger.jsonl")] == [
+        entry(step)._replace(updates=updates) for step in (1, 2)
+    ]
+    assert changed_line(tmp_path / "ledger.jsonl", {2: ledger.head}) is None
 
 
 def test_equal_runs_have_equal_files(tmp_path):

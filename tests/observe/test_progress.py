@@ -20,9 +20,13 @@ def _no_forced_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def epochs_of(per_epoch, total):
+    return lambda step: f"epoch {(step - 1) // per_epoch + 1}/{-(-total // per_epoch)}"
+
+
 def test_plain_lines_in_a_pipe(capsys):
     """Piped, progress is whole lines on standard error without control characters; the last step is always told."""
-    with ProgressLine(20, 10) as progress:
+    with ProgressLine(20, epochs_of(10, 20)) as progress:
         for step in range(1, 21):
             progress.step(step, 1 / step, 64)
         progress.note("epoch 2/2  test_accuracy 0.9000")
@@ -39,7 +43,7 @@ def test_plain_lines_are_rare_but_come(capsys, monkeypatch):
     """Between first and last step a line comes every few seconds, not every step."""
     seconds = iter(range(1000))
     monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: float(next(seconds)))
-    with ProgressLine(40, 10) as progress:
+    with ProgressLine(40, epochs_of(10, 40)) as progress:
         for step in range(1, 41):
             progress.step(step, 1.0, 1)
     assert 4 <= len(capsys.readouterr().err.splitlines()) <= 9
@@ -49,7 +53,7 @@ def test_plain_lines_tell_how_long_it_will_take(capsys, monkeypatch):
     """Six seconds a step, 34 of 40 steps (resumed after 30) are done, six are left; a share of data is asked for."""
     now = [0.0]
     monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: now[0])
-    with ProgressLine(40, 10, first_step=30, data_share=lambda: 0.25) as progress:
+    with ProgressLine(40, epochs_of(10, 40), first_step=30, data_share=lambda: 0.25) as progress:
         for step in range(31, 35):
             now[0] += 6
             progress.step(step, 0.5, 60)
@@ -60,7 +64,7 @@ def test_plain_lines_tell_how_long_it_will_take(capsys, monkeypatch):
 
 def test_long_lines_are_not_broken(capsys):
     """A long note stays one line, so that programs can read it."""
-    with ProgressLine(1, 1) as progress:
+    with ProgressLine(1, epochs_of(1, 1)) as progress:
         progress.note("x" * 300)
     assert capsys.readouterr().err == "x" * 300 + "\n"
 
@@ -70,7 +74,7 @@ def test_long_lines_are_not_broken(capsys):
 )
 def test_notes_are_printed_as_they_are(capsys, text):
     """Square brackets of a metric's name are text, not markup."""
-    with ProgressLine(1, 1) as progress:
+    with ProgressLine(1, epochs_of(1, 1)) as progress:
         progress.note(text)
     assert capsys.readouterr().err == text + "\n"
 
@@ -79,14 +83,14 @@ def test_the_bar_of_a_resumed_run_begins_in_its_epoch(monkeypatch):
     """Before its first step it shows the epoch of that step, not the first one."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     for first_step, epoch in ((0, "epoch 1/4"), (25, "epoch 3/4"), (40, "epoch 4/4")):
-        with ProgressLine(40, 10, first_step=first_step) as progress:
+        with ProgressLine(40, epochs_of(10, 40), first_step=first_step) as progress:
             assert progress._bar is not None
             assert progress._bar.tasks[0].description == epoch
 
 
 def test_other_ranks_are_silent(capsys):
     """Only the leader speaks."""
-    with ProgressLine(2, 1, is_shown=False) as progress:
+    with ProgressLine(2, epochs_of(1, 2), is_shown=False) as progress:
         progress.step(1, 1.0, 1)
         progress.step(2, 1.0, 1)
         progress.note("nothing")
@@ -95,7 +99,7 @@ def test_other_ranks_are_silent(capsys):
 
 def test_after_close_nothing_is_shown(capsys):
     """Closing twice is harmless, and a closed progress is silent."""
-    progress = ProgressLine(2, 1)
+    progress = ProgressLine(2, epochs_of(1, 2))
     progress.close()
     progress.close()
     progress.note("late")
@@ -145,7 +149,8 @@ SCRIPT = """
 import sys
 from unisono.observe.progress import ProgressLine, WorkLine
 total, per_epoch, loss, samples = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-with ProgressLine(total, per_epoch, first_step=total - 40, data_share=lambda: 0.123) as progress:
+words = lambda step: f"epoch {(step - 1) // per_epoch + 1}/{-(-total // per_epoch)}"
+with ProgressLine(total, words, first_step=total - 40, data_share=lambda: 0.123) as progress:
     for step in range(total - 39, total + 1):
         progress.step(step, loss, samples)
         if step == total - 20:

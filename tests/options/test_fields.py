@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 
+import numpy as np
 import pytest
 
 from unisono.errors import ConfigError
@@ -81,8 +82,7 @@ def test_a_program_s_values_are_checked(given, told):
 
 def test_numbers_become_plain():
     """NumPy's too, each of a list."""
-    numpy = pytest.importorskip("numpy")
-    job = Job(needed=numpy.int64(3), shares=(numpy.float32(1), 2))
+    job = Job(needed=np.int64(3), shares=(np.float32(1), 2))
     assert (type(job.needed), type(job.shares[0])) == (int, float)
 
 

@@ -69,7 +69,7 @@ class Launches:
         where.mkdir(parents=True)
         module, *options = LAUNCHERS[launcher]
         if launcher == "torchrun":
-            options += ["--log-dir", str(where / "log")]
+            options += ["--log-dir", str(where / "log"), str(HERE / "until_asleep.py")]
         path = of_accelerate(program) if program in THEIRS else HERE / f"{program}.py"
         command = [sys.executable, "-m", module, *options, str(path), str(where)]
         offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(where / "hub"), "TOKENIZERS_PARALLELISM": "false"}

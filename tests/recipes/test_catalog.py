@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.errors import ConfigError, DataError
 from unisono.recipes.catalog import RECIPES, Options, find
 from unisono.recipes.sources import check_data
+from unisono.strategies.catalog import find as find_strategy
 from unisono.strategies.options import ExactOptions
 
 GOOD = {"recipe": "digits", "model": "cnn", "epochs": 1, "batch_size": 8, "replicas": 2}
@@ -77,7 +79,7 @@ def test_an_unknown_model_lists_the_recipe_s():
 
 def test_run_settings_are_what_a_run_takes():
     """Options become the keyword arguments of a run; what belongs to the score is in its settings."""
-    options = Options(**GOOD, seed=3, limit=50, out="runs/x", checkpoint_every=4)
+    options = Options(**GOOD, seed=3, limit=50, out="runs/x", checkpoint_every=4, keep_sparse="9")
     assert options.run_settings(clip_norm=0.1) == {
         "seed": 3,
         "replicas": 2,
@@ -88,7 +90,9 @@ def test_run_settings_are_what_a_run_takes():
         "detail": False,
         "clip_norm": 0.1,
         "strategy": ExactOptions(),
+        "precision": "fp32",
         "settings": {"recipe": "digits", "model": "cnn", "limit": 50},
+        "checkpoints": CheckpointPolicy(best="test_accuracy", keep_sparse=9),
     }
     assert options.data_path is None
     assert Options(**GOOD, data="x").data_path == Path("x")
@@ -146,10 +150,26 @@ def test_options_of_other_recipes_are_refused():
 def test_options_that_change_bits_are_in_the_score():
     """Every such option appears when given and not otherwise; the others never do."""
     plain = {**GOOD, "recipe": "imdb", "model": "gcnn"}
-    given = {"lr": 0.1, "bf16": True, "compile": True, "max_length": 9, "length_pool": 0, "preset": "fast"}
+    given = {"lr": 0.1, "compile": True, "max_length": 9, "length_pool": 0, "preset": "fast"}
     assert Options(**plain).score["settings"] == {"recipe": "imdb", "model": "gcnn", "limit": None}
     assert Options(**plain, **given).score["settings"] == {**Options(**plain).score["settings"], **given}
     assert Options(**plain, offline=True, num_workers=2, data="x").score == Options(**plain).score
+
+
+def test_the_precision_has_several_names_and_one_score():
+    """`--bf16` and a strategy's `amp` say what `--precision` says; not two things at once."""
+    plain = {**GOOD, "recipe": "imdb", "model": "gcnn"}
+    first = Options(**plain, precision="bf16")
+    assert first.score == {**Options(**plain).score, "precision": "bf16"}
+    assert Options(**plain, bf16=True).score == Options(**plain, bf16=True, precision="bf16").score == first.score
+    both = [
+        Options(**plain, strategy=find_strategy("ddp", {"amp": "bf16"})),
+        Options(**plain, strategy=find_strategy("ddp"), precision="bf16"),
+    ]
+    assert both[0].score == both[1].score
+    assert both[0].run_settings()["precision"] == "bf16"
+    with pytest.raises(ConfigError, match="--precision fp16 and --bf16 say two things"):
+        Options(**plain, bf16=True, precision="fp16")
 
 
 def test_the_catalog_imports_no_torch():

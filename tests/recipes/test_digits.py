@@ -32,3 +32,11 @@ def test_the_same_options_give_the_same_bits_and_others_do_not():
     others = [{"seed": 1}, {"replicas": 4}, {"limit": 101}, {"batch_size": 25}]
     prints = [train(options(**{"limit": 100} | change))["fingerprint"] for change in others]
     assert len({first, *prints}) == 5
+
+
+def test_the_last_samples_of_an_epoch():
+    """`last` reaches loader and score, and schedules ask it for their steps; runs without it have old scores."""
+    joined = options(limit=101, last="join")
+    assert train(joined)["steps"] == joined.steps(101) == 2
+    assert (joined.score["settings"]["last"], options(epochs=3).steps(101)) == ("join", 9)
+    assert "last" not in options().score["settings"]

@@ -1,6 +1,7 @@
 """Planted causes are found: the step, what differed first, and with detail the replica, samples and parameter."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -10,6 +11,8 @@ from torch.nn import functional as F
 
 import unisono
 from ranks import run_threads
+from train import several_programs
+from train.several_programs import Gan
 from unisono.errors import ConfigError
 from unisono.report.run_diff import compare_runs
 
@@ -245,3 +248,52 @@ def test_no_run_is_an_error(tmp_path, plain):
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(ConfigError, match="not the JSON"):
         compare_runs(tmp_path, plain)
+
+
+class Planted(Gan):
+    """A game in whose third step something is planted between the updates."""
+
+    how = ""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = 0
+
+    def body(self, step):
+        self.turn += 1
+        how = self.how if self.turn == 3 else ""
+        step("D", self.d_loss)
+        if how == "weights":
+            with torch.no_grad():
+                self.models["D"][4].weight += 1
+        if how != "none":
+            loss = (lambda micro: self.g_loss(micro) * 2) if how == "loss" else self.g_loss
+            step("D" if how == "updates" else "G", loss)
+
+
+@pytest.mark.parametrize(
+    ("how", "update", "first", "said"),
+    [
+        ("weights", "G", "weights", r"gradient of 'D' just before were equal, .*; first in 'D\.4\.weight' \(1 of"),
+        ("loss", "G", "loss", r"replicas \[0, 1, 2, 3\], samples \d+"),
+        ("updates", None, "updates", r"updates: \['D', 'G'\] -> \['D', 'D'\]"),
+        ("none", None, "updates", r"updates: \['D', 'G'\] -> \['D'\]"),
+    ],
+)
+def test_of_several_optimizers_the_update_is_named(how, update, first, said, tmp_path, monkeypatch):
+    """Within the step the first update that differs, and what differed in it, as in a step with one; on all ranks."""
+    monkeypatch.setitem(several_programs.CASES, "planted", Planted)
+
+    def train(name):
+        run_threads(
+            lambda transport: several_programs.play(transport, "planted", str(tmp_path / name), epochs=1, detail=True),
+            2,
+        )
+        return tmp_path / name
+
+    calm = train("calm")
+    monkeypatch.setattr(Planted, "how", how)
+    found = compare_runs(calm, train("other"))
+    assert (found.step, found.update, found.first, found.hint) == (3, update, first, "")
+    assert re.search(said, found.notes[0])
+    assert found.fields[0] == first

@@ -21,6 +21,7 @@ from unisono.determinism.switches import set_determinism
 from unisono.errors import StepError, UnisonoError
 from unisono.strategies.base import Gradients, Micro, StrategyContext
 from unisono.strategies.exact import Exact
+from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions
 
 SIZES = (23, 12, 23, 7, 23, 3)
@@ -43,6 +44,18 @@ def exact(model: nn.Module, optimizer: torch.optim.Optimizer, transport: Transpo
     placement = place_evenly(replicas, transport.world_size)
     context = StrategyContext(transport=transport, placement=placement, seed=3, device=torch.device("cpu"))
     return Exact(model, optimizer, context, ExactOptions())
+
+
+class FunctionalEmbedding(nn.Module):
+    """An embedding that does not say of itself that its gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean over the words."""
+        return F.embedding(x, self.weight, sparse=True).mean(dim=1)
 
 
 class Bench:
@@ -74,7 +87,7 @@ class Bench:
             if replica in self.hosted and len(part)
         ]
         self.step += 1
-        found = self.strategy.compute_gradients(self.step, micros, size, loss or self.cross_entropy)
+        found = self.strategy.compute_gradients(self.step, micros, size, Objective(loss or self.cross_entropy))
         self.digest.update(f"{found.loss.hex()} {found.checksum} {found.weights} {found.bad_replicas}".encode())
         return found
 
@@ -489,7 +502,7 @@ def refusals(transport: Transport) -> dict[str, Any]:
         "none": lambda micro: None,
     }
     said = {name: message(lambda loss=loss: bench.gradients(25, loss)) for name, loss in wrong.items()}
-    sparse = Bench(transport, nn.EmbeddingBag(8, 4, sparse=True))
+    sparse = Bench(transport, FunctionalEmbedding())
     tokens = torch.arange(32 * 3).reshape(32, 3) % 8
     said["sparse"] = message(lambda: sparse.gradients(23, x=tokens))
     frozen_model = mlp().requires_grad_(False)
@@ -514,7 +527,8 @@ def wrong_micros(transport: Transport) -> dict[str, Any]:
     only = Micro(replica=bench.hosted.start, num_samples=5, data=(0, inputs[:5], targets[:5]))
     too_many = [only] * (len(bench.hosted) + 1)
     said = [
-        message(lambda m=m: bench.strategy.compute_gradients(1, m, 25, bench.cross_entropy)) for m in ([], too_many)
+        message(lambda m=m: bench.strategy.compute_gradients(1, m, 25, Objective(bench.cross_entropy)))
+        for m in ([], too_many)
     ]
     return bench.report(none="StepError" in said[0], too_many="StepError" in said[1])
 

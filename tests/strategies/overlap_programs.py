@@ -28,6 +28,7 @@ from unisono.determinism.switches import set_determinism
 from unisono.errors import UnisonoError
 from unisono.strategies.base import Micro, StrategyContext
 from unisono.strategies.exact import Exact
+from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions
 from unisono.world import World
 
@@ -72,7 +73,7 @@ class Training:
                 for replica, part in enumerate(cut(size, self.placement[-1].stop))
                 if replica in self.placement[self.transport.rank] and len(part)
             ]
-            found = self.strategy.compute_gradients(step, micros, size, loss or self.cross_entropy)
+            found = self.strategy.compute_gradients(step, micros, size, Objective(loss or self.cross_entropy))
             self.bad.append(found.bad_replicas)
             self.digest.update(f"{found.loss.hex()} {found.checksum} {found.weights}".encode())
             if not found.bad_replicas:

@@ -53,5 +53,5 @@ def train(
             "values": [number for value in state.values() for number in value.flatten().tolist()],
             "losses": losses,
             "bytes": sent,
-            "report": json.loads(json.dumps(used.report())),
+            "report": json.loads(json.dumps(used.context.precision.report() | used.report())),
         }

@@ -4,6 +4,7 @@ Over gloo two ranks, overlap and bytes are among the default tests in `parts.tes
 """
 
 import pytest
+import torch
 
 import jobs
 import unisono
@@ -112,6 +113,29 @@ def test_large_gradients_that_are_taken_early():
     """A replica's gradient is whole before it is rounded, also where it is taken in during the backward pass."""
     ways = [(1, "off"), (1, "auto"), (3, "auto")]
     assert len({run_threads(compress_programs.train_large, size, overlap)[0] for size, overlap in ways}) == 1
+
+
+def _bad_step(transport, kind, policy):
+    """Train 5 numbers, in a block of 16 places, with NaN in one sample of step 2; return what each has moved by."""
+    strategy = unisono.strategy("exact", compress=kind)
+    with unisono.Run(seed=0, replicas=4, transport=transport, strategy=strategy, non_finite=policy) as run:
+        model = torch.nn.Linear(5, 1, bias=False)
+        first = model.weight.detach().clone()
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        data = unisono.ArrayDataset(torch.ones(40, 5), torch.arange(40) == 2)
+        for batch in run.steps(run.loader(data, batch_size=8, shuffle=False), epochs=1):
+            run.step(batch, lambda micro: (model(micro.x) / ~micro.y[:, None]).mean())
+        return (first - model.weight.detach()).flatten().tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_skipped_step_leaves_nothing_behind(kind):
+    """NaN of one replica, which rounding spreads over its block, is found neither in the next steps nor in others."""
+    alone, three = (run_threads(_bad_step, size, kind, "skip")[0] for size in (1, 3))
+    assert alone == three == pytest.approx([0.4] * 5)
+    for size in (1, 3):
+        with pytest.raises(unisono.NonFiniteError, match="infinite in replica 1 of 4;"):
+            run_threads(_bad_step, size, kind, "stop")
 
 
 def test_only_float32_is_rounded():

@@ -1,7 +1,6 @@
 """Files are reached by name in a directory that is held open: no link, pipe or device is followed, read or written."""
 
 import os
-import signal
 
 import pytest
 
@@ -12,14 +11,7 @@ WORDS = {"link": "a symbolic link", "dangling": "a symbolic link", "pipe": "a pi
          "directory": "a directory", "socket": "a socket"}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_blocks():
-    """A pipe that is waited for ends the test."""
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("blocked"))
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
 
 
 def put(kind, path, precious):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unisono.system.words import spell_bytes, spell_count, spell_seconds
+from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,9 @@ def test_bytes_and_counts():
         "12,346",
         "65,536",
     ]
+
+
+def test_numbers_with_their_nouns():
+    """One is singular, all else plural, in the noun's own way."""
+    assert [counted(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+    assert counted(2, "process", "processes") == "2 processes"

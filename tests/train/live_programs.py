@@ -3,27 +3,58 @@
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import unisono
+from unisono import callbacks
+from unisono.checkpoint import saver, store
 from unisono.collectives.shm import board as boards
+from unisono.observe.ledger import Ledger
+from unisono.observe.unwritten import Unwritten
 from unisono.strategies.exact import Exact
+from unisono.system.directory import Directory
+from unisono.train import evaluate as evaluation
+from unisono.train.run_directory.files import RunFiles
+from unisono.train.trained_parts import Parts
 
 STEPS, REPLICAS = 10, 8
 MEETINGS = 2  # of a step: the sum, the report
 
 
-class Kills:
-    """Kills this process at a place: (step, meeting of the step from 1, ``before``, ``inside`` or ``after`` it)."""
+SPOTS = {
+    "ledger": (Ledger, "_write"),
+    "share": (saver, "write_share"),
+    "receipt": (saver, "_receipt"),
+    "commit": (store, "commit"),
+    "rename": (Directory, "rename"),
+    "settle": (store, "settle"),
+    "result": (RunFiles, "write"),
+    "predict": (evaluation, "_pair"),
+}
+"""What is done outside of meetings, by name."""
 
-    def __init__(self, places):
-        self.step = self.meeting = 0
+
+class Kills:
+    """Kills this process at a place, from a step's beginning until the next one's.
+
+    Args:
+        places: Each a step; a meeting from 1, or the name of a spot; and ``before``, ``inside`` (a meeting) or
+            ``after``.
+        signum: It is sent this.
+    """
+
+    def __init__(self, places, signum=signal.SIGKILL):
+        self.step, self.meeting, self._signum = 0, 0, signum
         self._places = {tuple(place) for place in places}
+        for name in {place[1] for place in self._places} & SPOTS.keys():
+            self._watch(name, *SPOTS[name])
         barrier, take = boards.SharedBoard.barrier, boards.take
 
         def counted(board, note):
@@ -42,10 +73,23 @@ class Kills:
     def begin(self, step):
         """A step begins; its meetings are counted from 1, also those of a second try."""
         self.step, self.meeting = step, 0
+        Kills.now = step
 
-    def _at(self, when):
-        if (self.step, self.meeting, when) in self._places:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def _watch(self, name, owner, attribute):
+        function = getattr(owner, attribute)
+
+        def watched(*args, **kwargs):
+            self._at("before", name)
+            done = function(*args, **kwargs)
+            self._at("after", name)
+            return done
+
+        setattr(owner, attribute, watched)
+
+    def _at(self, when, where=None):
+        if (self.step, where or self.meeting, when) in self._places:
+            self._places.clear()  # one that is stopped may wake up
+            os.kill(os.getpid(), self._signum)
 
 
 def model():
@@ -60,11 +104,11 @@ def data(size=72):
     return torch.utils.data.TensorDataset(inputs, torch.randint(0, 4, (size,), generator=generator))
 
 
-def _forget_buffers(strategy):
+def _forget_buffers(strategy, *, is_within):
     strategy._sum.forget()
 
 
-def _keep_a_sum(strategy):
+def _keep_a_sum(strategy, *, is_within):
     """Let what the step has added up before count again."""
     sums, start = strategy._sum._sums, strategy._sum.start_step
     strategy._buffers.start_replica()
@@ -81,17 +125,36 @@ def _keep_a_sum(strategy):
     strategy._sum.start_step = start_step
 
 
-def _draw_anew(strategy):
+def _draw_anew(strategy, *, is_within):
     """Let replicas that are computed again have other random numbers."""
     strategy._buffers.start_replica()
     strategy._sum.forget()
     strategy.context = replace(strategy.context, seed=strategy.context.seed + 1)
 
 
-BREAKS = {"buffers": _forget_buffers, "sums": _keep_a_sum, "keys": _draw_anew}
+WRONG_FROM = 4
 
 
-def train(out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", **settings):
+def _wrong_on_one(*args, right=F.cross_entropy):
+    """Let rank 1 compute another loss from a step on."""
+    return right(*args) * (1.001 if os.environ["RANK"] == "1" and Kills.now >= WRONG_FROM else 1.0)
+
+
+BREAKS = {
+    "rank 1": (F, "cross_entropy", _wrong_on_one),
+    "buffers": (Exact, "begin_again", _forget_buffers),
+    "sums": (Exact, "begin_again", _keep_a_sum),
+    "keys": (Exact, "begin_again", _draw_anew),
+    "lines": (Unwritten, "append", lambda ledger, entry: None),
+    "shares": (evaluation, "cut", lambda size, ranks, cut=evaluation.cut: cut(size, 3)[:ranks]),
+}
+"""What is done wrong, by name."""
+
+
+def train(
+    out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", evaluates=0, shares=False,
+    stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), stale=False, **settings,
+):  # fmt: skip
     """Train a few steps.
 
     Args:
@@ -100,24 +163,142 @@ def train(out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0,
         broken: What is done wrong when a step is begun again, a name of `BREAKS`.
         steps: How many.
         num_workers: Data loading processes of each rank.
-        raises: Rank and step at which the loss function fails.
+        raises: Rank and step (4) at which the program fails.
         compress: How gradients are rounded.
+        whole: Whether the loss is one over the whole batch.
+        evaluates: Steps between evaluations; 0 for none.
+        shares: Whether all ranks write checkpoints.
+        fits: Whether a trainer runs the loop.
+        meets: Whether the loop's body has a meeting of its own.
+        wakes: For the launcher: who has stopped is let go on, not killed.
+        stops: Whether they stop themselves where they would kill themselves.
+        awaits: Steps before which the ranks wait until another one is ready to join them, or they are all; a death
+            within such a step is waited for as well.
+        stale: Whether those that join are given the state as it was at the start.
         settings: Of the run.
     """
-    member = os.environ.get("RANK", "0")
+    member = os.environ.get("UNISONO_JOINS") or os.environ.get("RANK", "0")
+    _Awaited.steps = {*awaits}
+    if stale:
+        _give_stale_state()
     if broken:
-        Exact.begin_again = BREAKS[broken]
-    found = Kills((kills or {}).get(member, ()))
+        setattr(*BREAKS[broken])
+    found = Kills((kills or {}).get(member, ()), signal.SIGSTOP if stops else signal.SIGKILL)
+    if shares:
+        settings["checkpoints"] = unisono.CheckpointPolicy(share_from_bytes=0)
     strategy = unisono.strategy("exact", compress=compress)
     with unisono.Run(seed=3, replicas=REPLICAS, out=out, strategy=strategy, **settings) as run:
         net = model()
-        net, _ = run.prepare(net, torch.optim.Adam(net.parameters(), lr=1e-2))
-        seen = []
-        for batch in run.steps(run.loader(data(), batch_size=28, num_workers=num_workers), epochs=999, max_steps=steps):
-            found.begin(batch.step)
-            if raises == [int(member), batch.step]:
-                raise ValueError("a bad sample")
-            run.step(batch, lambda micro: F.cross_entropy(net(micro.x), micro.y))
-            seen.append([batch.step, found.meeting, run.world.rank, run.world.world_size])
-        told = {"seen": seen, "fingerprint": run.fingerprint()}
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        if fits:
+            told = _fit(run, net, optimizer, found, steps)
+        else:
+            fails = raises == [int(member), 4]
+            told = _loop(run, net, optimizer, found, fails, steps, num_workers, evaluates, meets, whole)
+        told |= {"fingerprint": run.fingerprint()}
     Path(out, f"told-{member}.json").write_text(json.dumps(told))
+
+
+class _Awaited:
+    """Steps before which others are waited for."""
+
+    steps: ClassVar[set[int]] = set()
+
+    @classmethod
+    def begin(cls, run, step):
+        live, until = run._joined.live, time.monotonic() + 30
+        size = int(os.environ["WORLD_SIZE"])
+        while step in cls.steps and run.world.world_size < size and not live._member.is_knocked:
+            if time.monotonic() > until:
+                raise AssertionError(f"nobody is ready to join in step {step}")
+            time.sleep(0.002)
+
+
+def _give_stale_state():
+    """Let what is given be that of the model before the first step."""
+    unpack = Parts.unpack
+
+    def kept(parts, state, fork=None):
+        own = {name: tensor.clone() for name, tensor in parts.model.state_dict().items()}
+        unpack(parts, state, fork)
+        parts.model.load_state_dict(own)
+
+    Parts.unpack = kept
+
+
+def _loop(run, net, optimizer, found, raises, steps, num_workers, evaluates, meets, whole):
+    net, _ = run.prepare(net, optimizer)
+    seen, scores, meetings = [], [], []
+    for batch in run.steps(run.loader(data(), batch_size=28, num_workers=num_workers), epochs=999, max_steps=steps):
+        meetings.append(found.meeting)
+        found.begin(batch.step)
+        _Awaited.begin(run, batch.step)
+        if raises and batch.step == 4:
+            raise ValueError("a bad sample")
+        if whole:
+            embed = lambda micro: (net(micro.x), micro.y)  # noqa: E731
+            run.step(batch, lambda rows: F.cross_entropy(*rows) + torch.pdist(rows[0]).mean(), embed=embed)
+        else:
+            run.step(batch, lambda micro: _loss(run, net, micro))
+        seen.append([batch.step, found.meeting, run.world.rank, run.world.world_size])
+        if meets:
+            run.transport.barrier()
+        if evaluates and batch.step % evaluates == 0:
+            accuracy = {"accuracy": unisono.Accuracy()}
+            values = run.evaluate(data(37), lambda micro: (net(micro.x), micro.y), accuracy, batch_size=4)
+            run.record(values)
+            scores.append([batch.step, values])
+    return {"seen": seen, "scores": scores, "meetings": [*meetings[1:], found.meeting]}
+
+
+def _loss(run, net, micro):
+    _Awaited.begin(run, Kills.now)  # a step that is begun again may be one of them
+    return F.cross_entropy(net(micro.x), micro.y)
+
+
+def _fit(run, net, optimizer, found, steps):
+    leader, follower = _Heard(), _Follower(found)
+    chosen = [follower, callbacks.EMA(0.9), callbacks.LossAverage(), callbacks.LearningRateMonitor(), leader]
+    trainer = unisono.Trainer(run, net, optimizer, loss=nn.CrossEntropyLoss(), callbacks=chosen)
+    trainer.fit(data(), epochs=999, batch_size=28, max_steps=steps, test_set=data(300), eval_every=3, log_every=2)
+    return {"seen": follower.seen, "changes": follower.changes, "heard": leader.heard}
+
+
+class _Follower(unisono.Callback):
+    """Tells of each step, and of each change of the world."""
+
+    draws = False
+
+    def __init__(self, found):
+        self.seen, self.changes, self._found = [], [], found
+
+    def on_step_start(self, loop):
+        self._found.begin(loop.step)
+        _Awaited.begin(loop.run, loop.step)
+
+    def on_step_end(self, loop):
+        self.seen.append([loop.step, self._found.meeting, loop.run.world.rank, loop.run.world.world_size])
+
+    def on_world_change(self, loop, old, new):
+        self.changes.append([loop.step, old.world_size, new.world_size])
+
+
+class _Heard(unisono.Callback):
+    """What the leader hears."""
+
+    runs_on = "leader"
+
+    def __init__(self):
+        self.heard = []
+
+    def setup(self, loop):
+        self.heard.append("setup")
+
+    def on_run_start(self, loop):
+        self.heard.append("start")
+
+    def on_world_change(self, loop, old, new):
+        self.heard.append(f"{old.world_size} to {new.world_size}")
+
+    def on_log(self, loop, values):
+        self.heard.append(loop.step)

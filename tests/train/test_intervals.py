@@ -2,8 +2,9 @@
 
 import pytest
 
+from unisono.data.plans.batch_schedule import BatchSchedule, Cuts, schedule_of
 from unisono.errors import ConfigError
-from unisono.train.intervals import check_every, steps_between
+from unisono.train.intervals import check_every, due
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,19 @@ from unisono.train.intervals import check_every, steps_between
 def test_steps_and_epochs(every, steps):
     """A plain number counts steps, words say what they count, nothing means every epoch."""
     check_every(log_every=every)
-    assert steps_between(every, 7) == steps
+    is_due = due(every, Cuts(20, schedule_of(3)))
+    assert [step for step in range(1, 100) if is_due(step)] == [*range(steps, 100, steps)]
+
+
+def test_epochs_of_unlike_length_and_of_none():
+    """Where the batch grows, epochs end at their own steps; of a stream only steps are counted, 1000 of them unsaid."""
+    growing = due("2 epochs", Cuts(20, BatchSchedule({0: 3, 7: 10})))
+    assert [step for step in range(1, 14) if growing(step)] == [9, 13]
+    of_a_stream = due(None, None)
+    assert [step for step in range(1, 3000) if of_a_stream(step)] == [1000, 2000]
+    assert due("5 steps", None)(10)
+    with pytest.raises(ConfigError, match="in steps for a stream, which has no length, got 'epoch'"):
+        due("epoch", None)
 
 
 @pytest.mark.parametrize(

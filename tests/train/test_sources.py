@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,9 @@ import unisono
 from ranks import run_threads
 from shard_files import write_numbered_tars
 from unisono.collectives.loopback import LoopbackTransport
-from unisono.errors import ScoreMismatch
+from unisono.data.sets.augment import Augment
+from unisono.data.sets.pictures import Pictures
+from unisono.errors import ConfigError, ScoreMismatch
 
 
 class Killed(BaseException):
@@ -128,3 +131,14 @@ def test_a_run_goes_on_with_its_own_shards_only(shards, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ScoreMismatch, match=r"part-02\.tar"):
         source.train("run", 1)
+
+
+def test_augmentation_is_not_lost_beside_a_transform():
+    """`Pictures` augment whole micro-batches; a transform gets single images as they are."""
+    images = np.zeros((8, 4, 4), np.uint8)
+    with unisono.Run(seed=0, replicas=2) as run:
+        for how in ({"transform": tuple}, {"collate": tuple}):
+            run.loader(Pictures(images, np.zeros(8, np.int64)), batch_size=4, **how)
+            augmented = Pictures(images, np.zeros(8, np.int64), augment=Augment(flip=True))
+            with pytest.raises(ConfigError, match="a Pictures changes whole micro-batches at random, which transform="):
+                run.loader(augmented, batch_size=4, **how)

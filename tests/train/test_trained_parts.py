@@ -1,4 +1,4 @@
-"""What a run trains: one model and one optimizer, whose groups stay, and a gradient in every step."""
+"""What a run trains: what it was prepared with, optimizers whose groups stay, and a gradient in every step."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ from unisono.strategies.catalog import find
 
 
 def test_a_second_prepare_is_refused(toy):
-    """The first model would stay as it is; the run goes on with it."""
+    """All models come in one call; the run goes on with the first ones."""
     with toy.run() as (run, model, _):
-        with pytest.raises(unisono.ConfigError, match=r"run\.prepare\(\) was called a second time.*Hint: put both"):
+        with pytest.raises(unisono.ConfigError, match=r"run\.prepare\(\) was called a second time.*by name: run"):
             other = nn.Linear(6, 4)
             run.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
         batch = next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))

@@ -99,6 +99,18 @@ def test_progress_is_the_leaders(toy, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_training_loss_is_of_the_steps_since_the_last_line(toy, capfd):
+    """Where two evaluations come after one step, the second has none to tell of."""
+    with unisono.Run(replicas=2) as run:
+        model = build_batch_norm()
+        trainer = unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.CrossEntropyLoss())
+        how = {"epochs": 1, "batch_size": 12, "max_steps": 2, "test_set": toy.data, "part_every": 2, "part_samples": 5}
+        trainer.fit(toy.data, **how)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "_loss" in line]
+    assert ["train_loss" in line for line in lines] == [True, False], lines
+    assert [word for line in lines for word in ("part_loss", "test_loss") if word in line] == ["part_loss", "test_loss"]
+
+
 def test_modes_are_the_users(toy):
     """A part left in evaluation mode stays so; evaluation after an epoch puts every part's mode back."""
 

@@ -246,6 +246,7 @@ def test_foreign_steps_are_refused(toy):
             with pytest.raises(unisono.StepError, match=r"outside run\.step"):
                 optimizer.step()
             assert run.fingerprint() == before
+            optimizer.zero_grad()
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
             break
 
@@ -288,7 +289,36 @@ def test_batch_norm_with_one_sample(toy):
 
     with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
         program()
+    assert "last='join') adds its samples to the batch before" in caught.value.__notes__[1]
     assert "fewer replicas" in caught.value.__notes__[1]
+
+
+def test_a_last_sample_alone_and_batch_norm(toy):
+    """One sample more than full batches: `short` meets torch's refusal, `join` and `drop` train; the score says so."""
+    data = unisono.ArrayDataset(*(array[:25] for array in toy.data.arrays))
+
+    def program(last):
+        with toy.run(build=build_batch_norm) as (run, model, _):
+            sizes = []
+            for batch in run.steps(run.loader(data, batch_size=8, last=last), epochs=2):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                sizes.append(len(batch.indices))
+            return sizes, run._progress.score["data"].get("last")
+
+    with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+        program("short")
+    assert "in step 4, replica 0 of 4, a micro-batch of 1 sample" in caught.value.__notes__
+    assert program("join") == ([8, 8, 9] * 2, "join")
+    assert program("drop") == ([8, 8, 8] * 2, "drop")
+
+
+def test_streams_have_no_last_samples_to_join(toy):
+    """Their end is not known before it comes."""
+    with (
+        toy.run() as (run, _, _),
+        pytest.raises(unisono.ConfigError, match=r"shuffle= and last= do not fit it\. Hint"),
+    ):
+        run.loader(unisono.Stream(range(10)), batch_size=4, last="join")
 
 
 class Caching(nn.Module):

@@ -13,17 +13,11 @@ from unisono.system.disk import room
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A checkpoint that is being written.
+    """A checkpoint that is being written."""
 
-    Attributes:
-        step: Steps done.
-        home: The directory of the checkpoints.
-        name: That of its own, once it is committed.
-    """
-
-    step: int
-    home: Directory
-    name: str
+    step: int  #: Steps done.
+    home: Directory  #: The directory of the checkpoints.
+    name: str  #: That of its own, once it is committed.
 
     @property
     def temporary(self) -> str:

@@ -6,7 +6,7 @@ on the order of the optimizer's groups.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,15 +23,10 @@ from unisono.errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Everything a run needs to go on, as plain values.
+    """Everything a run needs to go on, as plain values."""
 
-    Attributes:
-        tensors: By file stem (``model``, ``optimizer``, ``objects``), then by name.
-        values: JSON-able: optimizer groups, scheduler, registered objects, whatever the trainer adds.
-    """
-
-    tensors: dict[str, dict[str, Tensor]]
-    values: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]  #: By file stem (``model``, ``optimizer``, ``objects``), then by name.
+    values: dict[str, Any]  #: JSON-able: optimizer groups, scheduler, registered objects, whatever the trainer adds.
 
 
 class Stateful(Protocol):
@@ -46,7 +41,7 @@ class Stateful(Protocol):
 
 def pack(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Mapping[str, Optimizer],
     scheduler: Any,
     values: Mapping[str, Any],
     objects: Mapping[str, Stateful] | None = None,
@@ -55,37 +50,32 @@ def pack(
 
     Args:
         model: Its parameters and persistent buffers are saved under their own names; tied ones once.
-        optimizer: Its per-parameter state and its groups' settings.
-        scheduler: Anything with ``state_dict()``, or None.
+        optimizer: Its per-parameter state and its groups' settings; or several by name, none with another's parameter.
+        scheduler: Anything with ``state_dict()``, or None; beside several optimizers, those there are by name.
         values: What else belongs to the run; plain values and tensors.
         objects: Registered objects, by name.
 
     Raises:
         CheckpointError: Some state is neither a tensor nor JSON-able; names it.
     """
-    names = parameter_names(model, optimizer)
-    state = optimizer.state_dict()
     moments: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in state["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                moments[f"{names[index]}/{key}"] = value.detach()
-            else:
-                scalars.setdefault(names[index], {})[key] = value
-    groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        | {"params": [names[index] for index in group["params"]]}
-        for group in state["param_groups"]
-    ]
-    strides = {key: list(value.stride()) for key, value in moments.items() if not value.is_contiguous()}
+    learning: dict[str, Any]
+    if isinstance(optimizer, Mapping):
+        learning = {
+            "optimizers": {name: _pack_optimizer(model, each, moments) for name, each in optimizer.items()},
+            "schedulers": {name: each.state_dict() for name, each in scheduler.items()},
+        }
+    else:
+        learning = {
+            "optimizer": _pack_optimizer(model, optimizer, moments),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+        }
     packed = {
         **values,
         "model_extra": _extra_state(model),
         "tied": tied_names(model),
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-        "optimizer": {"groups": groups, "scalars": scalars, "strides": strides},
-        "scheduler": None if scheduler is None else scheduler.state_dict(),
+        **learning,
         "objects": {name: registered.state_dict() for name, registered in (objects or {}).items()},
     }
     others: dict[str, Tensor] = {}
@@ -94,10 +84,32 @@ def pack(
     return State(tensors=tensors | ({"objects": others} if others else {}), values=plain)
 
 
+def _pack_optimizer(model: nn.Module, optimizer: Optimizer, moments: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what an optimizer keeps besides tensors; those go into `moments`, live."""
+    names = parameter_names(model, optimizer)
+    state = optimizer.state_dict()
+    own: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, entries in state["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                own[f"{names[index]}/{key}"] = value.detach()
+            else:
+                scalars.setdefault(names[index], {})[key] = value
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        | {"params": [names[index] for index in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    moments |= own
+    strides = {key: list(value.stride()) for key, value in own.items() if not value.is_contiguous()}
+    return {"groups": groups, "scalars": scalars, "strides": strides}
+
+
 def check_storable(
-    optimizer: Optimizer,
+    optimizers: Iterable[Optimizer],
     model: nn.Module | None = None,
-    scheduler: Any = None,
+    schedulers: Iterable[Any] = (),
     objects: Mapping[str, Stateful] | None = None,
 ) -> None:
     """Encode what `pack` would, without copying a tensor; for the very objects a rank holds, sharded or not.
@@ -106,12 +118,13 @@ def check_storable(
         CheckpointError: Some state is neither a tensor that a file takes nor JSON-able; names it.
     """
     tensors: dict[str, Tensor] = {}
-    for number, group in enumerate(optimizer.param_groups):
-        settings = {key: value for key, value in group.items() if key != "params"}
-        to_json(settings, f"optimizer.param_groups[{number}]", tensors)
-    for number, state in enumerate(optimizer.state.values()):
-        to_json(state, f"optimizer.state[{number}]", tensors)
-    if scheduler is not None:
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            settings = {key: value for key, value in group.items() if key != "params"}
+            to_json(settings, f"optimizer.param_groups[{number}]", tensors)
+        for number, state in enumerate(optimizer.state.values()):
+            to_json(state, f"optimizer.state[{number}]", tensors)
+    for scheduler in schedulers:
         to_json(scheduler.state_dict(), "scheduler", tensors)
     for name, registered in (objects or {}).items():
         to_json(registered.state_dict(), f"registered part {name!r}: state", tensors)
@@ -124,19 +137,25 @@ def check_storable(
 def unpack(
     state: State,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Mapping[str, Optimizer],
     scheduler: Any,
     objects: Mapping[str, Stateful] | None = None,
 ) -> dict[str, Any]:
-    """Put a state back into live objects and return its values; nothing is changed before everything was checked.
+    """Put a state back into live objects, as `pack` takes them, and return its values; nothing is changed before
+    everything was checked.
 
     Raises:
         CheckpointError: Names or shapes differ from the live objects'.
     """
-    live, names, registered = unique_tensors(model), parameter_names(model, optimizer), dict(objects or {})
+    live, registered, many = unique_tensors(model), dict(objects or {}), "s" if isinstance(optimizer, Mapping) else ""
+    optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+    schedulers = scheduler if many else {} if scheduler is None else {"": scheduler}
+    names = {name: parameter_names(model, each) for name, each in optimizers.items()}
     try:
-        values = _checked_values(state, live, set(registered))
-        groups, entries = _optimizer_entries(state, values["optimizer"], optimizer, names)
+        values = _checked_values(state, live, set(registered), many)
+        saved = values["optimizers"] if many else {"": values["optimizer"]}
+        found = {name: _optimizer_entries(state, saved[name], each, names[name]) for name, each in optimizers.items()}
+        schedules = {name: values["schedulers"][name] if many else values["scheduler"] for name in schedulers}
         frozen = set(values["frozen"])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
@@ -149,26 +168,27 @@ def unpack(
         parameter.requires_grad_(name not in frozen)
     if values["model_extra"]:
         model.load_state_dict(values["model_extra"], strict=False)
-    optimizer.load_state_dict(
-        {"state": {index: entries[name] for index, name in names.items() if name in entries}, "param_groups": groups}
-    )
-    _restore_exactly(optimizer, entries, names)
-    if scheduler is not None:
-        scheduler.load_state_dict(values["scheduler"])
+    for name, each in optimizers.items():
+        groups, entries = found[name]
+        kept = {index: entries[parameter] for index, parameter in names[name].items() if parameter in entries}
+        each.load_state_dict({"state": kept, "param_groups": groups})
+        _restore_exactly(each, entries, names[name])
+    for name, each in schedulers.items():
+        each.load_state_dict(schedules[name])
     for name, value in values["objects"].items():
         registered[name].load_state_dict(value)
     return values
 
 
-def _checked_values(state: State, live: Mapping[str, Tensor], registered: set[str]) -> dict[str, Any]:
+def _checked_values(state: State, live: Mapping[str, Tensor], registered: set[str], many: str) -> dict[str, Any]:
     missing = {"model", "optimizer"} - state.tensors.keys() | (
-        {"model_extra", "frozen", "optimizer", "scheduler", "objects"} - state.values.keys()
+        {"model_extra", "frozen", f"optimizer{many}", f"scheduler{many}", "objects"} - state.values.keys()
     )
     if missing:
         raise CheckpointError(f"the checkpoint holds no {', '.join(sorted(missing))}: another version wrote it.")
     _check_names("model", live, state.tensors["model"])
     values: dict[str, Any] = from_json(state.values, state.tensors.get("objects", {}))
-    for name in ("model_extra", "optimizer", "objects"):
+    for name in ("model_extra", f"optimizer{many}", "objects"):
         if type(values[name]) is not dict:
             raise CheckpointError(f"the checkpoint's state is not what a run writes: {name} is no dictionary.")
     if registered != values["objects"].keys():
@@ -191,6 +211,8 @@ def _optimizer_entries(
     entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["scalars"].items()}
     for key, value in state.tensors["optimizer"].items():
         name, _, entry = key.rpartition("/")
+        if name not in known:
+            continue  # another optimizer's
         # Memory of our own, laid out as it was: kernels may add up in another order over another layout.
         stride = saved["strides"].get(key)
         own = torch.empty_like(value) if stride is None else value.new_empty_strided(value.shape, stride)

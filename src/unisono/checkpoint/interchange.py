@@ -30,17 +30,11 @@ _MOST_BYTES = 1 << 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """What `load_weights` has found.
+    """What `load_weights` has found."""
 
-    Attributes:
-        missing: Names of the model that the file does not hold; their tensors are unchanged.
-        unexpected: Names in the file that the model does not have.
-        prefix: What was cut off the file's names, such as ``module.``; mostly empty.
-    """
-
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    prefix: str
+    missing: tuple[str, ...]  #: Names of the model that the file does not hold; their tensors are unchanged.
+    unexpected: tuple[str, ...]  #: Names in the file that the model does not have.
+    prefix: str  #: What was cut off the file's names, such as ``module.``; mostly empty.
 
 
 def state_dict_of(state: State) -> dict[str, Any]:
@@ -110,11 +104,7 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
 def fit_weights(
     model: nn.Module, found: Mapping[str, Tensor], *, strict: bool, source: str
 ) -> tuple[dict[str, Tensor], Loaded]:
-    """Return the tensors that a model can take, by its own names, in its own dtypes; changes nothing.
-
-    Raises:
-        CheckpointError: They do not fit; names the `source`.
-    """
+    """Return the tensors that a model can take, by its own names, in its own dtypes; changes nothing."""
     live = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     prefix = _prefix(found, live)
     found = {name.removeprefix(prefix): value for name, value in found.items()}

@@ -32,46 +32,30 @@ _LARGEST = 1 << 62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is known about a checkpoint besides its files.
+    """What is known about a checkpoint besides its files."""
 
-    Attributes:
-        run: Id of the run directory's run.
-        epoch: Epochs that had been completed.
-        parent_step: Step of the checkpoint that this launch went on from or wrote before; None for the first.
-        fencing_token: Number of the launch that wrote it; a later launch has a larger one.
-        metrics: Measured with exactly these weights; finite.
-        ledger_head: The ledger's chain value at this step; empty where there is none.
-        spent: What the steps have cost up to this one, over all launches: see `RunProgress`; empty where unknown.
-        score: As in ``score.json``.
-        environment: As in ``environment.json``: software and hardware it was computed with.
-    """
-
-    run: str = ""
-    epoch: int = 0
+    run: str = ""  #: Id of the run directory's run.
+    epoch: int = 0  #: Epochs that had been completed.
+    #: Step of the checkpoint that this launch went on from or wrote before; None for the first.
     parent_step: int | None = None
-    fencing_token: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    ledger_head: str = ""
+    fencing_token: int = 0  #: Number of the launch that wrote it; a later launch has a larger one.
+    metrics: dict[str, float] = field(default_factory=dict)  #: Measured with exactly these weights; finite.
+    ledger_head: str = ""  #: The ledger's chain value at this step; empty where there is none.
+    #: What the steps have cost up to this one, over all launches: see `RunProgress`; empty where unknown.
     spent: dict[str, float] = field(default_factory=dict)
-    score: dict[str, Any] = field(default_factory=dict)
+    score: dict[str, Any] = field(default_factory=dict)  #: As in ``score.json``.
+    #: As in ``environment.json``: software and hardware it was computed with.
     environment: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """One checkpoint's manifest.
+    """One checkpoint's manifest."""
 
-    Attributes:
-        step: Steps done.
-        files: By plain file name.
-        facts: What it belongs to.
-        sha256: Over all other fields.
-    """
-
-    step: int
-    files: dict[str, FileSum]
-    facts: Facts
-    sha256: str = ""
+    step: int  #: Steps done.
+    files: dict[str, FileSum]  #: By plain file name.
+    facts: Facts  #: What it belongs to.
+    sha256: str = ""  #: Over all other fields.
 
     @property
     def hashes(self) -> dict[str, str]:

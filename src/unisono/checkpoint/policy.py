@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.errors import ConfigError
-from unisono.options.quantities import BYTES, KEPT, settle
+from unisono.options.quantities import BYTES, KEPT, STEPS, settle, shown
 
 MODES = ("max", "min")
 WHEN_BUSY = ("wait", "skip")
+DOUBLING = "doubling"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,10 @@ class CheckpointPolicy:
         when_busy: What happens when a checkpoint is due while the one before is still being written: ``wait`` for it,
             or ``skip`` the new one (never the last of a run).
         share_from_bytes: From this size of the state on, the ranks share the writing; below, the leader writes all.
+        keep_sparse: Save and leave for good every so many steps, or at steps 1, 2, 4, 8, ... (``"doubling"``), so that
+            any step can be computed again at a bounded cost. None: no such ones.
+        keep_sparse_bytes: What those may take on the disk; where they would take more, every second one goes. At least
+            one stays. None: no limit.
 
     Raises:
         ConfigError: A value is out of range.
@@ -34,36 +39,50 @@ class CheckpointPolicy:
     in_background: bool = True
     when_busy: str = "wait"
     share_from_bytes: int = 64 << 20
+    keep_sparse: int | str | None = None
+    keep_sparse_bytes: int | None = None
 
     def __post_init__(self) -> None:
         settle(self, keep=KEPT, share_from_bytes=BYTES)
+        object.__setattr__(self, "keep_sparse", _taken_sparse(self.keep_sparse))
+        object.__setattr__(self, "keep_sparse_bytes", BYTES.maybe("keep_sparse_bytes", self.keep_sparse_bytes))
+        if self.keep_sparse is None and self.keep_sparse_bytes is not None:
+            raise ConfigError("expected keep_sparse beside keep_sparse_bytes, got None. Hint: keep_sparse=100.")
         for name, value, known in (("best_mode", self.best_mode, MODES), ("when_busy", self.when_busy, WHEN_BUSY)):
             if value not in known:
                 raise ConfigError(f"expected {name} as one of {', '.join(known)}, got {value!r}.")
 
+    def is_sparse(self, step: int) -> bool:
+        """Whether a step is saved to stay for good."""
+        return self.sparse_place(step) is not None
+
+    def sparse_place(self, step: int) -> int | None:
+        """Return the place of a step (1-based) among those that are saved for good; None: it is none of them."""
+        if self.keep_sparse is None:
+            return None
+        if isinstance(self.keep_sparse, str):
+            return step.bit_length() - 1 if step & (step - 1) == 0 else None
+        return step // self.keep_sparse if step % self.keep_sparse == 0 else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptCheckpoint:
-    """One checkpoint, as far as keeping it is concerned.
+    """One checkpoint, as far as keeping it is concerned."""
 
-    Attributes:
-        step: Its step.
-        is_valid: It verifies; others are not worth a place.
-        metric: The policy's metric, None where it was not measured.
-    """
-
-    step: int
-    is_valid: bool
-    metric: float | None = None
+    step: int  #: Its step.
+    is_valid: bool  #: It verifies; others are not worth a place.
+    metric: float | None = None  #: The policy's metric, None where it was not measured.
 
 
-def choose_kept(others: Sequence[KeptCheckpoint], new: KeptCheckpoint, policy: CheckpointPolicy) -> list[bool]:
+def choose_kept(
+    others: Sequence[KeptCheckpoint], new: KeptCheckpoint, policy: CheckpointPolicy, *, num_bytes: int = 0
+) -> list[bool]:
     """Say for each of `others`, newest first, whether it stays beside `new`, which stays in any case.
 
     Returns:
-        True for the ``keep - 1`` newest valid ones and, where a metric is asked for, for the best valid one (the
-        newest among equals; none where `new` is as good). A damaged one stays only above `new`: it shows what
-        happened, and goes once the run has passed it.
+        True for the ``keep - 1`` newest valid ones, for those that are kept for good, and, where a metric is asked for,
+        for the best valid one (the newest among equals; none where `new` is as good). A damaged one stays only above
+        `new`: it shows what happened, and goes once the run has passed it.
     """
     kept, left = [], policy.keep - 1
     for candidate in others:
@@ -71,6 +90,8 @@ def choose_kept(others: Sequence[KeptCheckpoint], new: KeptCheckpoint, policy: C
         left -= kept[-1]
         if not candidate.is_valid and candidate.step > new.step:
             kept[-1] = True
+    for index in _sparse_ones(others, new, policy, num_bytes):
+        kept[index] = True
     sign = 1 if policy.best_mode == "max" else -1
     measured = [(sign * c.metric, -index) for index, c in enumerate(others) if c.is_valid and c.metric is not None]
     if policy.best is not None and measured:
@@ -78,6 +99,28 @@ def choose_kept(others: Sequence[KeptCheckpoint], new: KeptCheckpoint, policy: C
         if new.metric is None or best > sign * new.metric:
             kept[-index] = True
     return kept
+
+
+def _sparse_ones(
+    others: Sequence[KeptCheckpoint], new: KeptCheckpoint, policy: CheckpointPolicy, num_bytes: int
+) -> list[int]:
+    """Return which of `others` are kept for good: all, or every 2nd, 4th, 8th, ... so that they fit into the limit."""
+    found = [policy.sparse_place(one.step) if one.is_valid else None for one in (*others, new)]
+    limit, stride = policy.keep_sparse_bytes, 1
+    allowed = len(found) if limit is None else max(1, limit // max(1, num_bytes))
+    while len(kept := [i for i, place in enumerate(found) if place is not None and place % stride == 0]) > allowed:
+        stride *= 2
+    return [index for index in kept if index < len(others)]
+
+
+def _taken_sparse(value: int | str | None) -> int | str | None:
+    """Return `keep_sparse` as a number or the one word that it may be."""
+    if value is None or value == DOUBLING:
+        return value
+    try:
+        return STEPS.read("keep_sparse", value) if isinstance(value, str) else STEPS.take("keep_sparse", value)
+    except ConfigError as error:
+        raise ConfigError(f"expected keep_sparse as {STEPS.words}, or {DOUBLING!r}, got {shown(value)}.") from error
 
 
 def plan_shards(sizes: dict[str, dict[str, int]], num_writers: int) -> list[dict[str, list[str]]]:

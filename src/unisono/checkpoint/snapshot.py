@@ -8,12 +8,13 @@ since a NumPy array made before could be written to unseen.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
+from unisono.checkpoint.format import State
 from unisono.checkpoint.policy import stem_of
 from unisono.checkpoint.staging import Files, Staging
 from unisono.determinism.switches import add_checksums, address_of, checksum
@@ -100,6 +101,14 @@ class Snapshot:
     def differs(self, others: int = 0) -> bool:
         """Whether the copies are not what the ledger says; with the checksums that other ranks tell of theirs."""
         return self._word is not None and self._word != add_checksums([self.checksum, others])
+
+
+def places_of(recorded: Sequence[Tensor], state: State) -> dict[Place, Tensor]:
+    """Return by place what the ledger's checksum is about; empty where the state does not hold all of it as it is."""
+    names = {address_of(tensor): name for name, tensor in state.tensors.get("model", {}).items() if tensor.nbytes}
+    live = [tensor for tensor in recorded if tensor.nbytes]
+    found = {("model", names.get(address_of(tensor), "")): tensor for tensor in live}
+    return found if len(found) == len(live) and ("model", "") not in found else {}
 
 
 def shared(tensor: Tensor) -> Tensor | None:

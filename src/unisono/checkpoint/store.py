@@ -128,7 +128,8 @@ def choose_removed(home: Directory, name: str, manifest: Manifest, policy: Check
             continue
         found.append((other, KeptCheckpoint(step=step, is_valid=False)))
     new = KeptCheckpoint(step=manifest.step, is_valid=True, metric=manifest.facts.metrics.get(policy.best or ""))
-    stays = choose_kept([candidate for _, candidate in found], new, policy)
+    num_bytes = sum(entry.bytes for entry in manifest.files.values())
+    stays = choose_kept([candidate for _, candidate in found], new, policy, num_bytes=num_bytes)
     return [other for (other, _), is_kept in zip(found, stays, strict=True) if not is_kept]
 
 
@@ -187,10 +188,6 @@ def list_steps(directory: Path | Directory) -> list[tuple[int, Path]]:
 
 def newest_valid(directory: Path | Directory, run: str | None = None) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that verifies, and one complaint for each newer one that does not.
-
-    Args:
-        directory: ``checkpoints/`` of the run directory.
-        run: The run it must belong to; None: any.
 
     Raises:
         CheckpointError: There are checkpoints but none verifies.

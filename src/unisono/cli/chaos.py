@@ -10,13 +10,15 @@ import click
 
 from unisono.cli.completion import target_arguments
 from unisono.cli.options.fields import json_option, out_option, recipe_options, single
-from unisono.cli.outcome import FAILED, command_line, conclude, nothing_kept, tell, verb
-from unisono.cli.tables import answer
+from unisono.cli.output.outcome import FAILED, command_line, conclude, nothing_kept, tell, verb
+from unisono.cli.output.tables import answer
+from unisono.errors import ConfigError
 from unisono.experiments.fault_schedule import KINDS
 from unisono.options.quantities import REPLICAS, RUNS, SEED, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from unisono.experiments.chaos import ChaosReport
+    from unisono.experiments.chaos.live import LiveReport
 
 
 def _kept(given: dict[str, Any]) -> str:
@@ -32,13 +34,14 @@ def _kept(given: dict[str, Any]) -> str:
 @single("seed", "Repeats the schedule of faults.", of=SEED, default=0, word="S")
 @click.option("--fault", "kinds", type=click.Choice(list(KINDS)), multiple=True,
               help="Kind of fault; may be given several times.  [default: all]")  # fmt: skip
+@click.option("--live", is_flag=True, help="Kill workers one after the other, and start none again: the others go on.")
 @single("replicas", "Logical workers.", of=REPLICAS, word="V", usual="the recipe's; for a script, N")
 @recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
 @single("checkpoint_every", "Recipes.", of=STEPS, word="STEPS", usual="a quarter of the steps between faults")
 @out_option("Keep both run directories and the log here.", word="DIR")
 @json_option
 @verb("chaos", _kept)
-def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, **given: Any) -> int:
+def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool, as_json: bool, **given: Any) -> int:
     """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
 
     Faults come at steps that the seed decides: kill one worker, kill all, kill the launcher and start the command
@@ -46,11 +49,17 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: b
     the run. A script's own ARGS stand after ``--``; it has to train through unisono.Run. Its run directory is
     replaced.
 
+    With ``--live`` a run of N workers loses up to N - 1 of them and goes on with the others (``--live auto``); it takes
+    several runs until all have died that ``--kills`` asks for. What they were doing is shown in a table, with the time
+    until the others had finished that step.
+
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
     settings; 130 after Ctrl-C.
     """
     from unisono.experiments import chaos as experiment
 
+    if live:
+        return _chaos_live(target, args, kinds, as_json, given)
     chosen = kinds or tuple(KINDS)
     found = experiment.chaos(target, args, env=os.environ, kinds=chosen, tell=tell, **given)
     parted = found.parted
@@ -65,6 +74,31 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: b
     if parted:
         tell(f"the ledgers part at step {parted[0]} in: {', '.join(parted[1])}.")
     return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
+
+
+def _chaos_live(
+    target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, given: dict[str, Any]
+) -> int:  # fmt: skip
+    from unisono.experiments.chaos.live import chaos_live
+
+    if kinds:
+        raise ConfigError(f"expected --live or --fault, got both (--fault {kinds[0]}). Hint: --live kills workers.")
+    found = chaos_live(target, args, env=os.environ, tell=tell, **given)
+    plain = asdict(found) | {"landed": len(found.deaths), "table": [list(row) for row in found.table()]}
+    answer(plain, as_json, lambda: _live_lines(found))
+    for fault in found.faults:
+        tell(fault)
+    return conclude(found.equal) or (0 if len(found.deaths) == given["kills"] else FAILED)
+
+
+def _live_lines(found: "LiveReport") -> Iterator[str]:
+    yield f"{'doing':<16}{'deaths':>7}{'gap, median':>13}{'longest':>9}"
+    for phase, count, usual, longest in found.table():
+        yield f"{phase:<16}{count:>7}{usual:>11.3f} s{longest:>7.3f} s"
+    yield (
+        f"{len(found.deaths)} deaths in {found.runs} runs: {found.replayed} steps done again, "
+        f"{found.again} computed twice before they were done"
+    )
 
 
 def _lines(found: "ChaosReport") -> Iterator[str]:

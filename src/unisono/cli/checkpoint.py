@@ -7,9 +7,9 @@ import click
 
 from unisono.cli.options.fields import json_option, single
 from unisono.cli.options.settings import PATH
-from unisono.cli.outcome import FAILED, nothing_kept, tell, verb
-from unisono.cli.replay import computing_again
-from unisono.cli.tables import answer, table
+from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
+from unisono.cli.output.tables import answer, table
+from unisono.cli.past.replay import computing_again
 from unisono.options.quantities import KEPT, STEPS
 
 _DIRECTORY = click.argument("directory", type=PATH, metavar="DIR")
@@ -89,7 +89,7 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
     Exit code: 0 when the step is the same to the last bit; 1 when it is not; 2 for wrong settings; else that of a
     failed worker.
     """
-    from unisono.experiments import replay as experiment
+    from unisono.experiments.past import replay as experiment
 
     found = experiment.rehearse(directory, args, tell=(lambda _: None) if as_json else tell, **given)
     step, differing = found.step, found.differing
@@ -100,29 +100,46 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
     return FAILED if differing else 0
 
 
-@checkpoint.command(short_help="Write the model's weights to one file.")
+@checkpoint.command(short_help="Write the model for other programs.")
 @_DIRECTORY
-@click.argument("file", type=PATH, metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE|FOLDER")
 @single("step", "The checkpoint of step N.", of=STEPS, word="N", usual="the newest valid one")
 @verb("checkpoint export")
 def export(directory: str, file: str, step: int | None) -> None:
     """Write the model of a checkpoint as a plain state_dict to FILE: .pt, .pth, .bin or .safetensors.
 
+    Of a recipe's run: .onnx for a model of images; for a language model a FOLDER (a name without an ending) that
+    transformers opens as a Llama, with its tokeniser.
+
     Exit code: 0; 1 when no checkpoint can be trusted or FILE cannot be written; 2 for wrong settings.
     """
+    path = Path(file)
+    if path.suffix == ".onnx" or not path.suffix or path.is_dir():
+        _export_model(directory, path, step)
+        return
     from unisono.checkpoint.interchange import export_weights
     from unisono.checkpoint.store import read
     from unisono.train.run_directory.upkeep import choose_checkpoint, find_checkpoints
 
     manifest, state = read(choose_checkpoint(find_checkpoints(directory), step, tell))
-    for name in export_weights(state, Path(file)):
+    for name in export_weights(state, path):
         tell(f"left out: {name} is no tensor")
     click.echo(f"step {manifest.step}: {len(state.tensors['model'])} tensors in {file}")
+
+
+def _export_model(directory: str, path: Path, step: int | None) -> None:
+    from unisono.recipes.trained import export
+    from unisono.recipes.trained.load import open_model
+
+    model = open_model(Path(directory), "last" if step is None else step, "cpu", tell)
+    (export.export_onnx if path.suffix == ".onnx" else export.export_folder)(model, path)
+    click.echo(f"step {model.step}: recipe {model.recipe} in {path}")
 
 
 @checkpoint.command(short_help="Remove old ones.")
 @_DIRECTORY
 @single("keep", "Newest valid ones to leave.", of=KEPT, default=2)
+@single("keep_sparse", "Leave those of a run's --keep-sparse too.", word="N|doubling")
 @single("best", "Leave the one with the best METRIC too.", word="METRIC")
 @single("best_mode", "Which METRIC is best.", default="max", word="max|min")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")

@@ -36,11 +36,7 @@ def completion(shell: str) -> None:
 
 @final
 class RecipeName(click.types.StringParamType):
-    """A word; where it is missing, it is said what there is.
-
-    Args:
-        also: What else may stand there.
-    """
+    """A word; where it is missing, it is said what there is."""
 
     def __init__(self, also: str = "") -> None:
         self._also = also

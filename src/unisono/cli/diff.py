@@ -1,4 +1,4 @@
-"""``unisono diff``: where two runs part, and what differed first."""
+"""``unisono diff``: the first difference between two runs."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,14 +9,14 @@ import click
 
 from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH
-from unisono.cli.outcome import conclude, tell, verb
-from unisono.cli.tables import answer
+from unisono.cli.output.outcome import conclude, tell, verb
+from unisono.cli.output.tables import answer
 
 if TYPE_CHECKING:
     from unisono.report.run_diff import RunDiff
 
 
-@click.command(short_help="Show where two runs part, and what differed first.")
+@click.command(short_help="Show the first difference between two runs.")
 @click.argument("run_a", metavar="RUN_A", type=PATH)
 @click.argument("run_b", metavar="RUN_B", type=PATH)
 @json_option
@@ -43,7 +43,7 @@ def diff(run_a: str, run_b: str, as_json: bool) -> int:
 def _lines(found: "RunDiff") -> Iterator[str]:
     for title, lines in (
         ("damage", found.damage), ("score", found.score), ("environment", found.environment),
-        ("metrics", found.metrics), ("first step", [found.step]), ("first", [found.first]),
+        ("metrics", found.metrics), ("first step", [found.step]), ("update", [found.update]), ("first", [found.first]),
     ):  # fmt: skip
         yield from (f"{title:<12} {line}" for line in lines if line is not None)
     if found.first is None and (found.score or found.metrics):

@@ -9,7 +9,7 @@ import click
 
 from unisono.cli.options.fields import json_option
 from unisono.cli.options.settings import PATH, to_json
-from unisono.cli.outcome import FAILED, verb
+from unisono.cli.output.outcome import FAILED, verb
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from unisono.cli.completion import RecipeName
 from unisono.cli.options.fields import field_options, json_option, out_option, picture_option, single
 from unisono.cli.options.lists import parse_counts
 from unisono.cli.options.settings import to_json
-from unisono.cli.outcome import nothing_kept, tell, verb
-from unisono.cli.tables import answer, section_lines
+from unisono.cli.output.outcome import nothing_kept, tell, verb
+from unisono.cli.output.tables import answer, section_lines
 from unisono.scaling.options import ForecastOptions
 
 

@@ -7,7 +7,7 @@ import click
 
 from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import verb
+from unisono.cli.output.outcome import verb
 from unisono.launchers.spec import LaunchSpec, find_program
 
 

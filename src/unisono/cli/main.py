@@ -9,18 +9,23 @@ import click
 
 from unisono import __version__
 from unisono.cli.launch.options import UNDERSCORES
-from unisono.cli.lazy import LazyGroup
-from unisono.cli.outcome import tidy
+from unisono.cli.options.lazy import LazyGroup
+from unisono.cli.output.outcome import tidy
 
 VERBS = {
     "run": "Start a script on several processes, of one machine or more.",
     "launch": "Hand a script to Slurm, Open MPI, Ray or Kubernetes.",
     "join": "Be one rank of a world that srun or mpirun has started.",
     "train": "Train a ready-made recipe.",
+    "watch": "Follow runs while they train.",
     "verify": "Prove that the number of workers does not change a bit.",
-    "diff": "Show where two runs part, and what differed first.",
+    "diff": "Show the first difference between two runs.",
     "chaos": "Kill a run's processes, and prove that its bits stay the same.",
     "replay": "Compute a past step of a run again, and compare.",
+    "blame": "Rank the samples of a step by what they do to it.",
+    "fork": "Begin a run after a step of another, with other settings.",
+    "audit": "Check a finished run: its files, and steps drawn at random.",
+    "predict": "Ask a trained model about files, texts or images.",
     "checkpoint": "Look after what a run has saved.",
     "bench": "Measure scaling, collectives, strategies; propose settings.",
     "forecast": "Forecast training on more ranks than there are.",
@@ -28,6 +33,8 @@ VERBS = {
     "report": "Put runs, scaling and forecasts on one page.",
     "completion": "Let the shell complete verbs, options and recipes.",
 }
+
+ROOMS = dict.fromkeys(("replay", "blame", "fork", "audit"), "past")
 
 _NO_VERBS = {
     "help": "unisono --help, unisono VERB --help",
@@ -39,13 +46,14 @@ _NO_VERBS = {
 }
 
 START = f"""\
-unisono {__version__}: distributed PyTorch training whose result does not depend on who computes it.
+unisono {__version__}: distributed PyTorch training, bit-identical for any number of workers.
 
 Begin here:
   unisono doctor                        is this machine fit to train on?
   unisono train digits                  a ready-made recipe, in seconds
   unisono verify digits --workers 1,2   one process or two: the same bits
   unisono run -n 2 train.py             your own script, also one written for torchrun
+  unisono watch runs/mine               how far it is, and where its time goes
 
 All verbs: unisono --help. What a verb can do: unisono VERB --help.
 Tab completes verbs, options and recipes: unisono completion --help.
@@ -67,13 +75,13 @@ def _meant(word: str) -> str:
 
 
 @click.group(
-    cls=LazyGroup, entries=VERBS, module="unisono.cli.{}", noun="verb", meant=_meant, invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], **UNDERSCORES},
+    cls=LazyGroup, entries=VERBS, module="unisono.cli.{}", rooms=ROOMS, noun="verb", meant=_meant,
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], **UNDERSCORES},
 )  # fmt: skip
 @click.version_option(__version__)
 @click.pass_context
 def unisono(context: click.Context) -> None:
-    """Distributed PyTorch training whose result does not depend on who computes it."""
+    """Distributed PyTorch training, bit-identical for any number of worker processes."""
     if context.invoked_subcommand is None:
         click.echo(START, nl=False)
 

@@ -6,7 +6,7 @@ import click
 
 from unisono.cli.options.fields import out_option
 from unisono.cli.options.settings import PATH
-from unisono.cli.outcome import tell, verb
+from unisono.cli.output.outcome import tell, verb
 from unisono.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ import click
 from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
 from unisono.cli.options.fields import ExplainedCommand, field_options
 from unisono.cli.options.torchrun import TorchrunWords, inert_options, read_environment_too, understand
-from unisono.cli.outcome import command_line, verb
+from unisono.cli.output.outcome import command_line, verb
 from unisono.launchers.spec import LaunchSpec, ProgramTarget, Target, check_target, find_program, resolve_workers
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken

@@ -4,7 +4,7 @@ import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,15 +12,21 @@ from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import ExplainedCommand, field_options, json_option, recipe_options, strategy_options
 from unisono.cli.options.run_file import RUN_FILE, take_config
 from unisono.cli.options.settings import PATH, to_json
-from unisono.cli.outcome import INTERRUPTED, command_line, verb
+from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
 from unisono.system.machine import resolve_devices
+from unisono.system.words import counted
 
+if TYPE_CHECKING:
+    from unisono.experiments.job import TrainJob
+
+COMMITMENT = "commitment.json"
 MAX_RESTARTS = 3
-_SETTINGS = ("max_restarts", "live", "share_devices", "heartbeat_s", "hang_s", "stop_grace_s")
+_SETTINGS = ("max_restarts", "live", "spares", "witness", "share_devices", "heartbeat_s", "hang_s", "stop_grace_s")
 """Of a launch, beside what depends on the recipe."""
+_COUNTED = {"steps": "step", "epochs": "epoch", "world_size": "worker", "replicas": "replica"}
 
 
 def _kept(given: dict[str, Any]) -> str:
@@ -32,6 +38,16 @@ def _kept(given: dict[str, Any]) -> str:
     if saved is None:
         return f"{out} holds no checkpoint yet. Again, from the beginning: {command_line()}"
     return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
+
+
+def _first_line(job: "TrainJob", kept: str | None) -> str:
+    """Return what is known of a training before anything heavy begins."""
+    options, hosts = job.options, job.nodes.max_nodes if job.nodes else 1
+    workers = counted(job.workers, "worker") + (f" on each of {hosts} hosts" if hosts > 1 else "")
+    return (
+        f"{options.recipe} ({options.model}): {counted(options.replicas, 'replica')} on {workers}, batch "
+        f"{options.batch_size}, {counted(options.epochs, 'epoch')}; {f'in {kept}' if kept else 'nothing is kept'}"
+    )
 
 
 @click.command(cls=ExplainedCommand, short_help="Train a ready-made recipe.")
@@ -49,9 +65,10 @@ def _kept(given: dict[str, Any]) -> str:
 @field_options(LaunchSpec, "workers", "devices", *_SETTINGS, changes={"max_restarts": {"default": MAX_RESTARTS}})
 @recipe_options()
 @field_options(NodesOptions)
+@click.option("-q", "--quiet", is_flag=True, help="Print the result only.")
 @json_option
 @verb("train", _kept, keeps_runs=True)
-def train(recipe: str, as_json: bool, **given: Any) -> None:
+def train(recipe: str, quiet: bool, as_json: bool, **given: Any) -> None:
     """Train RECIPE: digits, mnist, imdb, lm, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
@@ -63,13 +80,16 @@ def train(recipe: str, as_json: bool, **given: Any) -> None:
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
-    _train(recipe, as_json, given)
+    output = "quiet" if quiet else "stderr" if as_json else "leader"
+    _train(recipe, as_json, output, given)
 
 
-def _train(recipe: str, as_json: bool, given: dict[str, Any]) -> None:
+def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> None:
     from unisono.errors import RunStopped
     from unisono.experiments.job import describe_run_file, plan, run_job
     from unisono.launchers.scratch import scratch_directory
+    from unisono.recipes.catalog import OWN_CLASSES
+    from unisono.recipes.trained.model_file import FILE_NAME, ModelFile
     from unisono.system.owners import adopt
 
     devices = resolve_devices(given.pop("gpus"), os.environ)
@@ -77,6 +97,8 @@ def _train(recipe: str, as_json: bool, given: dict[str, Any]) -> None:
     settings = {**taken(LaunchSpec, given, *_SETTINGS), "devices": devices}
     job = plan(recipe, workers, given, devices, nodes)
     kept = job.options.out
+    if output != "quiet":
+        click.echo(_first_line(job, kept), err=True)
     with contextlib.nullcontext(kept) if kept else scratch_directory("train") as place:
         out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))
@@ -85,25 +107,31 @@ def _train(recipe: str, as_json: bool, given: dict[str, Any]) -> None:
             home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))
         try:
             scratch = None if kept else place
-            result = run_job(job, output="stderr" if as_json else "leader", scratch=scratch, **settings)
+            result = run_job(job, output=output, scratch=scratch, **settings)
         except RunStopped as stopped:
             if kept:
                 raise
             click.echo(f"unisono train: step {stopped.step} is not kept. Hint: --out DIR keeps runs.", err=True)
             raise SystemExit(INTERRUPTED) from None
+        tells = recipe in OWN_CLASSES and (out / FILE_NAME).is_file()  # of several hosts, the leader's has it
+        file = ModelFile.read(out) if tells else None
         if as_json:
-            click.echo(to_json(result))
+            click.echo(to_json(result | ({"classes": file.classes} if file else {})))
             return
         lines = {"fingerprint": result["fingerprint"]}
         lines |= {name: f"{float(value):.4f}" for name, value in result["metrics"].items()}
-        lines |= {"kept in": str(out)} if kept else {}
+        from unisono.observe.compare import read_object  # it imports NumPy
+
+        committed = read_object(out / COMMITMENT).get("sha256") if kept else None
+        lines |= {"commitment": str(committed)} if committed else {}
+        lines |= ({"classes": file.listed_classes()} if file else {}) | ({"kept in": str(out)} if kept else {})
         width = max(map(len, lines))
         for name, line in lines.items():
             click.echo(f"{name:<{width}}  {line}")
         total = result.get("totals", {})
         more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
         click.echo(
-            f"{result['steps']} steps, {result['epochs']} epochs, {result['world_size']} workers, "
-            f"{result['replicas']} replicas, {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
+            ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
+            + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
             + more
         )

@@ -7,8 +7,8 @@ import click
 from unisono.cli.completion import target_arguments
 from unisono.cli.options.fields import counts_option, json_option, recipe_options, single
 from unisono.cli.options.lists import parse_workers
-from unisono.cli.outcome import conclude, nothing_kept, tell, verb
-from unisono.cli.tables import answer, table
+from unisono.cli.output.outcome import conclude, nothing_kept, tell, verb
+from unisono.cli.output.tables import answer, table
 from unisono.options.quantities import REPLICAS, THREADS
 
 

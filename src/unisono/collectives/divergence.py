@@ -6,14 +6,7 @@ from unisono.errors import RankDivergence
 
 
 def divergence(who: str, first_rank: int, told: Sequence[str], where: str) -> RankDivergence:
-    """Return the error for ranks that do different things.
-
-    Args:
-        who: This rank, in brackets.
-        first_rank: The rank that has told the first of `told`.
-        told: What each rank is doing.
-        where: When they met.
-    """
+    """Return the error for ranks that do different things."""
     listed = "; ".join(f"rank {rank}: {what}" for rank, what in enumerate(told, start=first_rank))
     hint = "collectives must be called by all ranks, in one order."
     if len({what.partition(" of ")[0] for what in told}) == 1:

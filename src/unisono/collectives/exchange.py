@@ -24,11 +24,10 @@ Roundings = Sequence[Rounding | None]
 class Exchange(ABC):
     """Sums the buckets of one step after the other; all ranks call it alike, with buckets of equal lengths.
 
-    Attributes:
-        is_overlapped: Whether beginning before all buckets are there is worth two threads.
+    Where a rank goes away, whatever waits for it raises `PeerLost`.
     """
 
-    is_overlapped: bool = False
+    is_overlapped: bool = False  #: Whether beginning before all buckets are there is worth two threads.
 
     @abstractmethod
     def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
@@ -48,19 +47,11 @@ class Exchange(ABC):
 
     @abstractmethod
     def give(self, partials: Partials) -> None:
-        """Hand over this rank's partial sums of the next bucket; they must stay as they are until `finish` is done.
-
-        Raises:
-            PeerLost: A rank went away.
-        """
+        """Hand over this rank's partial sums of the next bucket; they must stay as they are until `finish` is done."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Return when every bucket's result is in its place; a second thread may call it right after `start`.
-
-        Raises:
-            PeerLost: A rank went away.
-        """
+        """Return when every bucket's result is in its place; a second thread may call it right after `start`."""
 
     @abstractmethod
     def tell(self, message: Tensor) -> Callable[[], Tensor]:
@@ -69,9 +60,6 @@ class Exchange(ABC):
         Returns:
             What waits for those of all ranks and returns them, uint8 (ranks, bytes), to be called after `finish`; it
             may raise PeerLost.
-
-        Raises:
-            PeerLost: A rank went away.
         """
 
     def choose_codec(self, mode: str) -> None:  # noqa: B027 - most send nothing over a wire
@@ -82,15 +70,10 @@ class Exchange(ABC):
 
 
 class OneByOne(Exchange):
-    """Sums each bucket when it is given, and waits for it.
+    """Sums each bucket when it is given, and waits for it."""
 
-    Args:
-        transport: Joins the ranks.
-        is_overlapped: See `Exchange`.
-    """
-
-    def __init__(self, transport: Transport, *, is_overlapped: bool = False) -> None:
-        self._transport, self.is_overlapped = transport, is_overlapped
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
         self._placement, self._leaves = placement, leaves

@@ -28,11 +28,6 @@ def ranks_say(transport: Transport, speaks: bool, act: Callable[[], Any]) -> lis
 
     Collective; blocks until all who speak are done. Where one fails, all ranks stop with one explanation.
 
-    Args:
-        transport: Joins the ranks.
-        speaks: Whether this rank does.
-        act: Called where `speaks`; returns something JSON-able.
-
     Raises:
         Exception: Where `act` has failed, what it has raised.
         LeaderFailed: On the others, with the words of the lowest rank that failed.

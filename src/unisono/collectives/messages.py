@@ -16,15 +16,10 @@ from unisono.errors import ConfigError
 
 
 class Messages(ABC):
-    """One rank's end of the messages between all ranks.
+    """One rank's end of the messages between all ranks; `PeerLost` where the other one goes away or is late."""
 
-    Attributes:
-        rank: This rank.
-        world_size: Number of ranks.
-    """
-
-    rank: int
-    world_size: int
+    rank: int  #: This rank.
+    world_size: int  #: Number of ranks.
 
     @abstractmethod
     def send(self, message: Tensor, target: int, tag: int) -> None:
@@ -34,9 +29,6 @@ class Messages(ABC):
             message: Contiguous, on the CPU.
             target: Another rank.
             tag: The receiver's.
-
-        Raises:
-            PeerLost: The rank went away.
         """
 
     @abstractmethod
@@ -54,11 +46,7 @@ class Messages(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Wait until what was sent has been taken.
-
-        Raises:
-            PeerLost: A receiver went away.
-        """
+        """Wait until what was sent has been taken."""
 
 
 @final

@@ -110,11 +110,7 @@ def place_by_shares(replicas: int, shares: Sequence[float]) -> list[range]:
 
 
 def check_world(replicas: int, world_size: int) -> None:
-    """Refuse a world that cannot host the replicas.
-
-    Raises:
-        ConfigError: Not ``1 <= world_size <= replicas``.
-    """
+    """Refuse a world that cannot host the replicas."""
     if replicas < 1:
         raise ConfigError(f"expected replicas >= 1, got {replicas}.")
     if not 1 <= world_size <= replicas:

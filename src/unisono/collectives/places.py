@@ -31,25 +31,20 @@ Place = Literal["all", "leader", "alone"]
 
 @final
 class Here(threading.local):
-    """Where a thread is; per thread, because loopback ranks are threads.
+    """Where a thread is; per thread, because loopback ranks are threads."""
 
-    Attributes:
-        world: Of the run that this thread has made.
-        only: What runs on this rank only, in words.
-        loss: Set while a loss function runs.
-    """
-
-    world: World | None = None
-    only: str | None = None
-    loss: LossJudge | None = None
+    world: World | None = None  #: Of the run that this thread has made.
+    transport: Transport | None = None  #: Of that run.
+    only: str | None = None  #: What runs on this rank only, in words.
+    loss: LossJudge | None = None  #: Set while a loss function runs.
 
 
 HERE = Here()
 
 
-def enter_world(world: World | None) -> None:
+def enter_world(world: World | None, transport: Transport | None = None) -> None:
     """Make `world` the one this thread is in; None goes back to what the launcher's variables say."""
-    HERE.world = world
+    HERE.world, HERE.transport = world, transport
 
 
 def current_world() -> World:
@@ -174,15 +169,7 @@ def leader_only(function: Callable[P, T]) -> Callable[P, T | NotHere]:
 
 @contextlib.contextmanager
 def only_here(name: str, world: World) -> Iterator[None]:
-    """Refuse collectives in this block, which other ranks do not run.
-
-    Args:
-        name: What runs here, for the message.
-        world: Of this rank; with one rank everything is allowed.
-
-    Raises:
-        PlaceError: From the collective.
-    """
+    """Refuse collectives in this block, which other ranks do not run."""
     if world.world_size == 1:
         yield
         return
@@ -196,11 +183,7 @@ def only_here(name: str, world: World) -> Iterator[None]:
 
 
 def refuse_alone(operation: str) -> None:
-    """Refuse a collective where only one rank runs, and inside a loss function.
-
-    Raises:
-        PlaceError: Names the collective, and the code that other ranks do not run.
-    """
+    """Refuse a collective where only one rank runs, and inside a loss function."""
     if HERE.loss is not None:
         HERE.loss.refuse_collective(operation)
     if HERE.only is not None:
@@ -229,6 +212,9 @@ class GuardedTransport(Transport):
     Args:
         below: What really carries; closed with this one.
     """
+
+    #: Does what `again` is to do; None where ranks do not go on without one that has died.
+    repeat: Callable[[Callable[[], Any]], Any] | None = None
 
     def __init__(self, below: Transport) -> None:
         self._below = self._first = below
@@ -283,6 +269,9 @@ class GuardedTransport(Transport):
     def messages(self) -> Messages:
         refuse_alone("a message")
         return self._below.messages()
+
+    def again(self, act: Callable[[], T]) -> T:
+        return act() if self.repeat is None else self.repeat(act)
 
     def replace(self, below: Transport) -> None:
         """Let another transport carry from now on, between fewer ranks; the first one is closed in the end."""

@@ -36,9 +36,6 @@ def tree_all_reduce(
         transport: Joins the ranks.
         is_agreed: Whether the ranks have made sure that their sizes agree; boards always do.
         rounding: How every sum is rounded, as the partials are already; messages are as short as that allows.
-
-    Raises:
-        PeerLost: A rank went away.
     """
     world_size = transport.world_size
     if world_size == 1:

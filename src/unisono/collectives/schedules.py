@@ -32,19 +32,12 @@ not the source's sum: it is what came to the source in the round before (in the 
 @final
 @dataclass(frozen=True, slots=True, order=True)
 class Move:
-    """One chunk on its way.
+    """One chunk on its way."""
 
-    Attributes:
-        source: Rank that sends.
-        target: Rank that receives.
-        chunk: Index of the chunk, on both ranks.
-        action: What the target does with it.
-    """
-
-    source: int
-    target: int
-    chunk: int
-    action: Action
+    source: int  #: Rank that sends.
+    target: int  #: Rank that receives.
+    chunk: int  #: Index of the chunk, on both ranks.
+    action: Action  #: What the target does with it.
 
 
 Round = tuple[Move, ...]
@@ -53,21 +46,13 @@ Round = tuple[Move, ...]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The moves of one collective.
+    """The moves of one collective."""
 
-    Attributes:
-        name: As in `SCHEDULES`.
-        world_size: Number of ranks.
-        num_chunks: Into how many chunks the buffer is cut.
-        holds: For each rank, the chunks that it holds before the first round.
-        rounds: The moves; those of one round happen at the same time.
-    """
-
-    name: str
-    world_size: int
-    num_chunks: int
-    holds: tuple[range, ...]
-    rounds: tuple[Round, ...]
+    name: str  #: As in `SCHEDULES`.
+    world_size: int  #: Number of ranks.
+    num_chunks: int  #: Into how many chunks the buffer is cut.
+    holds: tuple[range, ...]  #: For each rank, the chunks that it holds before the first round.
+    rounds: tuple[Round, ...]  #: The moves; those of one round happen at the same time.
 
 
 def naive_ring(world_size: int) -> Schedule:
@@ -207,11 +192,7 @@ SCHEDULES: Mapping[str, Callable[[int], Schedule]] = {
 
 
 def plan(name: str, world_size: int) -> Schedule:
-    """Return the schedule of a name in `SCHEDULES` for some ranks.
-
-    Raises:
-        ConfigError: No such schedule, or fewer than 1 rank.
-    """
+    """Return the schedule of a name in `SCHEDULES` for some ranks."""
     if name not in SCHEDULES:
         raise ConfigError(f"expected a schedule: {', '.join(SCHEDULES)}; got {name!r}.{nearest(name, SCHEDULES)}")
     return SCHEDULES[name](world_size)

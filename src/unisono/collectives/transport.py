@@ -9,7 +9,7 @@ import json
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from unisono.collectives.divergence import divergence
 from unisono.collectives.messages import GroupMessages, Messages
 from unisono.collectives.shm.board import SharedBoard
 
+T = TypeVar("T")
+TIMEOUT_S = 300.0
+"""Longest wait for a rank that lives, in one collective."""
+
 _TEXT_BYTES = 240
 _HEADER = struct.Struct(f"<qH{_TEXT_BYTES}s")
 
@@ -25,26 +29,21 @@ _HEADER = struct.Struct(f"<qH{_TEXT_BYTES}s")
 class Transport(ABC):
     """Moves tensors between the ranks of one world.
 
-    Attributes:
-        rank: Index of this process.
-        world_size: Number of ranks.
-        bytes_sent: Payload bytes this rank has handed to *other* ranks so far.
-        step: The step that is under way, for messages; None outside of steps.
-        board: Shared memory that all ranks see, where there is some; reductions go through it directly.
-        tree_reducer: A way of its own to reduce along the tree, with the arguments of `reduce.tree_all_reduce` but the
-            last; used for CPU tensors where there is no board.
-        make_exchange: Returns an `exchange.Exchange` of its own; None where buckets are reduced one by one.
-        is_one_thread: Whether a rank is one thread, so that no other may speak for it.
+    Where a rank goes away, or does not answer in time, a collective raises `PeerLost`.
     """
 
-    rank: int
-    world_size: int
-    bytes_sent: int
-    step: int | None = None
+    rank: int  #: Index of this process.
+    world_size: int  #: Number of ranks.
+    bytes_sent: int  #: Payload bytes this rank has handed to *other* ranks so far.
+    step: int | None = None  #: The step that is under way, for messages; None outside of steps.
+    #: Shared memory that all ranks see, where there is some; reductions go through it directly.
     board: SharedBoard | None = None
+    #: A way of its own to reduce along the tree, with the arguments of `reduce.tree_all_reduce` but the last; used for
+    #: CPU tensors where there is no board.
     tree_reducer: Callable[..., None] | None = None
+    #: Returns an `exchange.Exchange` of its own; None where buckets are reduced one by one.
     make_exchange: Callable[[], Any] | None = None
-    is_one_thread: bool = False
+    is_one_thread: bool = False  #: Whether a rank is one thread, so that no other may speak for it.
 
     @abstractmethod
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
@@ -55,9 +54,6 @@ class Transport(ABC):
             send_splits: Elements for each rank.
             recv: Like `send`, overwritten.
             recv_splits: Elements from each rank.
-
-        Raises:
-            PeerLost: A rank went away or did not answer in time.
         """
 
     @abstractmethod
@@ -67,9 +63,6 @@ class Transport(ABC):
         Args:
             send: One-dimensional and contiguous, of equal length on all ranks.
             recv: One-dimensional, ``world_size`` times as long, overwritten.
-
-        Raises:
-            PeerLost: A rank went away or did not answer in time.
         """
 
     def barrier(self) -> None:
@@ -119,6 +112,14 @@ class Transport(ABC):
     def told(self, what: str) -> str:
         """Return in words what this rank is about to do, with the step where it is known."""
         return what if self.step is None else f"step {self.step}: {what}"
+
+    def again(self, act: Callable[[], T]) -> T:
+        """Return what `act` gives; where a rank dies and the others go on without it, all of them do all of it again.
+
+        Args:
+            act: Collective; may be done twice. It finds out anew which ranks there are.
+        """
+        return act()
 
     def messages(self) -> Messages:
         """Return messages between pairs of these ranks.

@@ -26,7 +26,11 @@ class BatchedDataset(Protocol):
 
 @runtime_checkable
 class KeyedDataset(Protocol):
-    """A data set that can hand out a randomly changed micro-batch at once."""
+    """A data set that can hand out a randomly changed micro-batch at once.
+
+    ``is_keyed_singly``, where it has that, says whether single samples are as random, by torch's generator: without it
+    no mixture takes it, and where it is False no loader with a transform or collate function.
+    """
 
     def fetch_keyed(self, indices: Indices, *, seed: int, epoch: int) -> Any:
         """Return the samples at `indices`, collated; what is random in a sample is keyed by (seed, epoch, index)."""
@@ -54,11 +58,7 @@ def content_hash(arrays: Iterable[Tensor]) -> str:
 
 
 def fetch_each_keyed(dataset: KeyedDataset, indices: Indices, epochs: Indices, seed: int) -> Any:
-    """Return what `fetch_keyed` gives for samples that are each in an epoch of their own.
-
-    Raises:
-        ConfigError: It gives something else than tensors, in tuples, lists or dictionaries.
-    """
+    """Return what `fetch_keyed` gives for samples that are each in an epoch of their own."""
     each = zip(indices.reshape(-1, 1), epochs.tolist(), strict=True)
     return _joined([dataset.fetch_keyed(one, seed=seed, epoch=epoch) for one, epoch in each])
 

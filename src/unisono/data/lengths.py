@@ -59,10 +59,6 @@ def evaluation_order(lengths: Lengths, batch_size: int) -> Indices:
 
     Ranks take contiguous runs of batches; so the sorted batches stand in bit-reversed order, in which every run holds
     short and long ones alike. A short last batch holds the longest samples.
-
-    Args:
-        lengths: int64 (n,).
-        batch_size: Samples per forward pass.
     """
     ordered = np.argsort(lengths, kind="stable")
     num_full = len(ordered) // batch_size

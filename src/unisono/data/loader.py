@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 import torch.multiprocessing
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from unisono.collectives.placement import parts_of
+from unisono.data.batches import XY
 from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset, fetch_each_keyed
+from unisono.data.plans.batch_schedule import BatchSchedule
 from unisono.data.plans.plan import Plan
 from unisono.data.sampler import ExactSampler, Indices
 from unisono.data.slots import Parked, Slots, stack_in_own_memory
@@ -25,7 +26,7 @@ from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, DataError
 from unisono.launchers.scratch import meet
-from unisono.options.quantities import LOADERS, PREFETCH
+from unisono.options.quantities import EPOCHS, LOADERS, PREFETCH
 from unisono.system.processes import die_with_parent
 
 Collate = Callable[[list[Any]], Any]
@@ -33,13 +34,6 @@ Transform = Callable[[Any], Any]
 
 _SLOTS_KEPT = 16  # micro-batches that the rank may hold at a time before they travel as torch sends them
 _LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
-
-
-class XY(NamedTuple):
-    """A micro-batch of inputs and targets; anything else a collate function returns is passed on as it is."""
-
-    x: Any
-    y: Any
 
 
 def check_dataset(dataset: Any) -> None:
@@ -75,12 +69,6 @@ class Fetcher:
     Both compute with one thread of torch's: a forked process that starts more waits for ever for those that its parent
     had (OpenMP does not survive a fork), and another number of them could change a transform's bits. A thread of your
     own that computes beside a fetch should begin with ``torch.set_num_threads``: it would learn one from here.
-
-    Args:
-        dataset: Map-style: a length and integer items.
-        seed: The run's seed.
-        transform: Applied to each sample, after the data set; may be random.
-        collate: From a list of samples to a micro-batch; torch's default where None.
     """
 
     def __init__(
@@ -140,7 +128,7 @@ def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, 
     """Yield the micro-batch of each task, in order; each of `num_workers` processes keeps `prefetch` ready."""
     num_workers, prefetch = LOADERS.take("num_workers", num_workers), PREFETCH.take("prefetch", prefetch)
     if num_workers == 0:
-        yield from (fetcher[task] for task in tasks)
+        yield from map(fetcher.__getitem__, tasks)
         return
     check_can_share_tensors()
     meet()
@@ -204,15 +192,7 @@ def check_can_share_tensors() -> None:
 
 @final
 class Loader:
-    """The training batches of a run, from any step on; made by `Run.loader`.
-
-    Args:
-        sampler: Which samples each step sees.
-        fetcher: How samples become micro-batches.
-        hosted: The replicas of this rank.
-        num_workers: Processes that fetch ahead; 0 for none.
-        prefetch: Micro-batches each worker keeps ready.
-    """
+    """The training batches of a run, from any step on; made by `Run.loader`."""
 
     def __init__(
         self, sampler: ExactSampler, fetcher: Fetcher, hosted: range, *, num_workers: int = 0, prefetch: int = 2
@@ -220,15 +200,28 @@ class Loader:
         num_workers, prefetch = LOADERS.take("num_workers", num_workers), PREFETCH.take("prefetch", prefetch)
         if num_workers:
             check_can_share_tensors()
-        self.sampler = sampler
+        self.sampler, self.cuts = sampler, sampler.cuts
         self.fetcher = fetcher
         self._hosted = hosted
         self._num_workers = num_workers
         self._prefetch = prefetch
 
     def __len__(self) -> int:
-        """Return the steps per epoch."""
+        """Return the steps per epoch.
+
+        Raises:
+            TypeError: They differ, for the batches grow.
+        """
+        if not self.cuts.is_even:
+            raise TypeError(
+                "epochs have unlike numbers of steps, since the batch size changes. Hint: loader.steps_of(epochs) "
+                "counts the steps of so many epochs."
+            )
         return self.sampler.steps_per_epoch
+
+    def steps_of(self, epochs: int) -> int:
+        """Return how many steps so many epochs have, from the run's first on."""
+        return self.cuts.steps_of(EPOCHS.take("epochs", epochs))
 
     def __iter__(self) -> NoReturn:
         """Refuse: batches belong to steps."""
@@ -240,11 +233,15 @@ class Loader:
 
     def micro_batches(self, first_step: int, last_step: int) -> Iterator[Any]:
         """Yield this rank's micro-batches of the steps ``first_step..last_step``, replica by replica."""
-        tasks = self._tasks(first_step, last_step)
+        tasks = self._tasks(first_step, last_step, self._hosted)
         return fetch_all(self.fetcher, tasks, num_workers=self._num_workers, prefetch=self._prefetch)
 
-    def _tasks(self, first_step: int, last_step: int) -> Iterator[Task]:
-        sampler, start, stop = self.sampler, self._hosted.start, self._hosted.stop
+    def micro_batch(self, step: int, replica: int) -> Any:
+        """Return the micro-batch of any replica with samples, fetched here and now."""
+        return self.fetcher[next(self._tasks(step, step, range(replica, replica + 1)))]
+
+    def _tasks(self, first_step: int, last_step: int, hosted: range) -> Iterator[Task]:
+        sampler, start, stop = self.sampler, hosted.start, hosted.stop
         for step in range(first_step, last_step + 1):
             epoch, batch = sampler.epoch_of(step), sampler.batch(step)
             epochs = sampler.epochs(step)
@@ -263,13 +260,10 @@ def refuse_iteration() -> NoReturn:
 
 
 def sampler_of(
-    dataset: Any, batch_size: int, replicas: int, *, seed: int, shuffle: bool, plan: Plan | None = None
-) -> ExactSampler:
-    """Return the sampler of a data set; one that `HasLengths` gets micro-batches of about equal cost.
-
-    Raises:
-        ConfigError: `plan` is none.
-    """
+    dataset: Any, batch_size: int | BatchSchedule, replicas: int, *, seed: int, shuffle: bool, plan: Plan | None = None,
+    last: str = "short",
+) -> ExactSampler:  # fmt: skip
+    """Return the sampler of a data set; one that `HasLengths` gets micro-batches of about equal cost."""
     by_length = dataset if isinstance(dataset, HasLengths) else None
     chosen = getattr(dataset, "plan", None) if plan is None else plan
     if plan is not None and not isinstance(plan, Plan):
@@ -278,31 +272,11 @@ def sampler_of(
         )
     order = chosen.order(dataset, seed=seed, shuffle=shuffle) if isinstance(chosen, Plan) else None
     return ExactSampler(
-        len(dataset) if order is None else order.num_samples,
-        batch_size,
-        replicas,
-        seed=seed,
-        shuffle=shuffle,
+        len(dataset) if order is None else order.num_samples, batch_size, replicas,
+        seed=seed, shuffle=shuffle, order=order, last=last,
         lengths=None if by_length is None else by_length.lengths(),
         length_pool=0 if by_length is None else by_length.length_pool,
-        order=order,
-    )
-
-
-def move(data: Any, device: torch.device) -> Any:
-    """Return `data` with every tensor in it (in tuples, lists, dictionaries) on `device`."""
-    if isinstance(data, Tensor):
-        is_there = (data.is_cpu and device.type == "cpu") or data.device == device
-        return data if is_there else data.to(device, non_blocking=True)
-    if type(data) is XY:
-        return XY(move(data.x, device), move(data.y, device))
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*[move(item, device) for item in data])
-    if isinstance(data, list | tuple):
-        return type(data)(move(item, device) for item in data)
-    if isinstance(data, dict):
-        return {key: move(value, device) for key, value in data.items()}
-    return data
+    )  # fmt: skip
 
 
 def _named(batch: Any) -> Any:

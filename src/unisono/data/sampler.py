@@ -2,7 +2,7 @@
 
 The order of an epoch is a keyed permutation that is *computed*, never stored: any position of any epoch costs the
 same, so resuming at a step is a matter of knowing its number. Every sample comes exactly once per epoch: none is
-padded, repeated or dropped; the last batch may be short. Imports NumPy only.
+padded, repeated or dropped, unless that is asked for; the last batch may be short. Imports NumPy only.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from unisono.collectives.placement import parts_of
 from unisono.data.lengths import Lengths, arrange_pool, deal
+from unisono.data.plans.batch_schedule import BatchSchedule, Cuts, Stretch, schedule_of
 from unisono.data.plans.plan import Order
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
-from unisono.options.quantities import BATCH, BATCHES, REPLICAS, SAMPLES
+from unisono.options.quantities import BATCHES, REPLICAS, SAMPLES
 
 Indices = npt.NDArray[np.int64]
 
@@ -65,7 +66,7 @@ class ExactSampler:
 
     Args:
         num_samples: Samples in the data set.
-        batch_size: Samples per step, over all ranks.
+        batch_size: Samples per step, over all ranks; a `BatchSchedule` where they change.
         replicas: Parts each batch is cut into.
         seed: The run's seed.
         shuffle: Whether each epoch has its own random order; else the data set's.
@@ -74,15 +75,18 @@ class ExactSampler:
         length_pool: Batches that are sorted by length together; 0 and 1 leave each batch its random samples.
         order: Which sample stands at which place of an epoch, in place of the permutation; it has `num_samples`
             places.
+        last: What becomes of the samples that do not fill an epoch's last batch: a ``short`` batch; ``drop``: they are
+            left out (others in every epoch, if shuffled); ``join``: the batch before them takes them in.
 
     Raises:
-        ConfigError: A number is below 1, `length_pool` negative, or not one length per sample.
+        ConfigError: A number is below 1, `length_pool` negative, not one length per sample, or another `last`.
+        DataError: Nothing is left of an epoch.
     """
 
     def __init__(
         self,
         num_samples: int,
-        batch_size: int,
+        batch_size: int | BatchSchedule,
         replicas: int = 1,
         *,
         seed: int = 0,
@@ -90,31 +94,34 @@ class ExactSampler:
         lengths: Lengths | None = None,
         length_pool: int = 0,
         order: Order | None = None,
+        last: str = "short",
     ) -> None:
-        num_samples, batch_size = SAMPLES.take("num_samples", num_samples), BATCH.take("batch_size", batch_size)
+        num_samples, self.schedule = SAMPLES.take("num_samples", num_samples), schedule_of(batch_size)
         replicas, length_pool = REPLICAS.take("replicas", replicas), BATCHES.take("length_pool", length_pool)
         if lengths is not None and order is None and len(lengths) != num_samples:
             raise ConfigError(f"expected {num_samples} lengths, one per sample, got {len(lengths)}.")
         self.num_samples = num_samples
-        self.batch_size = batch_size
+        self.last = last
+        self.cuts = Cuts(num_samples, self.schedule, last)
+        self.batch_size = self.schedule.first
         self.replicas = replicas
         self.seed = seed
         self.shuffle = shuffle
-        self.steps_per_epoch = -(-num_samples // batch_size)
+        self.steps_per_epoch = self.cuts.steps_of(1)
         self._lengths = lengths
         self._length_pool = length_pool if shuffle and lengths is not None else 0
         self.order = order
         self._own_epochs: Callable[[int, int, int], Indices] | None = getattr(order, "epochs_at", None)
-        self._pool: tuple[tuple[int, int], Indices] | None = None
+        self._pool: tuple[tuple[Stretch, int], Indices] | None = None
         self._block: tuple[int, int, Indices] | None = None
         self._last: tuple[int, Indices] | None = None
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch (0-based) of `step` (1-based)."""
-        return (step - 1) // self.steps_per_epoch
+        return self.cuts.find(step)[0].epoch
 
     def batch(self, step: int) -> Indices:
-        """Return the sample indices of `step` (1-based): int64, ``batch_size`` long but for an epoch's last batch."""
+        """Return the sample indices of `step` (1-based): int64, ``batch_size`` long but for an epoch's last."""
         if self._last is not None and self._last[0] == step:  # who hands it out and who fetches it both ask
             return self._last[1][:]
         batch = self._batch(step)
@@ -122,38 +129,38 @@ class ExactSampler:
         return batch[:]
 
     def _batch(self, step: int) -> Indices:
-        epoch, index = divmod(step - 1, self.steps_per_epoch)
-        start = index * self.batch_size
+        stretch, index = self.cuts.find(step)
+        start, stop = stretch.places(index)
         if self._length_pool > 1:
-            pool, offset = divmod(index, self._length_pool)
-            batch = self._sorted_pool(epoch, pool)[offset * self.batch_size :][: self.batch_size]
+            pool = index // self._length_pool
+            before = stretch.places(pool * self._length_pool)[0]
+            batch = self._sorted_pool(stretch, pool)[start - before : stop - before]
         else:
-            batch = self._order(epoch, start, min(start + self.batch_size, self.num_samples))
+            batch = self._order(stretch.epoch, start, stop)
         return batch if self._lengths is None else deal(batch, self._lengths, self.replicas)
 
     def epochs(self, step: int) -> Indices | None:
         """Return the epoch of each sample of `step`, where they count their own; None: all that of the step."""
         if self._own_epochs is None:
             return None
-        epoch, index = divmod(step - 1, self.steps_per_epoch)
-        start = index * self.batch_size
-        return self._own_epochs(epoch, start, min(start + self.batch_size, self.num_samples))
+        stretch, index = self.cuts.find(step)
+        return self._own_epochs(stretch.epoch, *stretch.places(index))
 
     def micro_batches(self, step: int) -> list[Indices]:
         """Return the sample indices of each replica in `step`; the last ones may be empty."""
         batch = self.batch(step)
         return [batch[part.start : part.stop] for part in parts_of(len(batch), self.replicas)]
 
-    def _sorted_pool(self, epoch: int, number: int) -> Indices:
-        """Return the samples of a pool of batches, arranged by length."""
-        if self._pool is None or self._pool[0] != (epoch, number):
+    def _sorted_pool(self, stretch: Stretch, number: int) -> Indices:
+        """Return the samples of a pool of batches, arranged by length; a pool ends where the batch size changes."""
+        if self._pool is None or self._pool[0] != (stretch, number):
             assert self._lengths is not None
-            size = self._length_pool * self.batch_size
-            pool = self._order(epoch, number * size, min((number + 1) * size, self.num_samples))
-            places = np.arange(len(pool) // self.batch_size)
+            pool = self._order(stretch.epoch, *stretch.places(number * self._length_pool, self._length_pool))
+            places = np.arange(len(pool) // stretch.size)
             if len(places):
-                places = permute(places, len(places), mix(self.seed, "pool", epoch, number))
-            self._pool = (epoch, number), arrange_pool(pool, self._lengths, self.batch_size, places)
+                where = (number, stretch.start) if stretch.start else (number,)
+                places = permute(places, len(places), mix(self.seed, "pool", stretch.epoch, *where))
+            self._pool = (stretch, number), arrange_pool(pool, self._lengths, stretch.size, places)
         return self._pool[1]
 
     def _order(self, epoch: int, start: int, stop: int) -> Indices:

@@ -19,10 +19,6 @@ def differentiate(loss: Tensor, weight: float) -> None:
 
     Its checks, which the caller has made, cost as much as a small graph, and the first one imports SymPy (0.7 s in
     torch 2.13). They are left out where the loss is a plain tensor and nobody has put himself between.
-
-    Args:
-        loss: Of one element, with a graph.
-        weight: Of the gradient.
     """
     if (
         SHORTCUT.is_open

@@ -65,12 +65,7 @@ class _Finder(MetaPathFinder):
 
 
 def update(step: Callable[..., Any], optimizer: Optimizer) -> None:
-    """Call the `step` of an optimizer's class, which torch has wrapped to break graphs; without the compiler if it can.
-
-    Args:
-        step: As the class has it, less what torch puts around it for hooks and profilers.
-        optimizer: Of this class.
-    """
+    """Call the `step` of an optimizer's class, which torch wraps to break graphs; without the compiler if it can."""
     if is_here() or getattr(step, "__code__", None) is not _BREAKING:
         step(optimizer)
         return

@@ -67,17 +67,13 @@ class Place(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Observer:
-    """What the hooks look at, and whom they tell of what happens outside of loss functions.
+    """What the hooks look at, and whom they tell of what happens outside of loss functions."""
 
-    Attributes:
-        here: The place of the calling thread.
-        stepping: Called with an optimizer before its step.
-        cleared: Called with the parameters of a ``zero_grad``.
-    """
-
-    here: Place
-    stepping: Callable[[Optimizer], None]
-    cleared: Callable[[Iterable[Tensor]], None]
+    here: Place  #: The place of the calling thread.
+    #: Called with what a backward pass begins with, and the inputs that it was given.
+    reaching: Callable[[Iterable[Any], Iterable[Any]], None]
+    stepping: Callable[[Optimizer], None]  #: Called with an optimizer before its step.
+    cleared: Callable[[Iterable[Tensor]], None]  #: Called with the parameters of a ``zero_grad``.
 
 
 _lock = threading.RLock()  # the collector may end a run while another one begins
@@ -151,8 +147,8 @@ def _wrap(place: Any, name: str, look: Look) -> None:
 
 
 def _backward(loss: LossJudge | None, outputs: Any, *args: Any, **kwargs: Any) -> None:
-    if loss is not None and kwargs.get("accumulate_grad"):
-        loss.refuse_backward(outputs, args[3] if len(args) > 3 else ())
+    if kwargs.get("accumulate_grad"):
+        (_observer.reaching if loss is None else loss.refuse_backward)(outputs, args[3] if len(args) > 3 else ())
 
 
 def _make(loss: LossJudge | None, optimizer: Optimizer, *_: Any, **__: Any) -> None:

@@ -52,7 +52,10 @@ def _is_unseen(optimizer: Optimizer, wrapper: Any) -> bool:
         before is not None
         and after is not None
         and ("step" not in own or _is_a_schedules(own["step"], wrapper, optimizer))
-        and all(map(_are_spared, (*_EVERYBODYS, before, after)))
+        and _are_spared(_EVERYBODYS[0])
+        and _are_spared(_EVERYBODYS[1])
+        and _are_spared(before)
+        and _are_spared(after)
         and not torch._C._autograd._profiler_enabled()
     )
 

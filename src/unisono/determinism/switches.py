@@ -31,29 +31,30 @@ NUMERIC = (
 """Entries that decide bits (``world_size`` only where the strategy is not exact); the others inform the reader."""
 
 
-_SMALL_WORDS, _DOT_WORDS = 1 << 14, 1 << 11
-_MODULUS = 1 << 64
+_SMALL_WORDS, _DOT_WORDS = 1 << 14, 1 << 12
+MODULUS = 1 << 64
 
 
 def set_generators(key: int) -> None:
     """Put the process-wide generators of torch (CPU and CUDA), Python and NumPy into the state named by `key`."""
     torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
-    if torch.cuda.is_initialized():
+    if _HAS_CUDA and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(key & 0x7FFFFFFFFFFFFFFF)
     _seed_python(key)
+    _PYTHONS.gauss_next = None
     _seed_numpy(key & 0xFFFFFFFF)
 
 
-_seed_python, _seed_numpy = random.seed, np.random.seed
+_HAS_CUDA = torch.backends.cuda.is_built()
+# What random.seed does for a whole number, without its questions.
+_PYTHONS: Any = random.seed.__self__  # type: ignore[attr-defined]
+_seed_python, _seed_numpy = super(random.Random, _PYTHONS).seed, np.random.seed
 
 
 def set_determinism(threads: int) -> None:
     """Pin what would change bits behind our back: threads per process, kernel choice, how the compiler treats shapes.
 
     What a program may want otherwise, such as reduced precision, stays as it is, and is recorded: see `flags`.
-
-    Args:
-        threads: Threads of torch's CPU kernels in this process; part of the score.
     """
     torch.set_num_threads(threads)
     compiler.use_deterministic_algorithms()
@@ -65,7 +66,7 @@ def set_determinism(threads: int) -> None:
 
 def add_checksums(parts: Iterable[int]) -> int:
     """Return the `checksum` of all tensors from those of some of them each, or from sums of their words."""
-    return sum(parts) % _MODULUS
+    return sum(parts) % MODULUS
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
@@ -85,17 +86,18 @@ def checksum(tensors: Iterable[Tensor]) -> int:
         whole = len(raw) // 8 * 8
         total += int(raw[:whole].view(torch.int64).sum()) if whole else 0
         total += int.from_bytes(bytes(raw[whole:].tolist()), "little") if whole < len(raw) else 0
-    return total % _MODULUS
+    return total % MODULUS
 
 
 @final
 class Checksum:
     """The `checksum` of the same tensors, again and again: those that are small are added up in one pass.
 
-    A tensor that has moved, or another one in its place, is noticed.
+    A tensor that has moved, or another one in its place, is noticed; of the same tuple only the first is asked.
     """
 
     def __init__(self) -> None:
+        self._asked: Sequence[Tensor] = ()
         self._known: list[Tensor] = []
         self._addresses: list[int] = []
         self._small: list[Tensor] = []  # their 64-bit words
@@ -103,15 +105,20 @@ class Checksum:
 
     def __call__(self, tensors: Sequence[Tensor]) -> int:
         """Return the sum of all bits; see `checksum`."""
-        is_known = len(tensors) == len(self._known) and all(map(operator.is_, tensors, self._known))
+        is_known = tensors is self._asked or (
+            len(tensors) == len(self._known) and all(map(operator.is_, tensors, self._known))
+        )
         if not is_known or [*map(_ADDRESS_OF, tensors)] != self._addresses:
             self._look_at(tensors)
+        if not self._others and self._small:
+            return int(torch.cat(self._small).sum().item()) % MODULUS
         total = checksum(self._others) if self._others else 0
         if self._small:
             total += int(torch.cat(self._small).sum().item())
-        return total % _MODULUS
+        return total % MODULUS
 
     def _look_at(self, tensors: Sequence[Tensor]) -> None:
+        self._asked = tensors if isinstance(tensors, tuple) else ()
         self._known, self._addresses = [*tensors], [*map(_ADDRESS_OF, tensors)]
         words = [_words_of(tensor) if tensor.device == tensors[0].device else None for tensor in tensors]
         self._small = [each for each in words if each is not None]
@@ -144,13 +151,14 @@ def _words_of(tensor: Tensor) -> Tensor | None:
 def adder(words: Tensor) -> Callable[[], Any]:
     """Return what adds up a tensor of int64 in place, modulo 2**64.
 
-    Torch's sum, and for few words NumPy's product with ones, which has half its overhead. The reduction of NumPy is not
-    taken: in a training step, whose other code is torch's, it finds the processor's caches cold and leaves them so.
+    Torch's sum, and for few words NumPy's product with ones, which has half its overhead; they are one number, so that
+    they take no room in the processor's caches. The reduction of NumPy is not taken: in a training step, whose other
+    code is torch's, it finds those cold and leaves them so.
     """
     if words.device.type == "cpu" and words.numel() <= _DOT_WORDS:
         # Unlike numpy(), from_dlpack leaves the storage resizable.
         plain = np.from_dlpack(words).view(np.uint64)
-        return functools.partial(plain.dot, np.ones(len(plain), np.uint64))
+        return functools.partial(plain.dot, np.broadcast_to(np.uint64(1), plain.shape))
     return lambda: words.sum().item()
 
 
@@ -160,15 +168,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any]:
-    """Return the software and hardware that this process computes with.
-
-    Args:
-        threads: Threads per process that the run asked for.
-        device: Where the model lives.
-
-    Raises:
-        ConfigError: Torch's threads treat denormal numbers unalike.
-    """
+    """Return the software and hardware that this process computes with."""
     check_threads(threads)
     return {
         "torch": torch.__version__,

@@ -18,25 +18,15 @@ from unisono.world import wants_plain_torch
 @final
 @dataclass(frozen=True, kw_only=True)
 class TorchChange:
-    """A change to torch, in words (Markdown) and in deed.
+    """A change to torch, in words (Markdown) and in deed."""
 
-    Attributes:
-        name: Of the change.
-        touches: What of torch is another thing while it is applied.
-        reason: What it is good for.
-        guard: When it steps back by itself.
-        without: What a run does without it.
-        apply: Makes the change.
-        undo: Takes it back.
-    """
-
-    name: str
-    touches: str
-    reason: str
-    guard: str
-    without: str
-    apply: Callable[[Observer], None]
-    undo: Callable[[], None]
+    name: str  #: Of the change.
+    touches: str  #: What of torch is another thing while it is applied.
+    reason: str  #: What it is good for.
+    guard: str  #: When it steps back by itself.
+    without: str  #: What a run does without it.
+    apply: Callable[[Observer], None]  #: Makes the change.
+    undo: Callable[[], None]  #: Takes it back.
 
 
 TORCH_CHANGES = (
@@ -97,10 +87,6 @@ def change_torch(owner: object, observer: Observer) -> Callable[[], Any]:
     """Apply the table until the function that is returned is called, or until `owner` is no more.
 
     Where several owners are open, the last one's end undoes it. With ``UNISONO_PLAIN_TORCH=1`` nothing is applied.
-
-    Args:
-        owner: A run.
-        observer: Gets what the hooks inside a loss function see; the first owner's.
 
     Raises:
         WorldError: The variable is no whole number.

@@ -18,11 +18,7 @@ _SIZE = 1 << 16
 
 
 def check_directory(directory: str | os.PathLike[str]) -> Finding:
-    """Try renames and exclusive creation in a directory.
-
-    Args:
-        directory: An existing one; where runs will save.
-    """
+    """Try renames and exclusive creation in a directory."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".unisono-doctor-", dir=directory))
     except OSError as error:

@@ -9,21 +9,14 @@ Status = Literal["ok", "warn", "fail"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do.
+    """What was looked at, how it is, and what to do."""
 
-    Attributes:
-        name: What was looked at: a part of the machine, or the rule that a script breaks.
-        status: ``ok``; ``warn``: a run starts, but slower or with a trap; ``fail``: it breaks, or its result is wrong.
-        detail: What was seen.
-        hint: What to do about it; empty where there is nothing to do.
-        line: Line of the script, from 1; None for the machine.
-    """
-
-    name: str
+    name: str  #: What was looked at: a part of the machine, or the rule that a script breaks.
+    #: ``ok``; ``warn``: a run starts, but slower or with a trap; ``fail``: it breaks, or its result is wrong.
     status: Status
-    detail: str
-    hint: str = ""
-    line: int | None = None
+    detail: str  #: What was seen.
+    hint: str = ""  #: What to do about it; empty where there is nothing to do.
+    line: int | None = None  #: Line of the script, from 1; None for the machine.
 
 
 def ok(name: str, detail: str) -> Finding:

@@ -180,11 +180,7 @@ def list_gpus() -> list[str]:
 
 
 def check_machine(environ: Mapping[str, str]) -> list[Finding]:
-    """Return all checks of this file.
-
-    Args:
-        environ: Environment variables; never written to.
-    """
+    """Return all checks of this file."""
     return [
         check_cores(), check_threads(environ), check_memory(), check_shared_memory(), check_open_files(),
         check_interfaces(), check_host_name(), check_port(), check_clock(),

@@ -21,14 +21,7 @@ _PROGRAM = ("-m", "unisono", "run", "-n", "2", "--threads", "1", "-m", "unisono.
 def check_talk(
     gpus: Sequence[str], environ: Mapping[str, str], program: Sequence[str] = _PROGRAM, wait_s: float = START_S
 ) -> list[Finding]:
-    """Run the communication self-test on two processes of this host.
-
-    Args:
-        gpus: What the driver shows.
-        environ: Environment of the processes, but for the variables of a world around this one.
-        program: What to run, for tests; gets the name of a file for its result.
-        wait_s: Longest wait for it.
-    """
+    """Run the communication self-test on two processes of this host."""
     outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "UNISONO_RENDEZVOUS", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in environ.items() if name not in outer}
     with scratch_directory("doctor") as scratch:

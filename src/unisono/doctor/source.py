@@ -21,9 +21,6 @@ _NUMBER_WORDS = re.compile(r"gpu|gpu_?(id|idx|index)|device_?id|proc(ess)?_?(id|
 class Source:
     """A parsed script.
 
-    Args:
-        text: Source of a Python program.
-
     Raises:
         SyntaxError: It is none.
     """

@@ -26,17 +26,7 @@ StartAlone = Callable[[int, Path], None]
 
 
 def calibrate(recipe: str, options: dict[str, Any], tell: Tell) -> tuple[Workload, Machine, list[str]]:
-    """Measure a recipe and this machine, and return both as numbers, with notes for people.
-
-    Args:
-        recipe: Its name.
-        options: ``replicas``, ``batch_size``, ``data``; None where nothing was given.
-        tell: Takes a line before each measurement.
-
-    Raises:
-        ConfigError: No such recipe, or a setting out of range.
-        WorkerFailed: A measured process failed.
-    """
+    """Measure a recipe and this machine, and return both as numbers, with notes for people."""
     job = plan(recipe, "1", options)
 
     def start(replicas: int, out: Path) -> None:
@@ -90,13 +80,6 @@ def measure_links(
     gradient_bytes: float, cores: int, crowding: float, transport: str | None = None, tell: Tell = silent
 ) -> tuple[Machine, str]:
     """Time all-reduces of some sizes up to the gradient's between 2 ranks and between twice the cores.
-
-    Args:
-        gradient_bytes: The largest size.
-        cores: Of this host.
-        crowding: As in `Machine`.
-        transport: ``shm`` or ``gloo``; None: shared memory where it can be.
-        tell: Takes a line before.
 
     Returns:
         The machine, and the transport that was measured.

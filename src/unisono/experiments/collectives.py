@@ -32,20 +32,9 @@ def measure_collectives(
 ) -> dict[str, Any]:  # fmt: skip
     """Time collectives over everything that carries them, beside a plain copy of memory; every result is checked.
 
-    Args:
-        ranks: Numbers of processes, each 2 at least.
-        sizes: Bytes of the buffers.
-        names: Of `COLLECTIVES`.
-        repeat: Repetitions of each.
-        tell: Takes a line about what is going on.
-
     Returns:
         What ``unisono bench collectives --json`` prints: cores, torch's version, the plan by which reductions are cut
         by number of ranks, and rows as `unisono.experiments.measure.Timing` describes them.
-
-    Raises:
-        ConfigError: A number is out of range.
-        WorkerFailed: A rank failed, or a collective gave a wrong result.
     """
     cores = usable_cores()
     rows: list[dict[str, Any]] = []

@@ -36,18 +36,7 @@ class Fault:
 def plan_faults(
     seed: int, count: int, *, steps: int, workers: int, kinds: tuple[str, ...] = tuple(KINDS)
 ) -> list[Fault]:
-    """Return `count` faults at different steps, the same for the same arguments everywhere.
-
-    Args:
-        seed: The one number that repeats a schedule.
-        count: Number of faults.
-        steps: Steps of the undisturbed run.
-        workers: Number of workers at first, and the most at any time.
-        kinds: Kinds to draw from.
-
-    Raises:
-        ConfigError: An unknown kind, or more faults than the run has room for.
-    """
+    """Return `count` faults at different steps, the same for the same arguments everywhere."""
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
         raise ConfigError(f"expected kinds of faults out of {', '.join(KINDS)}, got {', '.join(unknown) or 'none'}.")

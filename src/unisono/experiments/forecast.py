@@ -35,10 +35,6 @@ def forecast(
     Returns:
         What ``unisono forecast --json`` prints: notes, job, machine, reliability, and for each number of ranks all
         strategies; ``run_s`` is the text ``never`` for a run without end.
-
-    Raises:
-        ConfigError: Something is missing, unknown or out of range.
-        WorkerFailed: A measured process failed.
     """
     asked = {name: _read(name, value) for name, value in options.items() if value is not None}
     reliability = _reliability(asked)

@@ -49,14 +49,7 @@ class _Worker:
 
 @final
 class Injector:
-    """One disturbed run.
-
-    Args:
-        command: From a number of workers to the command line of a launcher.
-        env: Environment of the launchers.
-        scratch: Directory for logs and temporary files.
-        workers: Number of workers at first.
-    """
+    """One disturbed run."""
 
     def __init__(
         self, command: Callable[[int], list[str]], env: Mapping[str, str], scratch: Path, workers: int
@@ -83,11 +76,7 @@ class Injector:
             )  # fmt: skip
 
     def inject(self, fault: Fault) -> Injection:
-        """Wait for the fault's step, inject it, and wait until the run has done a step more.
-
-        Raises:
-            LaunchError: A launcher ended by itself with a failure.
-        """
+        """Wait for the fault's step, inject it, and wait until the run has done a step more."""
         worker_group: list[_Worker] = []
         following = max(fault.step, self._passed + 1)
 

@@ -26,11 +26,7 @@ class TrainJob:
 
 
 def take_strategy(given: dict[str, Any]) -> "StrategyOptions":
-    """Take ``strategy`` and its options out of what a command was given.
-
-    Raises:
-        ConfigError: No such strategy, or an option that it does not have.
-    """
+    """Take ``strategy`` and its options out of what a command was given."""
     chosen = {name: given.pop(name, None) for name in all_options()}
     return find(given.pop("strategy", None) or "exact", {k: v for k, v in chosen.items() if v is not None})
 
@@ -39,20 +35,7 @@ def plan(
     recipe: str, workers: str, given: dict[str, Any], devices: tuple[str, ...] | None = None,
     nodes: "NodesPlan | None" = None,
 ) -> TrainJob:  # fmt: skip
-    """Check recipe, settings, world and data, before anything starts.
-
-    Args:
-        recipe: Its name.
-        workers: On each host, as typed.
-        given: The other options, as typed.
-        devices: The GPUs that were chosen; None where all that are visible may be used.
-        nodes: How the hosts meet; None: there is one.
-
-    Raises:
-        ConfigError: An unknown recipe or a setting out of range; more workers than replicas.
-        ScoreMismatch: The run directory was started with other settings.
-        DataError: The data is missing, truncated or not what is pinned.
-    """
+    """Check recipe, settings, world and data, before anything starts."""
     from unisono.launchers.spec import resolve_workers
     from unisono.launchers.supervision.memory_kills import check_address_space
     from unisono.recipes.catalog import Options
@@ -95,8 +78,9 @@ def plan(
 
 def _check_score(recorded: dict[str, Any], options: "Options") -> None:
     from unisono.errors import ScoreMismatch
-    from unisono.observe.compare import diff
+    from unisono.observe.compare import diff, said_now
 
+    recorded = said_now(recorded)
     if lines := diff({name: recorded.get(name) for name in options.score}, options.score):
         raise ScoreMismatch(
             f"{options.out} holds a run with another score:\n  " + "\n  ".join(lines) + "\n"
@@ -126,17 +110,7 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
 
 
 def run_job(job: TrainJob, *, output: str, **settings: Any) -> dict[str, Any]:
-    """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set.
-
-    Args:
-        job: What to run.
-        output: As in `LaunchSpec`.
-        **settings: More of the `LaunchSpec`: restarts, times, devices.
-
-    Raises:
-        WorkerFailed: A worker failed.
-        RunStopped: The run was asked to stop, and has saved.
-    """
+    """Start the workers, wait for them, and return the run's ``result.json``; ``options.out`` must be set."""
     from unisono.launchers.api import describe_function
     from unisono.launchers.spec import LaunchSpec
     from unisono.recipes.execute import execute as execute_recipe
@@ -149,17 +123,14 @@ def run_job(job: TrainJob, *, output: str, **settings: Any) -> dict[str, Any]:
 
 
 def run_in(job: TrainJob, out: Path, **settings: Any) -> dict[str, Any]:
-    """Run a job in the run directory `out`, without its output; see `run_job`."""
-    return run_job(replace(job, options=replace(job.options, out=str(out))), output="quiet", **settings)
+    """Run a job in the run directory `out`, without its output unless `settings` have another; see `run_job`."""
+    return run_job(replace(job, options=replace(job.options, out=str(out))), **{"output": "quiet", **settings})
 
 
 def describe_run_file(options: "Options") -> str:
     """Return the text of ``run.toml``, which gives the same fingerprint again: every option that is set.
 
     The run directory, and what is of this machine alone, are left out.
-
-    Args:
-        options: As resolved, paths included.
     """
     entries = {name: value for name, value in asdict(options).items() if name not in _OF_THE_PLACE}
     for name in ("data", "test_data"):

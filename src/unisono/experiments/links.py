@@ -18,22 +18,8 @@ def compare_links(
 ) -> dict[str, Any]:  # fmt: skip
     """Train a few steps of a recipe in each way that slow links invite, and propose one.
 
-    Args:
-        recipe: Its name.
-        ways: Names out of `WAYS`; ``exact`` is always measured.
-        workers: Processes on each host; None: 1, or 2 where there is one host.
-        repeat: Runs of each way.
-        steps: Of each run.
-        nodes: How the hosts meet; each run takes a port of its own, counted up from the plan's. None: there is one.
-        tell: Takes a line about what is going on.
-        **options: Of ``unisono train``: ``batch_size``, ``model``, ``data``.
-
     Returns:
         What ``unisono bench links --json`` prints: samples a second of each run by way, the proposal, why, its command.
-
-    Raises:
-        ConfigError: A wrong setting.
-        WorkerFailed: A worker failed.
     """
     names = list(dict.fromkeys(["exact", *ways]))
     rates: dict[str, list[float]] = {name: [] for name in names}

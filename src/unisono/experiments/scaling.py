@@ -27,26 +27,7 @@ def measure_scaling(
     warmup: int = 10, weak: bool = False, threads: int = 1, out: str | None = None, command: str = "",
     tell: Tell = silent, **options: Any,
 ) -> Study:  # fmt: skip
-    """Train a recipe or a script on each number of workers, several times by turns, and return the study.
-
-    Args:
-        target: A recipe's name, or a script that trains through `unisono.Run`.
-        args: The script's arguments.
-        workers: Numbers of workers.
-        repeat: Runs of each.
-        steps: Of each run.
-        warmup: First steps of each run that do not count.
-        weak: Batch and replicas grow with the workers.
-        threads: Of each worker.
-        out: Directory for `FILES`; None: nothing is written.
-        command: How it was asked for, for the record.
-        tell: Takes a line about what is going on.
-        **options: Of ``unisono train`` for a recipe; of a script ``replicas``.
-
-    Raises:
-        ConfigError: A wrong setting, a place that is taken, or a run that was not what was asked for.
-        WorkerFailed: A worker failed: a crash is never a fast run.
-    """
+    """Train a recipe or a script on each number of workers, several times by turns, and return the study."""
     counts = sorted(set(workers))
     check_steps(steps, warmup)
     start = starter(target, args, counts, {**options, "threads": threads}, weak=weak, steps=steps)
@@ -74,22 +55,13 @@ def measure_scaling(
 
 
 def check_steps(steps: int, warmup: int) -> None:
-    """Refuse runs of which less than two steps are left after the warm-up.
-
-    Raises:
-        ConfigError: They are.
-    """
+    """Refuse runs of which less than two steps are left after the warm-up."""
     if steps - warmup < 2:
         raise ConfigError(f"expected --steps of --warmup + 2 at least, got {steps} and {warmup}.")
 
 
 def try_once(start: Start, count: int, turn: int, warmup: int, out: Path) -> tuple[Trial, Finished]:
-    """Run one trial in a new directory; return what its step phases say, and the run.
-
-    Raises:
-        WorkerFailed: A worker failed.
-        ConfigError: The run was not what was asked for.
-    """
+    """Run one trial in a new directory; return what its step phases say, and the run."""
     run = run_fresh(start, count, out)
     trial = trial_of(
         read_phases(out), workers=count, repeat=turn, warmup=warmup, launched_ns=run.launched_ns, total_s=run.seconds,

@@ -16,21 +16,9 @@ def compare_strategies(
 ) -> list[dict[str, Any]]:
     """Train a recipe once with each strategy.
 
-    Args:
-        recipe: Its name.
-        workers: Processes that compute; servers come on top. ``dp``, ``balanced_dp``: devices of one process;
-            ``pipeline``: stages.
-        strategies: Their names.
-        tell: Takes a line about what is going on.
-        **options: Of ``unisono train``: ``epochs``, ``batch_size``, ``limit``, ...
-
     Returns:
         For each strategy, what ``unisono bench strategies --json`` prints of it: samples a second in steps, the peak
         memory of the fullest process, the bytes that all processes together send in a step, metrics, fingerprint.
-
-    Raises:
-        ConfigError: A wrong setting.
-        WorkerFailed: A worker failed.
     """
     find(recipe)
     for name in strategies:

@@ -52,12 +52,6 @@ def is_script(target: str) -> bool:
 def check_target(target: str, args: Sequence[str], options: Mapping[str, Any], allowed: Sequence[str] = ()) -> None:
     """Refuse what is neither a recipe nor a script, and what belongs to the other of them, before anything starts.
 
-    Args:
-        target: A recipe's name, or a script.
-        args: A script's arguments.
-        options: Options; None where nothing was given.
-        allowed: Names of the options that scripts have too.
-
     Raises:
         ConfigError: Names what there is, or the first option that a script does not have.
     """
@@ -79,21 +73,7 @@ def starter(
     target: str, args: Sequence[str], workers: Sequence[int], options: Mapping[str, Any], *, weak: bool = False,
     steps: int | None = None, scratch: str | None = None,
 ) -> Start:  # fmt: skip
-    """Return what runs a recipe or a script on one of several numbers of workers; all of them are checked here.
-
-    Args:
-        target: A recipe's name, or a script.
-        args: A script's arguments.
-        workers: The numbers of workers.
-        options: Options of ``unisono train``; of a script only ``replicas`` and ``threads``.
-        weak: Batch and replicas grow with the workers.
-        steps: Each run ends after so many.
-        scratch: As in `LaunchSpec`.
-
-    Raises:
-        ConfigError: No such target, or an option out of range.
-        DataError: The recipe's data is missing or not what is pinned.
-    """
+    """Return what runs a recipe or a script on one of several numbers of workers; all of them are checked here."""
     env = {} if steps is None else {"UNISONO_LAST_STEP": str(steps)}
     most, asked, threads = max(workers), options.get("replicas"), options.get("threads")
     allowed = ("replicas", "threads", *["strategy"] * (options.get("strategy") == "exact"))
@@ -123,9 +103,11 @@ def starter(
 
 def run_script(
     script: str, args: Sequence[str], workers: int, out: Path, *, replicas: int, threads: int | None,
-    env: Mapping[str, str], scratch: str | None = None,
+    env: Mapping[str, str], **launch: Any,
 ) -> None:  # fmt: skip
     """Run a script through the launcher, with its run in `out`, and so many replicas where it leaves them open.
+
+    `launch`: more of the `LaunchSpec`, which else shows nothing of what the script prints.
 
     Raises:
         ConfigError: There is no such file.
@@ -133,7 +115,8 @@ def run_script(
     """
     target = ScriptTarget(path=script, args=tuple(args))
     own = {**script_environment(out, replicas), **env}
-    run_local(LaunchSpec(target=target, workers=workers, threads=threads, env=own, output="quiet", scratch=scratch))
+    settings: dict[str, Any] = {"output": "quiet"} | launch
+    run_local(LaunchSpec(target=target, workers=workers, threads=threads, env=own, **settings))
 
 
 def script_environment(out: Path, replicas: int) -> dict[str, str]:
@@ -176,11 +159,7 @@ def run_fresh(start: Start, workers: int, out: Path) -> Finished:
 
 
 def read_result(out: Path) -> dict[str, Any]:
-    """Return ``result.json`` of a run that has ended.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return ``result.json`` of a run that has ended."""
     try:
         result: dict[str, Any] = json.loads((out / "result.json").read_text())
     except FileNotFoundError:
@@ -192,11 +171,7 @@ def read_result(out: Path) -> dict[str, Any]:
 
 
 def check_picture(picture: str | None) -> None:
-    """Refuse a picture that cannot be written before anything is measured for it.
-
-    Raises:
-        ConfigError: It is no SVG file, or its directory is missing.
-    """
+    """Refuse a picture that cannot be written before anything is measured for it."""
     if picture is None:
         return
     path = Path(picture)

@@ -22,22 +22,8 @@ def tune(
 ) -> dict[str, Any]:  # fmt: skip
     """Measure settings of a recipe, and propose the fastest; nothing is changed.
 
-    Args:
-        recipe: Its name.
-        repeat: Runs of each setting.
-        steps: Of each run.
-        warmup: First steps of each run that do not count.
-        loaders: Numbers of loader processes to try.
-        strategy: Its name; ``ddp`` and ``allreduce`` have buckets, whose size is measured too.
-        tell: Takes a line about what is going on.
-        **options: Of ``unisono train``.
-
     Returns:
         What ``unisono bench tune --json`` prints: the stages with all that was tried, the proposal, its command.
-
-    Raises:
-        ConfigError: A wrong setting.
-        WorkerFailed: A worker failed.
     """
     check_steps(steps, warmup)
     stages: list[dict[str, Any]] = []

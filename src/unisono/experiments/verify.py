@@ -25,20 +25,7 @@ class Verified:
 def verify(
     target: str, args: Sequence[str] = (), *, workers: Sequence[int] = (1, 2), tell: Tell = silent, **options: Any
 ) -> Verified:
-    """Run a recipe or a script once for each number of workers and compare fingerprints and ledgers.
-
-    Args:
-        target: A recipe's name, or a script that trains through `unisono.Run`; its run directory is a temporary one.
-        args: The script's arguments.
-        workers: Numbers of workers, two at least.
-        tell: Takes a line about what is going on.
-        **options: Of ``unisono train`` for a recipe (``epochs``, ``limit``, ``seed``, ...); of a script ``replicas``
-            and ``threads``.
-
-    Raises:
-        ConfigError: A wrong setting, or a script that does not run as it was asked to.
-        WorkerFailed: A worker failed.
-    """
+    """Run a recipe or a script once for each number of workers and compare fingerprints and ledgers."""
     if len(workers) < 2:
         raise ConfigError(f"expected at least two runs to compare, got {list(workers)}. Hint: --workers 1,2.")
     with scratch_directory("verify") as scratch:
@@ -62,8 +49,8 @@ def verify(
 
 def _check_score(score: dict[str, Any], options: dict[str, Any]) -> None:
     for name in ("replicas", "threads"):
-        given = options.get(name)
-        if given not in (None, score[name]):
+        given, processes = options.get(name), score.get("settings", {}).get("num_processes")
+        if given not in (None, score[name]) and (name, given) != ("replicas", processes):
             raise ConfigError(
                 f"--{name} {given} was given, but the script sets {name}={score[name]} itself. "
                 f"Hint: leave --{name} out, or {name} unset in unisono.Run()."

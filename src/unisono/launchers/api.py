@@ -1,13 +1,16 @@
 """`launch`: start a function on several processes, from a script or a notebook.
 
-In: a module-level function and picklable arguments. Out: nothing, or the root cause as an exception. Inside a
-world that some launcher has started already, the function is simply called. Must not import torch.
+In: a function and picklable arguments. Out: nothing, or the root cause as an exception. New processes import the
+function by its name; what has none there (a notebook's cell, a lambda, a nested function) is sent as it is, by the
+library cloudpickle where that is installed. Inside a world that some launcher has started already, the function is
+simply called. Must not import torch.
 """
 
 import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -17,6 +20,8 @@ from unisono.launchers.local import run_local
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, resolve_workers
 from unisono.launchers.worker.child import LOADING_MARK
 from unisono.world import World
+
+_OR = "; or pip install 'unisono[notebook]', which sends it as it is"
 
 
 def launch(
@@ -28,6 +33,7 @@ def launch(
     replicas: int | None = None,
     max_restarts: int = 0,
     live: str = "off",
+    spares: int = 0,
     **kwargs: object,
 ) -> None:
     """Run ``fn(*args, **kwargs)`` on every worker and wait for all of them.
@@ -38,12 +44,15 @@ def launch(
     thread.
 
     Args:
-        fn: A function at the top level of a module or of the starting script.
+        fn: A function at the top level of a module or of the starting script. With cloudpickle (``pip install
+            'unisono[notebook]'``) also one of a notebook or an interactive session, a lambda, a nested function: the
+            workers get it with copies of the values that it uses.
         *args: Passed to `fn`; pickled.
         workers: Number of processes, or ``auto``: one per GPU, else one per core, at most `replicas`.
         threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
         replicas: Replicas of the run for programs that leave them unset themselves.
         live: ``auto``: when a worker is killed, the others finish the same step without it, where they can.
+        spares: So many more workers are started, and wait to take the place of one that has died.
         max_restarts: Start the workers again after one has died; so many restarts in a row may pass without progress.
             `fn` runs from its beginning: `unisono.Run` with ``out=...`` resumes.
         **kwargs: Passed to `fn`; pickled.
@@ -79,6 +88,7 @@ def launch(
             output=output,
             max_restarts=max_restarts,
             live=live,
+            spares=spares,
         )
     )
 
@@ -89,22 +99,43 @@ def describe_function(
     """Return the target by which other processes find `fn` and its arguments.
 
     Raises:
-        LaunchError: They could not: a lambda, a nested function, a method, a notebook's function, an argument
-            that cannot be pickled.
+        LaunchError: They could not: without cloudpickle a lambda, a nested function, a notebook's function; a method;
+            an argument that cannot be pickled.
     """
-    module, name = _importable_name(fn)
-    payload = _pickled(args, dict(kwargs or {}))
+    given = dict(kwargs or {})
+    sys_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
     main_file, main_module = "", ""
-    if module == "__main__" or b"__main__" in payload:
-        main_file, main_module = _main_program(fn)
+    try:
+        module, name = _importable_name(fn)
+        if module == "__main__":
+            main_file, main_module = _main_program(fn)
+        payload = _pickled(args, given)
+        if b"__main__" in payload:
+            main_file, main_module = _main_program(fn)
+    except _NotImportable as error:
+        if find_spec("cloudpickle") is None:
+            raise LaunchError(str(error)) from None
+        return FunctionTarget(module="", name="", sys_path=sys_path, payload=_by_value(fn, args, given))
     return FunctionTarget(
-        module=module,
-        name=name,
-        main_file=main_file,
-        main_module=main_module,
-        sys_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
-        payload=payload,
+        module=module, name=name, main_file=main_file, main_module=main_module, sys_path=sys_path, payload=payload
     )
+
+
+class _NotImportable(LaunchError):
+    """What is refused only because new processes cannot import it: cloudpickle can send it."""
+
+
+def _by_value(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
+    import cloudpickle
+
+    try:
+        sent: bytes = cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:
+        raise LaunchError(
+            f"expected a function that new processes can be given, but something that {fn.__name__} or its arguments "
+            f"use cannot be pickled: {error}. Hint: open files, make locks, build objects inside the function."
+        ) from error
+    return sent
 
 
 def _importable_name(fn: Callable[..., object]) -> tuple[str, str]:
@@ -115,10 +146,11 @@ def _importable_name(fn: Callable[..., object]) -> tuple[str, str]:
             "Hint: pass the function and its arguments, as in launch(main, arg, key=value)."
         )
     if name != getattr(fn, "__name__", name) or "." in name or name == "<lambda>":
-        raise LaunchError(
-            f"expected a function at the top level of a module, got {_kind(fn, name)} {module}.{name}: "
+        kind = _kind(fn, name)
+        raise (LaunchError if kind == "the method" else _NotImportable)(
+            f"expected a function at the top level of a module, got {kind} {module}.{name}: "
             "new processes cannot import it. "
-            "Hint: define it with `def` at the left margin of a .py file; pass what it needs as arguments."
+            f"Hint: define it with `def` at the left margin of a .py file; pass what it needs as arguments{_OR}."
         )
     found = getattr(sys.modules.get(module), name, None)
     if found is not fn:
@@ -146,11 +178,11 @@ def _main_program(fn: Callable[..., object]) -> tuple[str, str]:
     file = getattr(main, "__file__", None)
     if not file or not Path(file).is_file():
         name = getattr(fn, "__name__", "main")
-        raise LaunchError(
+        raise _NotImportable(
             f"expected a function from a .py file, got {name!r}, defined (or given values defined) "
             "in a notebook or interactive session: new processes cannot import that. "
             "Hint: put it into a file next to the notebook, train.py for example, and write: "
-            f"from train import {name}; unisono.launch({name}, ...)"
+            f"from train import {name}; unisono.launch({name}, ...){_OR}."
         )
     return os.path.abspath(file), ""  # noqa: PTH100 - resolve() would follow links
 

@@ -18,6 +18,7 @@ from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill, load_reports
 from unisono.launchers.supervision.live_recovery import LiveRecovery, Told, off
 from unisono.launchers.supervision.memory_kills import count_kills
+from unisono.launchers.supervision.replacements import Replacements
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Event, Events, OutputBroken, Signalled, WorkerGroup, next_event
@@ -85,9 +86,10 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
 
 def _supervise(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
-    supervisor = Supervisor(group)
     live = _live_recovery(group)
+    supervisor = Supervisor(group, live)
     while group.running:
+        _tend(live, group)
         event = next_event(events, time.monotonic() + _LOOK_S)
         if live is not None and (live.look() or _heard(live, group, event)):
             return _find_failure(group, events, memory_kills)
@@ -119,7 +121,23 @@ def _live_recovery(group: WorkerGroup) -> LiveRecovery | None:
         if spec.live == "auto" and spec.workers > 1:
             _tell(group, off(spec.why_not_live))
         return None
-    return LiveRecovery(group.spec.ranks, group.channels.send, functools.partial(_tell, group))
+    replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
+    return LiveRecovery(spec.ranks, group.channels.send, functools.partial(_tell, group), replacements)
+
+
+def _tend(live: LiveRecovery | None, group: WorkerGroup) -> None:
+    """Start the workers that are to join the others, and end those that nobody needs."""
+    if live is None:
+        return
+    for rank in live.unwanted & {*group.running}:
+        if rank not in group.killed:
+            group.kill(rank, "by its launcher: it cannot join the others any more.")
+    for rank in live.start():
+        try:
+            group.add(rank)
+        except (OSError, RuntimeError) as error:
+            live.dismiss(f"no worker can be started: {error}")
+    group.guests = live.guests
 
 
 def _heard(live: LiveRecovery, group: WorkerGroup, event: Event | None) -> str:
@@ -131,9 +149,15 @@ def _heard(live: LiveRecovery, group: WorkerGroup, event: Event | None) -> str:
     elif isinstance(event, WorkerExit):
         group.note(event)
         if event.code == 0 or group.has_stopped(event):
-            return live.ended(event.rank)
+            reason = live.ended(event.rank)
+            group.excluded = live.excluded
+            return reason
         last, has_report = group.last_reading(event.rank), bool(load_reports(group.directory, [event.rank]))
-        reason = live.died(event.rank, event.code, (last.step, last.replica), has_report=has_report)
+        told = [group.last_reading(rank) for rank in group.ranks]
+        reached = max(reading.done for reading in told), max(reading.saved for reading in told)
+        place = last.step, last.replica
+        reason = live.died(event.rank, event.code, place, has_report=has_report, reached=reached)
+        group.excluded = live.excluded
         if not reason:  # nothing that it has started must hold what it held
             group.kill(event.rank, group.killed.get(event.rank, ""))
     return reason
@@ -176,6 +200,8 @@ def _stop_between_steps(
         group.note(event)
         if live is not None:
             _heard(live, group, event)
+            live.dismiss()
+            _tend(live, group)
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.
         if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
             return Signalled(event.signum, is_final=True)
@@ -208,10 +234,10 @@ def _find_failure(group: WorkerGroup, events: Events, memory_kills: int) -> Outc
 
 
 def _ending(group: WorkerGroup, root: Failure, message: str) -> Ending:
-    told = {rank: group.last_reading(rank) for rank in group.spec.ranks}
+    told = {rank: group.last_reading(rank) for rank in group.ranks}
     last, report = told[root.rank], root.report
     return Ending(
-        rank=-1 if root.is_secondary else root.rank,
+        rank=-1 if root.is_secondary or root.rank not in group.spec.ranks else root.rank,
         what=message.partition("\n")[0].rstrip(".:") + ".",
         step=last.step,
         done=max(reading.done for reading in told.values()),
@@ -228,6 +254,8 @@ def _stop(group: WorkerGroup, events: Events, outcome: Outcome) -> None:
     interrupted = isinstance(outcome, Signalled) and outcome.signum == signal.SIGINT
     if isinstance(outcome, Signalled) and outcome.is_final:
         return
+    for rank in group.guests:
+        group.kill(rank, "")
     group.signal(signal.SIGINT if interrupted else signal.SIGTERM)
     deadline = time.monotonic() + group.spec.grace_s
     while group.running and (event := next_event(events, deadline)):
@@ -241,7 +269,7 @@ def _stop(group: WorkerGroup, events: Events, outcome: Outcome) -> None:
 
 def _tell_what_is_kept(group: WorkerGroup) -> None:
     """Say how far an interrupted run came, and what goes on with it; nothing of programs in which no run lived."""
-    told = [group.last_reading(rank) for rank in group.spec.ranks]
+    told = [group.last_reading(rank) for rank in group.ranks]
     if not group.spec.again or not any(reading.pid for reading in told):
         return
     done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)

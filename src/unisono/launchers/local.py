@@ -42,9 +42,6 @@ def run_local(spec: LaunchSpec) -> None:
     Blocks. May be called from any thread. Outside the main thread Python lets nobody handle signals: there
     Ctrl-C and SIGTERM act on the program as always, and the workers die with it.
 
-    Args:
-        spec: The launch.
-
     Raises:
         ConfigError: The script or module does not exist.
         LaunchError: The processes could not be started.
@@ -108,6 +105,8 @@ def _on_slots(spec: LaunchSpec, slots: tuple[int, ...]) -> LaunchSpec:
     """Return the launch on these slots alone; on GPUs, a slot is a device."""
     if len(slots) == spec.workers:
         return spec
+    if len(slots) == 1:
+        spec = replace(spec, spares=0)  # they are for those that have others
     if spec.devices and not spec.share_devices:
         return replace(spec, workers=len(slots), devices=tuple(spec.devices[slot] for slot in slots))
     env = dict(spec.env)

@@ -11,6 +11,13 @@ each freezes at its next meeting and says so. When all have, it is in ``form``: 
 Meetings are numbered through all epochs. One that a single member has passed was begun by all, so all can complete it
 from what lies in shared memory; nobody begins one after it has frozen. So the world is told the last meeting that
 anybody has passed: up to there everybody goes on as if nothing had happened, and behind it nobody has done anything.
+
+A member that has finished its steps says which meeting was its last, and comes to none any more: nobody waits for it.
+
+Others join between two steps. A *guest* that is ready to join is announced to the members (`Knock`). They agree in a
+step that they have heard of it, and each comes to the *door* behind that step and waits. When all are there they are
+called as after a death, with the guests among them; so all leave their world at the door. Guests have nothing that the
+step needs until a member has given it to them: where all others die meanwhile, it cannot be gone on with.
 """
 
 from dataclasses import dataclass, replace
@@ -26,6 +33,11 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
+class Knock:
+    """Others are ready to join: agree on a step, and come to the door behind it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """All have frozen: complete the meetings up to `passed`, then meet in the world of this epoch.
 
@@ -34,12 +46,14 @@ class Form:
         members: Its members, ascending; a member's rank is its place among them.
         passed: The last meeting that a member has passed.
         offer: What its first member has offered to meet at.
+        is_door: Whether all members were at the door: nobody has to wait there any more.
     """
 
     epoch: int
     members: tuple[int, ...]
     passed: int
     offer: str = ""
+    is_door: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,7 @@ class Leave:
     reason: str
 
 
-Order = Halt | Form | Leave
+Order = Halt | Form | Knock | Leave
 Phase = Literal["steady", "gather", "form", "left"]
 
 
@@ -69,7 +83,13 @@ class Membership:
         ready: Members that have frozen for this epoch.
         up: Members that have met in it.
         offer: What the first member has offered to meet at.
-        is_ending: Whether a member has ended well: its work cannot be taken over any more.
+        finished: Members that come to no meeting any more.
+        left_out: Those of them that the present world was formed without.
+        is_ending: Whether a member has ended that had not finished: its work cannot be taken over any more.
+        guests: Those that are ready to join, ascending.
+        new: Members that have not got yet what the others have.
+        at_door: Members that wait to be called with the guests.
+        is_door: Whether the world that is being formed was called by them.
     """
 
     members: tuple[int, ...]
@@ -80,21 +100,57 @@ class Membership:
     ready: frozenset[int] = frozenset()
     up: frozenset[int] = frozenset()
     offer: str = ""
+    finished: frozenset[int] = frozenset()
+    left_out: frozenset[int] = frozenset()
     is_ending: bool = False
+    guests: tuple[int, ...] = ()
+    new: frozenset[int] = frozenset()
+    at_door: frozenset[int] = frozenset()
+    is_door: bool = False
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Members that still come to meetings, ascending."""
+        return tuple(member for member in self.members if member not in self.finished)
 
     def died(self, member: int) -> tuple["Membership", tuple[Order, ...]]:
         """Take a death into account."""
-        if self.phase == "left" or member not in self.members:
+        if self.phase == "left" or member not in (*self.members, *self.guests):
             return self, ()
-        left = tuple(other for other in self.members if other != member)
+        if member in self.guests:
+            return replace(self, guests=tuple(other for other in self.guests if other != member)), ()
+        members = tuple(other for other in self.members if other != member)
+        left = replace(self, members=members, new=self.new - {member}, at_door=frozenset())
+        if member in self.finished:
+            return self.give_up("its steps were over")
         if self.is_ending:
             return self.give_up("a worker has ended already")
-        if len(left) < self.fewest:
-            return self.give_up(f"{len(left)} of at least {self.fewest} workers are left")
-        called = replace(
-            self, members=left, epoch=self.epoch + 1, phase="gather", ready=frozenset(), up=frozenset(), offer=""
-        )
-        return called, (Halt(called.epoch, left),)
+        if len(left.members) < self.fewest:
+            return self.give_up(f"{len(left.members)} of at least {self.fewest} workers are left")
+        if not left.active:  # whatever they have met for has been done
+            return replace(left, phase="steady"), ()
+        if left.new >= {*left.active}:
+            return self.give_up("no worker is left that has the state")
+        return left._call()
+
+    def invite(self, guest: int) -> tuple["Membership", tuple[Order, ...]]:
+        """Let another one join, which is ready for it."""
+        if self.phase == "left" or guest in (*self.members, *self.guests):
+            return self, ()
+        invited = replace(self, guests=tuple(sorted((*self.guests, guest))))
+        return invited, (Knock(),) if self.phase == "steady" else ()
+
+    def came_to_door(self, epoch: int, member: int) -> tuple["Membership", tuple[Order, ...]]:
+        """Take into account that a member of the world of an epoch waits at the door."""
+        if self.phase not in ("steady", "form") or epoch != self.epoch or member not in self.active:
+            return self, ()
+        if member in self.at_door:
+            return self, ()
+        return replace(self, at_door=self.at_door | {member})._went_on()
+
+    def has_state(self, member: int) -> tuple["Membership", tuple[Order, ...]]:
+        """Take into account that a member has got what the others have."""
+        return replace(self, new=self.new - {member}), ()
 
     def heard_ready(
         self, epoch: int, member: int, *, passed: int, refusal: str = "", offer: str = ""
@@ -116,26 +172,63 @@ class Membership:
             self,
             ready=self.ready | {member},
             passed=max(self.passed, passed),
-            offer=offer if member == self.members[0] else self.offer,
+            offer=offer if member == self.active[0] else self.offer,
         )
-        if len(known.ready) < len(known.members):
-            return known, ()
-        return replace(known, phase="form"), (Form(epoch, known.members, known.passed, known.offer),)
+        return known._went_on()
 
     def heard_up(self, epoch: int, member: int) -> tuple["Membership", tuple[Order, ...]]:
         """Take into account that a member has met the others in the world of an epoch."""
         if self.phase != "form" or epoch != self.epoch or member not in self.members:
             return self, ()
-        known = replace(self, up=self.up | {member})
-        return (replace(known, phase="steady") if len(known.up) == len(known.members) else known), ()
+        return replace(self, up=self.up | {member})._went_on()
+
+    def has_finished(self, member: int, passed: int) -> tuple["Membership", tuple[Order, ...]]:
+        """Take into account that a member comes to no meeting any more.
+
+        Args:
+            member: Its number.
+            passed: The last meeting that it has passed.
+        """
+        if self.phase == "left" or member not in self.active:
+            return self, ()
+        return replace(self, finished=self.finished | {member}, passed=max(self.passed, passed))._went_on()
+
+    def begins_again(self, member: int) -> tuple["Membership", tuple[Order, ...]]:
+        """Take into account that a member which had finished comes to meetings again."""
+        if self.phase == "left" or member not in self.finished:
+            return self, ()
+        if member in self.left_out or self.phase != "steady":
+            return self.give_up("a worker that had finished has begun other steps")
+        return replace(self, finished=self.finished - {member}), ()
 
     def ended(self, member: int) -> tuple["Membership", tuple[Order, ...]]:
         """Take into account that a member has ended well."""
-        if self.phase == "left" or member not in self.members:
+        if self.phase == "left" or member not in self.active:
             return self, ()
         if self.phase != "steady":
             return self.give_up("a worker has ended already")
         return replace(self, is_ending=True), ()
+
+    def _went_on(self) -> tuple["Membership", tuple[Order, ...]]:
+        """Go to the next phase where nobody is waited for any more."""
+        active = {*self.active}
+        if self.phase == "gather" and active <= self.ready:
+            formed = replace(self, phase="form" if active else "steady", left_out=self.finished)
+            form = Form(self.epoch, self.active, self.passed, self.offer, self.is_door)
+            return formed, (form,) if active else ()
+        if self.phase == "form" and active <= self.up:
+            steady, orders = replace(self, phase="steady", is_door=False)._went_on()
+            return steady, orders or ((Knock(),) if self.guests else ())
+        if self.phase == "steady" and active and active <= self.at_door:
+            members, new = tuple(sorted((*self.members, *self.guests))), self.new | {*self.guests}
+            return replace(self, members=members, new=new, guests=(), is_door=True)._call()
+        return self, ()
+
+    def _call(self) -> tuple["Membership", tuple[Order, ...]]:
+        """Call all members to the next epoch."""
+        nobody = frozenset[int]()
+        called = replace(self, epoch=self.epoch + 1, phase="gather", ready=nobody, up=nobody, at_door=nobody, offer="")
+        return called, (Halt(called.epoch, called.active),)
 
     def give_up(self, reason: str) -> tuple["Membership", tuple[Order, ...]]:
         """Leave for good; nothing that comes later changes that."""

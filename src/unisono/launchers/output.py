@@ -73,15 +73,11 @@ class _Stream:
 @final
 @dataclass(slots=True)
 class OutputPump:
-    """Copies the workers' pipes to the launcher's own output until `finish`.
+    """Copies the workers' pipes to the launcher's own output until `finish`."""
 
-    Attributes:
-        on_broken: Called once, from the pump's thread, when nobody reads the launcher's output any more.
-        on_done: Called from the pump's thread after the last byte.
-    """
-
+    #: Called once, from the pump's thread, when nobody reads the launcher's output any more.
     on_broken: Callable[[], None]
-    on_done: Callable[[], None]
+    on_done: Callable[[], None]  #: Called from the pump's thread after the last byte.
     _streams: list[_Stream] = field(default_factory=list)
     _dead_targets: set[int] = field(default_factory=set)
     _stop_fds: tuple[int, int] | None = None
@@ -97,10 +93,12 @@ class OutputPump:
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         self._streams.append(_Stream(read_fd, target_fd, LineCleaner(prefix.encode()), file_fd))
+        if self._stop_fds is not None:
+            os.write(self._stop_fds[1], b"+")  # the thread is to look for it
         return write_fd
 
     def start(self) -> None:
-        """Start to copy; all pipes are open by now."""
+        """Start to copy; pipes that are opened later are copied too."""
         self._stop_fds = os.pipe()
         threading.Thread(target=self._run, name="unisono-output", daemon=True).start()
 
@@ -118,12 +116,13 @@ class OutputPump:
         stop_fd = self._stop_fds[0]
         with selectors.DefaultSelector() as selector:
             selector.register(stop_fd, selectors.EVENT_READ)
-            for stream in self._streams:
-                selector.register(stream.read_fd, selectors.EVENT_READ, stream)
-            stopping = False
+            stopping, known = False, 0
             while not stopping:
+                for stream in self._streams[known:]:
+                    selector.register(stream.read_fd, selectors.EVENT_READ, stream)
+                    known += 1
                 ready = [key for key, _ in selector.select()]
-                stopping = any(key.fd == stop_fd for key in ready)
+                stopping = any(key.fd == stop_fd for key in ready) and not os.read(stop_fd, 1)
                 for key in ready:
                     if key.fd != stop_fd and not self._copy(key.data):
                         selector.unregister(key.fd)

@@ -24,11 +24,7 @@ _OTHER_KINDS = {
 
 
 def why_not_a_script(typed: str) -> str | None:
-    """Return what is wrong with the path of a script and how to mend it; None where Python can be let at it.
-
-    Args:
-        typed: As it was given.
-    """
+    """Return what is wrong with the path of a script and how to mend it; None where Python can be let at it."""
     path = Path(typed)
     # os.path and not pathlib, which raises where a name is too long.
     if os.path.isdir(path):

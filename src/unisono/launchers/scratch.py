@@ -29,14 +29,7 @@ _OURS = re.compile(r"unisono-(?:[a-z]+-)?([0-9a-f]{8})-[a-z0-9_]{8}")
 
 @contextlib.contextmanager
 def scratch_directory(purpose: str = "") -> Iterator[str]:
-    """Make a directory for temporary files, private to this user, and remove it at the end.
-
-    Args:
-        purpose: A word for its name.
-
-    Raises:
-        ConfigError: There is no place for temporary files.
-    """
+    """Make a directory for temporary files, private to this user, and remove it at the end."""
     try:
         home = tempfile.gettempdir()
         _collect_once(home)
@@ -67,11 +60,7 @@ def meet_in(directory: str) -> None:
 
 
 def meet() -> None:
-    """As `meet_in`, in a scratch directory of this process's own; nothing is done where there is a place already.
-
-    Raises:
-        ConfigError: There is no place for temporary files.
-    """
+    """As `meet_in`, in a scratch directory of this process's own; nothing is done where there is a place already."""
     if _settings().get("tempdir") is None:
         from multiprocessing.util import Finalize
 
@@ -92,11 +81,7 @@ def _settings() -> dict[str, Any]:
 
 
 def collect(home: str) -> list[str]:
-    """Remove this user's scratch directories that no process holds, and return their names.
-
-    Args:
-        home: Where temporary files are.
-    """
+    """Remove this user's scratch directories that no process holds, and return their names."""
     removed: list[str] = []
     boot = boot_id()[:8]
     with contextlib.suppress(OSError), Directory.open(Path(home)) as place:

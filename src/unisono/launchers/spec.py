@@ -16,7 +16,7 @@ from unisono.errors import ConfigError
 from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
 from unisono.options.fields import OUTPUT, PROCESSES, check, option
-from unisono.options.quantities import REPLICAS, RESTARTS, SECONDS, THREADS, WORKERS
+from unisono.options.quantities import FRACTION, REPLICAS, RESTARTS, SECONDS, SPARES, THREADS, WORKERS
 from unisono.system.devices import check_devices
 from unisono.system.machine import count_gpus, usable_cores
 
@@ -56,22 +56,16 @@ class ProgramTarget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionTarget:
-    """A module-level function and its pickled arguments.
+    """A module-level function and its pickled arguments; or any function, pickled with them."""
 
-    Attributes:
-        module: Module that holds the function; ``__main__`` for a function of the starting program.
-        name: Name of the function in that module.
-        main_file: File of the starting program when the workers need it, else empty.
-        main_module: Its module name when it was started with ``python -m``, else empty.
-        sys_path: Import path of the starting program.
-        payload: Pickle of ``(args, kwargs)``.
-    """
-
+    #: Module that holds the function; ``__main__`` for a function of the starting program; empty where the function
+    #: itself is in the payload.
     module: str
-    name: str
-    main_file: str = ""
-    main_module: str = ""
-    sys_path: tuple[str, ...] = ()
+    name: str  #: Name of the function in that module.
+    main_file: str = ""  #: File of the starting program when the workers need it, else empty.
+    main_module: str = ""  #: Its module name when it was started with ``python -m``, else empty.
+    sys_path: tuple[str, ...] = ()  #: Import path of the starting program.
+    #: Pickle of ``(args, kwargs)``; with the function before them where it is not imported.
     payload: bytes = field(repr=False)
 
 
@@ -80,57 +74,26 @@ Target = ScriptTarget | ModuleTarget | ProgramTarget | FunctionTarget
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePlacement:
-    """Where this host's workers sit in a world of several hosts; made anew for every attempt.
+    """Where this host's workers sit in a world of several hosts; made anew for every attempt."""
 
-    Attributes:
-        node_rank: Index of this host.
-        num_nodes: Number of hosts.
-        first_rank: Rank of this host's first worker.
-        world_size: Workers on all hosts.
-        master_addr: Where the first host's launcher serves programs that form ``env://`` groups themselves.
-        master_port: Its port.
-        store: ``HOST:PORT`` of the workers' own store, on the first host too.
-        secret: Of that store; the same on all hosts.
-        interface: Network interface for gloo and nccl.
-        attempt: Number of this attempt, from 0.
-        run_id: The same on all hosts.
-    """
-
-    node_rank: int
-    num_nodes: int
-    first_rank: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    interface: str
-    attempt: int
-    run_id: str
-    store: str
-    secret: str = field(repr=False)
+    node_rank: int  #: Index of this host.
+    num_nodes: int  #: Number of hosts.
+    first_rank: int  #: Rank of this host's first worker.
+    world_size: int  #: Workers on all hosts.
+    master_addr: str  #: Where the first host's launcher serves programs that form ``env://`` groups themselves.
+    master_port: int  #: Its port.
+    interface: str  #: Network interface for gloo and nccl.
+    attempt: int  #: Number of this attempt, from 0.
+    run_id: str  #: The same on all hosts.
+    store: str  #: ``HOST:PORT`` of the workers' own store, on the first host too.
+    secret: str = field(repr=False)  #: Of that store; the same on all hosts.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """One launch on this host; the fields that users set say what they are.
+    """One launch on this host; the fields that users set say what they are."""
 
-    Attributes:
-        target: What every worker runs.
-        env: Variables on top of the launcher's own environment.
-        output: As its help says. One worker always writes directly under ``prefix`` and ``leader``.
-        grace_s: Seconds between the request to stop and SIGKILL.
-        stop_grace_s: The same for a run that can stop between two steps and save: a step and a checkpoint must fit.
-        devices: By the names of ``CUDA_VISIBLE_DEVICES``; empty hides all; None leaves things as they are.
-        backend_module: Its ``install()`` is called in each worker before the program, and must not import torch.
-        placement: Where the workers are among those of other hosts; None: there are no others.
-        scratch: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
-        again: The command that goes on with a run, told after Ctrl-C; empty: nothing is told.
-        attempt: Number of this attempt on one host, from 0.
-        run_id: Name of the launch for programs that ask torchrun's variables; empty: a new one.
-        role: Name of the workers' role, for the same.
-        streams: Which output is shown and kept; see `Streams`.
-    """
-
-    target: Target
+    target: Target  #: What every worker runs.
     workers: int = option(
         1, "Number of processes (on each host). auto: one per GPU, else one per core; at most the replicas.",
         of=WORKERS, also="auto", short="-n", word="N|auto", group=PROCESSES, basic=True,
@@ -147,6 +110,16 @@ class LaunchSpec:
         "the same bits; where that cannot be, processes are started again. For unisono.Run with the strategy exact, on "
         "one host's CPU.", "auto", "off", group=PROCESSES,
     )  # fmt: skip
+    spares: int = option(
+        0, "With --live auto: start so many more processes, which wait to take the place of one that has died at once.",
+        of=SPARES, word="K", group=PROCESSES,
+    )  # fmt: skip
+    witness: float = option(
+        0.0, "In this share of the steps one replica is computed a second time, by another process, and their bits are "
+        "compared: finds hardware that computes wrong, and code that depends on the rank. 1: in every step. For "
+        "unisono.Run with the strategy exact.", of=FRACTION, word="RATE", group=PROCESSES,
+    )  # fmt: skip
+    #: By the names of ``CUDA_VISIBLE_DEVICES``; empty hides all; None leaves things as they are.
     devices: tuple[str, ...] | None = option(
         None, "GPUs to use: indices among the visible ones, or names, such as 0,2; cpu: none.", key="gpus",
         usual="the visible ones", word="LIST|cpu", group=PROCESSES, basic=True,
@@ -160,10 +133,12 @@ class LaunchSpec:
         HANG_S, "Seconds without progress after which it is said where each process is; 0: never.", of=SECONDS,
         key="hang_report", word="S", group=PROCESSES,
     )  # fmt: skip
+    #: The same for a run that can stop between two steps and save: a step and a checkpoint must fit.
     stop_grace_s: float = option(
         STOP_GRACE_S, "Seconds that a run has to finish its step and save when it is asked to stop.", of=SECONDS,
         key="stop_grace", word="S", group=PROCESSES,
     )  # fmt: skip
+    #: As its help says. One worker always writes directly under ``prefix`` and ``leader``.
     output: str = option(
         "prefix", "prefix: each line carries its rank. leader: rank 0 writes directly, so that a progress bar works; "
         "the others' lines go to the error output. stderr: as leader, and nothing goes to the standard output. "
@@ -174,16 +149,19 @@ class LaunchSpec:
         None, "shm: a script that asks torch.distributed for gloo (or for nothing, without a GPU) gets shared memory: "
         "faster, and the same sums for any buckets.", *BACKENDS, usual="what the script asks for", group=PROCESSES,
     )  # fmt: skip
-    env: Mapping[str, str] = field(default_factory=dict)
-    grace_s: float = GRACE_S
+    env: Mapping[str, str] = field(default_factory=dict)  #: Variables on top of the launcher's own environment.
+    grace_s: float = GRACE_S  #: Seconds between the request to stop and SIGKILL.
+    #: Its ``install()`` is called in each worker before the program, and must not import torch.
     backend_module: str = ""
+    #: Where the workers are among those of other hosts; None: there are no others.
     placement: NodePlacement | None = None
+    #: A directory that nobody needs once the launcher is gone; removed even where SIGKILL ends the launcher.
     scratch: str | None = None
-    again: str = ""
-    attempt: int = 0
-    run_id: str = ""
-    role: str = "default"
-    streams: Streams = field(default_factory=Streams)
+    again: str = ""  #: The command that goes on with a run, told after Ctrl-C; empty: nothing is told.
+    attempt: int = 0  #: Number of this attempt on one host, from 0.
+    run_id: str = ""  #: Name of the launch for programs that ask torchrun's variables; empty: a new one.
+    role: str = "default"  #: Name of the workers' role, for the same.
+    streams: Streams = field(default_factory=Streams)  #: Which output is shown and kept; see `Streams`.
 
     @property
     def ranks(self) -> range:
@@ -211,6 +189,12 @@ class LaunchSpec:
     def __post_init__(self) -> None:
         check(self)
         SECONDS.take("grace_s", self.grace_s)
+        if self.spares and not self.may_be_live:
+            why = self.why_not_live or ("there is one worker" if self.workers == 1 else f"live is {self.live!r}")
+            raise ConfigError(
+                f"spares={self.spares} are for workers that go on when one dies, and here none does: {why}. "
+                "Hint: --live auto with two workers or more on one host, or leave --spares out."
+            )
         if self.backend is not None and isinstance(self.target, ProgramTarget):
             raise ConfigError(
                 f"backend {self.backend} is put into Python programs, got {self.target.name!r} with --no-python. "
@@ -219,12 +203,17 @@ class LaunchSpec:
         check_devices(self.workers, self.devices or (), share=self.share_devices)
 
 
-def check_target(target: Target) -> None:
-    """Refuse a target that no worker could run, before any process starts.
+def check_witness(rate: float, workers: int) -> None:
+    """Refuse (`ConfigError`) a witness where one worker computes everything."""
+    if rate and workers == 1:
+        raise ConfigError(
+            f"witness {rate:g}: a replica is computed again by another worker, and there is 1 worker. "
+            "Hint: -n 2 notices that one is wrong, -n 3 or more tells which; or leave --witness out."
+        )
 
-    Raises:
-        ConfigError: The script is not a readable file, or no such module exists.
-    """
+
+def check_target(target: Target) -> None:
+    """Refuse a target that no worker could run, before any process starts."""
     if isinstance(target, ScriptTarget):
         if why := why_not_a_script(target.path):
             raise ConfigError(f"expected a Python file at {target.path!r}, {why}")

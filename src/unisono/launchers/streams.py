@@ -23,33 +23,18 @@ _ALL = -1
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Streams:
-    """What is shown and what is kept of the workers' output; by default all is shown and nothing kept.
+    """What is shown and what is kept of the workers' output; by default all is shown and nothing kept."""
 
-    Attributes:
-        directory: Where the files go, as ``attempt_<n>/<local rank>/stdout.log``; None keeps nothing.
-        redirected: By local rank (-1: all), the sum of 1 (stdout) and 2 (stderr): goes to the file only.
-        copied: The same; goes to the file too.
-        shown: Local ranks whose output is shown; None: all.
-    """
-
-    directory: str | None = None
+    directory: str | None = None  #: Where the files go, as ``attempt_<n>/<local rank>/stdout.log``; None keeps nothing.
+    #: By local rank (-1: all), the sum of 1 (stdout) and 2 (stderr): goes to the file only.
     redirected: Mapping[int, int] = field(default_factory=dict)
-    copied: Mapping[int, int] = field(default_factory=dict)
-    shown: frozenset[int] | None = None
+    copied: Mapping[int, int] = field(default_factory=dict)  #: The same; goes to the file too.
+    shown: frozenset[int] | None = None  #: Local ranks whose output is shown; None: all.
 
     def lines(
         self, output: str, stream: int, rank: int, local_rank: int, world_size: int, *, is_kept: bool
     ) -> tuple[str, int | None] | None:
-        """Return how a worker's lines are shown: prefix and our descriptor (None drops them); None: ours directly.
-
-        Args:
-            output: As in `LaunchSpec`.
-            stream: 1 for stdout, 2 for stderr.
-            rank: Of the worker.
-            local_rank: Its index on this host.
-            world_size: Workers on all hosts.
-            is_kept: Whether a file gets them too, so that they must come by us.
-        """
+        """Return how a worker's lines are shown: prefix and our descriptor (None drops them); None: ours directly."""
         is_chosen = self.shown is None or local_rank in self.shown
         if output == "quiet" or not is_chosen or _of(self.redirected, local_rank) & stream:
             return "", None
@@ -69,11 +54,7 @@ class Streams:
         return Path(self.directory) / f"attempt_{attempt}" / str(local_rank) / _NAMES[stream]
 
     def open(self, attempt: int, local_rank: int, stream: int) -> int | None:
-        """Make that file and return its descriptor, None for none.
-
-        Raises:
-            OSError: It cannot be made.
-        """
+        """Make that file and return its descriptor, None for none."""
         path = self.file(attempt, local_rank, stream)
         if path is None:
             return None
@@ -107,11 +88,7 @@ def parse_streams(option: str, text: str) -> dict[int, int]:
 
 
 def parse_ranks(option: str, text: str) -> frozenset[int] | None:
-    """Return the local ranks of ``0,1``; None where nothing is given.
-
-    Raises:
-        ConfigError: Not a list of whole numbers.
-    """
+    """Return the local ranks of ``0,1``; None where nothing is given."""
     if not text:
         return None
     if not re.fullmatch(r"\d{1,6}(\s*,\s*\d{1,6})*", text.strip(), re.ASCII):
@@ -120,11 +97,7 @@ def parse_ranks(option: str, text: str) -> frozenset[int] | None:
 
 
 def make_log_directory(place: str, run_id: str) -> str:
-    """Make a directory of this launch's own below `place`, which other launches may use too, and return it.
-
-    Raises:
-        ConfigError: It cannot be made.
-    """
+    """Make a directory of this launch's own below `place`, which other launches may use too, and return it."""
     name = re.sub(r"[^\w.-]", "_", run_id) or "none"
     try:
         Path(place).mkdir(parents=True, exist_ok=True)

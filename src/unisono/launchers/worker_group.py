@@ -90,6 +90,7 @@ class WorkerGroup:
         self.interrupted: Signalled | None = None  # while the last output was written
         self.killed: dict[int, str] = {}  # by us, and why
         self.excluded: set[int] = set()  # ranks whose deaths the others have lived through
+        self.guests: set[int] = set()  # ranks that wait to join the others
         self.channels = Channels(events.put) if spec.may_be_live else None
         self._events = events
         self._heartbeats: dict[int, HeartbeatPage] = {}  # both by rank
@@ -103,6 +104,11 @@ class WorkerGroup:
         return len(self._workers)
 
     @property
+    def ranks(self) -> list[int]:
+        """Ranks of all that have been started; those that have joined later have the numbers after the first ones."""
+        return [*self._workers]
+
+    @property
     def running(self) -> list[int]:
         """Ranks that have not ended."""
         return [rank for rank in self._workers if rank not in self.exits]
@@ -113,12 +119,12 @@ class WorkerGroup:
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         try:
-            command = _command(self.spec, self.directory)
+            self._how = _command(self.spec, self.directory), port
             with _interrupts_held_back():
                 # First: it must know of every worker, whenever we die.
-                self._reaper = reaper = Reaper([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
+                self._reaper = Reaper([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
                 for rank in self.spec.ranks:
-                    self._start_worker(command, rank, port, reaper)
+                    self._start_worker(rank)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
             raise LaunchError(
                 f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
@@ -126,7 +132,18 @@ class WorkerGroup:
             ) from error
         self._pump.start()
 
-    def _start_worker(self, command: list[str], rank: int, port: int, reaper: Reaper) -> None:
+    def add(self, rank: int) -> None:
+        """Start one more, which joins the others; by the thread that has started them, whose end is theirs.
+
+        Raises:
+            OSError: It cannot be started.
+            RuntimeError: There is no room for a thread.
+        """
+        with _interrupts_held_back():
+            self._start_worker(rank)
+
+    def _start_worker(self, rank: int) -> None:
+        command, port = self._how
         self._heartbeats[rank] = HeartbeatPage.create(Path(self.directory) / f"heartbeat-{rank}")
         outputs: list[int | None] = []
         environment = worker_environment(self.spec, rank, self.directory, port, os.environ)
@@ -152,7 +169,8 @@ class WorkerGroup:
                 if fd is not None:
                     os.close(fd)
         self._workers[rank] = worker
-        reaper.watch(worker.pid)
+        if self._reaper is not None:
+            self._reaper.watch(worker.pid)
         threading.Thread(target=self._watch, args=(rank, worker.pid), name="unisono-watch", daemon=True).start()
 
     def _open_output(self, rank: int, stream: int) -> int | None:
@@ -181,8 +199,8 @@ class WorkerGroup:
                 (os.kill if signum == signal.SIGINT else os.killpg)(pid, signum)
 
     def readings(self) -> dict[int, Reading]:
-        """Return what the running workers have told, by rank."""
-        return {rank: self._heartbeats[rank].read() for rank in self.running}
+        """Return what the running workers have told, by rank; nothing of those that wait to join."""
+        return {rank: self._heartbeats[rank].read() for rank in self.running if rank not in self.guests}
 
     def last_reading(self, rank: int) -> Reading:
         """Return what a worker has told, also after its end."""
@@ -263,7 +281,7 @@ class WorkerGroup:
 
     def root(self) -> Failure | None:
         """Return the root cause as far as it is known."""
-        mattering = [rank for rank in self.spec.ranks if rank not in self.excluded]
+        mattering = [rank for rank in self.ranks if rank not in self.excluded | self.guests]
         failed = [
             self.exits[rank] for rank in mattering if rank in self.exits and not self.has_stopped(self.exits[rank])
         ]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from unisono.errors import ConfigError
 from unisono.metrics.base import ExactSum, Metric, Value
+from unisono.system.loading import needing
 
 
 @final
@@ -40,11 +41,9 @@ class TorchMetric(Metric):
     """
 
     def __init__(self, metric: Any) -> None:
-        try:
+        with needing("torchmetrics"):
             from torchmetrics import Metric as Theirs
             from torchmetrics.utilities import data
-        except ImportError as error:
-            raise ConfigError(f"{error}. Hint: pip install 'unisono[torchmetrics]'.") from error
 
         if not isinstance(metric, Theirs):
             raise ConfigError(

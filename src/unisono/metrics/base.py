@@ -6,10 +6,12 @@ any order and any grouping with the same bits; a ratio is formed once, at the en
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from unisono.collectives.places import Distributed
 from unisono.errors import ConfigError
@@ -18,6 +20,12 @@ _SHIFT = 1074  # every float64 is a whole multiple of 2**-1074
 
 Value = float | dict[str, float]
 """What a metric computes: one number, or several by name (one per label, say)."""
+
+
+def units_of(value: float) -> int:
+    """Return a finite float64 in units of 2**-1074."""
+    numerator, denominator = value.as_integer_ratio()
+    return numerator * ((1 << _SHIFT) // denominator)
 
 
 @final
@@ -42,8 +50,7 @@ class ExactSum:
             OverflowError: The value is infinite.
             ValueError: The value is NaN.
         """
-        numerator, denominator = value.as_integer_ratio()
-        self.units += numerator * ((1 << _SHIFT) // denominator)
+        self.units += units_of(value)
 
     def __float__(self) -> float:
         return self.units / (1 << _SHIFT)  # whole-number division rounds once, correctly
@@ -121,6 +128,21 @@ class Accuracy(Metric):
         return correct / total if total else 0.0
 
 
+def num_samples(target: Any) -> int:
+    """Return how many samples a target is of: its length, or that of what a dictionary holds."""
+    if isinstance(target, PackedSequence):
+        return int(target.batch_sizes[0])
+    if not isinstance(target, Mapping):
+        return len(target)
+    counts = {num_samples(value) for value in target.values() if not isinstance(value, Tensor) or value.dim()}
+    if len(counts) != 1:
+        raise ConfigError(
+            f"expected a target whose values have one length, that of the micro-batch, got {sorted(counts)} in "
+            f"{', '.join(map(str, target))}. Hint: let predict return the target alone."
+        )
+    return counts.pop()
+
+
 class Mean(Metric):
     """The mean over samples of a per-sample value, or of a micro-batch mean weighted by its samples.
 
@@ -134,13 +156,13 @@ class Mean(Metric):
         self.state = [0, 0, 0]
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        if output.numel() != 1 and output.shape != (len(target),):
+        count = num_samples(target)
+        if output.numel() != 1 and output.shape != (count,):
             raise ConfigError(
-                f"Mean expects one element or values ({len(target)},) for {len(target)} targets, "
-                f"got {tuple(output.shape)}."
+                f"Mean expects one element or values ({count},) for {count} targets, got {tuple(output.shape)}."
             )
-        values = [output.double().item() * len(target)] if output.numel() == 1 else output.double().tolist()
-        self.merge(mean_state(values, len(target)))
+        values = [output.double().item() * count] if output.numel() == 1 else output.double().tolist()
+        self.merge(mean_state(values, count))
 
     def compute(self) -> float:
         return mean_of(self.state)

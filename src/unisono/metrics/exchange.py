@@ -37,11 +37,7 @@ def spread(name: str, value: Value) -> dict[str, float]:
 
 
 def check_keys(keys: Sequence[Sequence[str]]) -> None:
-    """Compare what the ranks are about to log; every rank has all lists, so all decide alike.
-
-    Raises:
-        RankDivergence: They differ; names both sets and what only one of them holds.
-    """
+    """Compare what the ranks are about to log; every rank has all lists, so all decide alike."""
     for rank, theirs in enumerate(keys):
         if set(theirs) != set(keys[0]):
             sides = ((0, set(keys[0]) - set(theirs)), (rank, set(theirs) - set(keys[0])))

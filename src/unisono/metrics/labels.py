@@ -18,11 +18,7 @@ Table = npt.NDArray[np.int64]
 
 
 class CountTable(Metric):
-    """Counts in one int64 array of fixed shape: the base of the metrics below.
-
-    Args:
-        shape: Of the array.
-    """
+    """Counts in one int64 array of fixed shape: the base of the metrics below."""
 
     def __init__(self, *shape: int) -> None:
         self._table: Table = np.zeros(shape, dtype=np.int64)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unisono.metrics.base import Metric, check_dim, class_dim, mean_of, mean_state
+from unisono.metrics.base import Metric, check_dim, class_dim, mean_of, mean_state, num_samples
 
 
 @final
@@ -56,14 +56,14 @@ class Throughput(Metric):
         self.reset()
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        self.merge([len(target), time.monotonic_ns() - self._began_ns])
+        self.merge([num_samples(target), time.monotonic_ns() - self._began_ns])
 
     def compute(self) -> float:
         samples, nanoseconds = self.state
         return samples * 1e9 / nanoseconds if nanoseconds else 0.0
 
     def reset(self) -> None:
-        """See `Metric.reset`; the clock starts anew."""
+        """See `Metric.reset`; the clock starts again at zero."""
         self.state = [0, 0]
         self._began_ns = time.monotonic_ns()
 

@@ -63,12 +63,7 @@ class SpanF1(CountTable):
     """
 
     def __init__(
-        self,
-        tags: Sequence[str],
-        *,
-        average: Average = "micro",
-        ignore_index: int = -100,
-        dim: int | None = None,
+        self, tags: Sequence[str], *, average: Average = "micro", ignore_index: int = -100, dim: int | None = None
     ) -> None:
         check_dim(dim)
         wrong = [tag for tag in tags if tag != "O" and (tag[:2] not in ("B-", "I-", "E-", "S-") or len(tag) < 3)]

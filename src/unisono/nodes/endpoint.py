@@ -55,11 +55,7 @@ def listen_at(plan: NodesPlan, interface: Interface) -> socket.socket | None:
 
 
 def find_secret(plan: NodesPlan, interface: Interface, cache: Path, *, is_first: bool) -> str:
-    """Return the secret: the given one, this user's own on one machine, else the first host makes one.
-
-    Raises:
-        ConfigError: There is none, and this is not the first host.
-    """
+    """Return the secret: the given one, this user's own on one machine, else the first host makes one."""
     if plan.secret:
         return plan.secret
     if interface.is_loopback:

@@ -16,18 +16,11 @@ from unisono.store.server import listen
 
 @final
 class EnvStore:
-    """Listens on one address; the first connection starts torch's store there.
-
-    Args:
-        address: Of this host.
-
-    Attributes:
-        port: Its port.
-    """
+    """Listens on one address; the first connection starts torch's store there."""
 
     def __init__(self, address: str) -> None:
         self._listener = listen(address, 0)
-        self.port = int(self._listener.getsockname()[1])
+        self.port = int(self._listener.getsockname()[1])  #: Its port.
         self._process: subprocess.Popen[bytes] | None = None
         self._alarm, self._bell = socket.socketpair()
         self._thread = threading.Thread(target=self._wait, name="unisono-env-store", daemon=True)

@@ -59,12 +59,6 @@ class Round:
 def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, program: str = "") -> None:
     """Run this host's part of a launch on several hosts to its end; no process of it is left then.
 
-    Args:
-        spec: The launch on this host.
-        plan: How the hosts meet.
-        environ: This process's environment.
-        program: What tells one program from another where `spec` does not: the settings of a recipe.
-
     Raises:
         ConfigError: A setting, on this host or between hosts, is wrong.
         LaunchError: The hosts could not meet, or the processes could not be started.

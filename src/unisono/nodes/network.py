@@ -71,11 +71,7 @@ def choose_interface(
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address that packets to `host` leave with; nothing is sent.
-
-    Raises:
-        ConfigError: The name has no address, or there is no route.
-    """
+    """Return the address that packets to `host` leave with; nothing is sent."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -89,11 +85,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def interface_of(address: str, known: Iterable[Interface]) -> Interface:
-    """Return the interface that an address belongs to.
-
-    Raises:
-        ConfigError: None of them has it.
-    """
+    """Return the interface that an address belongs to."""
     plain = address.partition("%")[0]
     for interface in known:
         if interface.address == plain:
@@ -140,11 +132,7 @@ def explain(error: OSError) -> str:
 
 
 def refuse_untrusted(interface: Interface, trusts_network: bool) -> None:
-    """Refuse to open ports that other machines reach, unless the user has said that they are trusted.
-
-    Raises:
-        ConfigError: It says what is at stake.
-    """
+    """Refuse to open ports that other machines reach, unless the user has said that they are trusted."""
     if not interface.is_loopback and not trusts_network:
         raise ConfigError(
             f"several hosts meet over {interface.name} ({interface.address}), and whoever reaches the ports of gloo "

@@ -32,23 +32,15 @@ def beat_key(number: int) -> str:
 @final
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of all hosts, as the peer monitor sees it.
+    """One attempt of all hosts, as the peer monitor sees it."""
 
-    Attributes:
-        values: Of this attempt alone.
-        numbers: Of the launchers, by node rank.
-        node_rank: Of this host.
-        num_waiting: Asks how many hosts have come meanwhile; None where another host asks.
-        endings: Of the hosts, by node rank, as far as they are known.
-        lost: Hosts that do not answer.
-    """
-
-    values: SharedValues
-    numbers: list[int]
-    node_rank: int
-    num_waiting: Callable[[], int] | None
+    values: SharedValues  #: Of this attempt alone.
+    numbers: list[int]  #: Of the launchers, by node rank.
+    node_rank: int  #: Of this host.
+    num_waiting: Callable[[], int] | None  #: Asks how many hosts have come meanwhile; None where another host asks.
+    #: Of the hosts, by node rank, as far as they are known.
     endings: dict[int, NodeEnding] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)  #: Hosts that do not answer.
 
     def ending_of(self, node: int) -> NodeEnding | None:
         """Return how it ended on a host, None as long as it has not."""
@@ -59,20 +51,10 @@ class Attempt:
 
 @final
 class PeerMonitor:
-    """Shows signs of life, listens for those of the others, and passes on what concerns the workers.
-
-    Args:
-        values: Of the job.
-        number: Of this launcher.
-        silence_s: Longest silence; 0 allows any.
-        signals: Whose queue gets the events.
-
-    Attributes:
-        cut_off: Why the store cannot be reached any more; empty while it can.
-    """
+    """Shows signs of life, listens for those of the others, and passes on what concerns the workers."""
 
     def __init__(self, values: SharedValues, number: int, silence_s: float, signals: Signals) -> None:
-        self.cut_off = ""
+        self.cut_off = ""  #: Why the store cannot be reached any more; empty while it can.
         self._values, self._number, self._silence_s, self._signals = values, number, silence_s, signals
         self._attempt: Attempt | None = None
         self._pulse = RecentBeats(silence_s)

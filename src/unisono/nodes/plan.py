@@ -23,24 +23,18 @@ class NodesPlan:
     """How the launchers of several hosts find each other; the same on all of them but for `node_rank`.
 
     `NodesOptions` says what the fields are.
-
-    Attributes:
-        max_nodes: Most hosts; more of them wait as spares.
-        host: Name or address of the endpoint, where one of the launchers keeps the store.
-        join_s: Longest wait for the other hosts, in seconds.
-        secret: What the launchers share, if it was given; never shown.
     """
 
     min_nodes: int
-    max_nodes: int
-    host: str
+    max_nodes: int  #: Most hosts; more of them wait as spares.
+    host: str  #: Name or address of the endpoint, where one of the launchers keeps the store.
     port: int = DEFAULT_PORT
     node_rank: int | None = None
     interface: str | None = None
     trusts_network: bool = False
-    join_s: float = JOIN_S
+    join_s: float = JOIN_S  #: Longest wait for the other hosts, in seconds.
     run_id: str = "none"
-    secret: str = field(default="", repr=False)
+    secret: str = field(default="", repr=False)  #: What the launchers share, if it was given; never shown.
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -84,7 +78,7 @@ class NodesOptions:
     )
     rdzv_id: str = option("none", "Tells jobs with one endpoint apart.", group=HOSTS)
     rdzv_timeout: float = option(JOIN_S, "Longest wait for the other hosts.", of=WAIT, word="S", group=HOSTS)
-    master_addr: str | None = option(None, "The endpoint, in the words of older launchers.", word="HOST", group=HOSTS)
+    master_addr: str | None = option(None, "The endpoint's host, as older launchers call it.", word="HOST", group=HOSTS)
     master_port: int | None = option(
         None, "Of --master-addr.", of=PORT, usual=str(DEFAULT_PORT), word="PORT", group=HOSTS
     )
@@ -95,11 +89,7 @@ class NodesOptions:
         check(self, as_flags=True)
 
     def plan(self) -> NodesPlan | None:
-        """Return how the hosts meet; None for a launch on this host alone.
-
-        Raises:
-            ConfigError: The options contradict each other, or lack the endpoint.
-        """
+        """Return how the hosts meet; None for a launch on this host alone."""
         least, most = parse_nodes(self.nnodes or "1")
         endpoint, addr = self.rdzv_endpoint, self.master_addr
         if most == 1:

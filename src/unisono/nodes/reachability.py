@@ -17,11 +17,7 @@ _MOST_THREADS = 64
 
 @final
 class ProbePort:
-    """A port that takes connections and says nothing; the kernel answers for us.
-
-    Args:
-        interface: Where it opens.
-    """
+    """A port that takes connections and says nothing; the kernel answers for us."""
 
     def __init__(self, interface: Interface) -> None:
         family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
@@ -45,12 +41,7 @@ class ProbePort:
 
 
 def probe(own: Interface, probe_ports: Mapping[int, tuple[str, int]]) -> dict[str, str]:
-    """Return why probe ports cannot be reached from an interface, by their key in words; empty where all can.
-
-    Args:
-        own: Connections leave from its address.
-        probe_ports: Address and port, by index of the host.
-    """
+    """Return why probe ports cannot be reached from an interface, by their key in words; empty where all can."""
 
     def try_one(probe_port: tuple[str, int]) -> str:
         try:

@@ -40,14 +40,6 @@ class NotNeeded(Exception):
 class Rendezvous:
     """One launcher's side of the rendezvous.
 
-    Args:
-        plan: What it was told.
-        interface: For everything between hosts.
-        describe: Makes the node info from the number of arrival.
-        signals: Interrupt the waiting.
-        silence_s: Longest silence of a host.
-        cache: Of this user, for the secret of hosts that are all on this machine.
-
     Attributes:
         secret: That the hosts share.
         info: What this launcher has said about itself.

@@ -16,39 +16,22 @@ MOST_SKEW_S = 5.0
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
-    """What a launcher says about itself when it comes.
+    """What a launcher says about itself when it comes."""
 
-    Attributes:
-        number: Order of arrival, from 0; the first one keeps the store.
-        host: Name of the machine.
-        address: By which the others reach it.
-        probe_port: A port that answers, to find out who reaches whom.
-        pid: Of the launcher.
-        workers: On this host.
-        nodes: ``MIN:MAX`` as it was told.
-        node_rank: As numbered by the user; -1 where the order of arrival counts.
-        program: Script or module.
-        code: SHA-256 of the program's text.
-        arguments: SHA-256 of the program's arguments.
-        software: Versions of unisono, torch and Python.
-        threads: Per worker.
-        rules: Whatever else must be equal: restarts, backend.
-    """
-
-    number: int
-    host: str
-    address: str
-    probe_port: int
-    pid: int
-    workers: int
-    nodes: str
-    node_rank: int
-    program: str
-    code: str
-    arguments: str
-    software: str
-    threads: str
-    rules: str
+    number: int  #: Order of arrival, from 0; the first one keeps the store.
+    host: str  #: Name of the machine.
+    address: str  #: By which the others reach it.
+    probe_port: int  #: A port that answers, to find out who reaches whom.
+    pid: int  #: Of the launcher.
+    workers: int  #: On this host.
+    nodes: str  #: ``MIN:MAX`` as it was told.
+    node_rank: int  #: As numbered by the user; -1 where the order of arrival counts.
+    program: str  #: Script or module.
+    code: str  #: SHA-256 of the program's text.
+    arguments: str  #: SHA-256 of the program's arguments.
+    software: str  #: Versions of unisono, torch and Python.
+    threads: str  #: Per worker.
+    rules: str  #: Whatever else must be equal: restarts, backend.
 
     @property
     def name(self) -> str:

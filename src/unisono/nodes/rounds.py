@@ -15,13 +15,9 @@ LAST_CALL_S = 3.0
 @final
 @dataclass(slots=True)
 class RecentBeats:
-    """Who has been heard lately, by beats that change.
+    """Who has been heard lately, by beats that change."""
 
-    Attributes:
-        silence_s: Longest silence of the living; 0 allows any.
-    """
-
-    silence_s: float
+    silence_s: float  #: Longest silence of the living; 0 allows any.
     _heard: dict[int, tuple[Any, float, bool]] = field(default_factory=dict)
 
     def hear(self, number: int, beat: Any, now_s: float) -> None:
@@ -46,18 +42,13 @@ class RecentBeats:
 @final
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the keeper tells all: the last round, and whether it gathers for another one.
+    """What the keeper tells all: the last round, and whether it gathers for another one."""
 
-    Attributes:
-        index: Of the round; -1 before the first.
-        members: Number of each host and the number of its request, in the order of their places.
-        is_gathering: Whether hosts are wanted.
-        answered: The last request of each host that a round before this one has answered.
-    """
-
-    index: int = -1
+    index: int = -1  #: Of the round; -1 before the first.
+    #: Number of each host and the number of its request, in the order of their places.
     members: tuple[tuple[int, int], ...] = ()
-    is_gathering: bool = False
+    is_gathering: bool = False  #: Whether hosts are wanted.
+    #: The last request of each host that a round before this one has answered.
     answered: tuple[tuple[int, int], ...] = ()
 
     def packed(self) -> list[Any]:
@@ -92,26 +83,14 @@ class Told:
 
 @final
 class Gathering:
-    """One gathering, from its first look to its round.
-
-    Args:
-        min_nodes: Fewest hosts.
-        max_nodes: Most hosts.
-        keeper: The host that keeps the store; takes part in every round.
-        before: The last round.
-    """
+    """One gathering, from its first look to its round."""
 
     def __init__(self, min_nodes: int, max_nodes: int, keeper: int, before: Told) -> None:
         self._min, self._max, self._keeper, self._before = min_nodes, max_nodes, keeper, before
         self._enough_since_s: float | None = None
 
     def look(self, now_s: float, requests: Sequence[tuple[int, int]]) -> Told | None:
-        """Return the round that begins now, None as long as it is too early.
-
-        Args:
-            now_s: Steady clock, in seconds.
-            requests: Of the living hosts, not answered yet: number and request.
-        """
+        """Return the round that begins now, None as long as it is too early."""
         sat = [number for number, _ in self._before.members]
         here = {number for number, _ in requests}
         if self._keeper not in here or len(requests) < self._min:

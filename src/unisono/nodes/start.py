@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from unisono.launchers.local import run_local
+from unisono.launchers.spec import check_witness
 
 if TYPE_CHECKING:
     from unisono.launchers.spec import LaunchSpec
@@ -17,8 +18,12 @@ def start(spec: "LaunchSpec", plan: "NodesPlan | None", *, program: str = "") ->
         spec: The launch on this host.
         plan: How the hosts meet; None: there is one.
         program: See `run_nodes`.
+
+    Raises:
+        ConfigError: A witness is asked for, and there is one worker.
     """
     if plan is None:
+        check_witness(spec.witness, spec.workers)
         run_local(spec)
         return
     from unisono.nodes.launch import run_nodes

@@ -17,25 +17,17 @@ What = Literal["done", "again", "stopped", "interrupted", "failed"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEnding:
-    """How an attempt ended on one host.
+    """How an attempt ended on one host."""
 
-    Attributes:
-        kind: ``done``: all workers ended well. ``stopped``: between two steps, saved. ``ended``: stopped for the sake
-            of other hosts. ``interrupted``: by a signal, nothing saved. ``failed``: a worker failed. ``lost``: the host
-            does not answer any more.
-        message: What its launcher would say.
-        exit_code: And return.
-        signum: The signal that this host's launcher has received, 0 for none: it wants to leave.
-        step: Of the stop.
-        ending: Of a failed worker, for `Restarts`; its rank is -1 where it only blames others.
-    """
-
+    #: ``done``: all workers ended well. ``stopped``: between two steps, saved. ``ended``: stopped for the sake of other
+    #: hosts. ``interrupted``: by a signal, nothing saved. ``failed``: a worker failed. ``lost``: the host does not
+    #: answer any more.
     kind: Kind
-    message: str = ""
-    exit_code: int = 0
-    signum: int = 0
-    step: int = 0
-    ending: Ending | None = None
+    message: str = ""  #: What its launcher would say.
+    exit_code: int = 0  #: And return.
+    signum: int = 0  #: The signal that this host's launcher has received, 0 for none: it wants to leave.
+    step: int = 0  #: Of the stop.
+    ending: Ending | None = None  #: Of a failed worker, for `Restarts`; its rank is -1 where it only blames others.
 
     @property
     def is_root(self) -> bool:
@@ -52,26 +44,18 @@ class NodeEnding:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What all hosts do next.
+    """What all hosts do next."""
 
-    Attributes:
-        what: ``again``: meet again and go on from the last commit. ``done``, ``stopped`` (saved), ``interrupted``,
-            ``failed``: all launchers end.
-        text: To tell.
-        exit_code: Of ``failed`` and ``interrupted``.
-        rank: That failed first.
-        step: Of the stop.
-        leaving: Hosts that do not come to the next rendezvous, because they were asked to stop.
-        history: Failures so far, for the next verdict.
-    """
-
+    #: ``again``: meet again and go on from the last commit. ``done``, ``stopped`` (saved), ``interrupted``, ``failed``:
+    #: all launchers end.
     what: What
-    text: str = ""
-    exit_code: int = 0
-    rank: int = -1
-    step: int = 0
+    text: str = ""  #: To tell.
+    exit_code: int = 0  #: Of ``failed`` and ``interrupted``.
+    rank: int = -1  #: That failed first.
+    step: int = 0  #: Of the stop.
+    #: Hosts that do not come to the next rendezvous, because they were asked to stop.
     leaving: list[int] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)  #: Failures so far, for the next verdict.
 
 
 def unpack_ending(value: Mapping[str, Any]) -> Ending:

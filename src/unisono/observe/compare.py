@@ -26,12 +26,19 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
     return lines
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """Return one of the JSON files of a run directory, empty where there is none.
+def said_now(score: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded score as it is written now; in version 0.2 strategies and recipes told the precision."""
+    found, settings, strategy = dict(score), score.get("settings"), score.get("strategy")
+    if isinstance(settings, Mapping) and "recipe" in settings and settings.get("bf16") is True:
+        kept = {name: value for name, value in settings.items() if name != "bf16"}
+        found |= {"precision": "bf16", "settings": kept}
+    if isinstance(strategy, Mapping) and strategy.get("amp", "none") != "none":
+        found |= {"precision": strategy["amp"], "strategy": {**strategy, "amp": "none"}}
+    return found
 
-    Raises:
-        ConfigError: It is not the JSON that a run writes.
-    """
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return one of the JSON files of a run directory, empty where there is none."""
     return object_in(file, lambda: read_file(file)) or {}
 
 
@@ -69,5 +76,5 @@ def first_difference(left: Path, right: Path) -> tuple[int, list[str]] | None:
         if ours is None or theirs is None:
             return (ours or theirs)["step"], ["length"]
         if ours != theirs:
-            return ours["step"], [name for name in ours if ours[name] != theirs.get(name)]
+            return ours["step"], [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return None

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -26,59 +26,51 @@ from unisono.system.disk import explained
 
 
 class Entry(NamedTuple):
-    """What one step did.
+    """What one step did."""
 
-    Attributes:
-        step: 1-based.
-        epoch: 0-based.
-        num_samples: Samples in the step's batch.
-        samples: Hash of their indices, in order.
-        loss: Mean loss over them, as hex float.
-        gradient: Checksum of the summed gradient's bits, before clipping.
-        weights: Checksum of the weights' bits before the update.
-        lr: Learning rate of the first parameter group in this update, as hex float.
-    """
-
-    step: int
-    epoch: int
-    num_samples: int
-    samples: str
-    loss: str
-    gradient: str
-    weights: str
-    lr: str
+    step: int  #: 1-based.
+    epoch: int  #: 0-based.
+    num_samples: int  #: Samples in the step's batch.
+    samples: str  #: Hash of their indices, in order.
+    loss: str  #: Mean loss over them, as hex float.
+    gradient: str  #: Checksum of the summed gradient's bits, before clipping.
+    weights: str  #: Checksum of the weights' bits before the update.
+    lr: str  #: Learning rate of the first parameter group in this update, as hex float.
+    #: Sum of what the loss was weighted by, as hex float; empty, and left out, where by samples.
+    samples_weight: str = ""
+    #: Of several optimizers, each update's ``name``, ``loss``, ``gradient``, ``weights`` and ``lr``, in order. Above
+    #: stand then the last one's loss and rate, the sum of the gradients' checksums, and the weights before the first.
+    updates: Sequence[Mapping[str, str]] = ()
+    #: How often an optimizer that computes the loss itself has done so; 0 for others, without a word.
+    evaluations: int = 0
 
 
 class Detail(NamedTuple):
-    """What a step was made of, on request (``detail.jsonl``): what `unisono diff` names replica and parameter by.
+    """What a step was made of, on request (``detail.jsonl``): what `unisono diff` names replica and parameter by."""
 
-    Attributes:
-        step: 1-based.
-        indices: The batch's samples, in order.
-        losses: Mean loss of each replica's micro-batch, as hex floats; empty where the strategy has no replicas.
-        weights: Checksum of each parameter and buffer before the update, by name, in the model's order.
-        gradients: Checksum of each gradient before clipping; a parameter without one is left out.
-    """
-
-    step: int
-    indices: list[int]
+    step: int  #: 1-based.
+    indices: list[int]  #: The batch's samples, in order.
+    #: Mean loss of each replica's micro-batch, as hex floats; empty where the strategy has no replicas.
     losses: list[str]
-    weights: dict[str, str]
-    gradients: dict[str, str]
+    weights: dict[str, str]  #: Checksum of each parameter and buffer before the update, by name, in the model's order.
+    gradients: dict[str, str]  #: Checksum of each gradient before clipping; a parameter without one is left out.
+
+
+class Details(NamedTuple):
+    """The same of a step with several optimizers."""
+
+    step: int  #: 1-based.
+    indices: list[int]  #: The batch's samples, in order.
+    #: What each update was made of: ``losses``, ``weights`` and ``gradients`` as in `Detail`.
+    updates: list[dict[str, Any]]
 
 
 class Logged(NamedTuple):
-    """What a trainer has logged at a step (``metrics.jsonl``).
+    """What a trainer has logged at a step (``metrics.jsonl``)."""
 
-    Attributes:
-        step: 1-based.
-        epoch: 0-based.
-        values: By name.
-    """
-
-    step: int
-    epoch: int
-    values: dict[str, float]
+    step: int  #: 1-based.
+    epoch: int  #: 0-based.
+    values: dict[str, float]  #: By name.
 
 
 def hash_samples(indices: npt.NDArray[np.int64]) -> str:
@@ -91,7 +83,7 @@ _encode = json.JSONEncoder(check_circular=False).encode
 # One for every step: what JSON's encoder would write of whole numbers and hex digits, at a quarter of its time.
 _ENTRY = (
     '{"step": %d, "epoch": %d, "num_samples": %d, "samples": "%s", '
-    '"loss": "%s", "gradient": "%s", "weights": "%s", "lr": "%s", "previous": "%s"}'
+    '"loss": "%s", "gradient": "%s", "weights": "%s", "lr": "%s", %s"previous": "%s"}'
 )
 
 
@@ -101,7 +93,8 @@ class Ledger:
 
     Args:
         path: ``ledger.jsonl`` of the run directory, or another file of steps.
-        last_step: Keep the entries up to this step, drop later ones (they will be written again).
+        last_step: Keep the entries up to this step, drop later ones (they will be written again). None: keep all, of a
+            process that has died a moment ago.
         has_gaps: Whether steps may be missing; else that is a damage, which is reported. Only a file of `Entry` has
             none, and only that one is chained.
         head: The chain value after `last_step`, as the checkpoint holds it; empty where it holds none.
@@ -109,6 +102,7 @@ class Ledger:
 
     Attributes:
         head: The chain value after the last line that has been written.
+        last_step: That of the last entry which was kept.
 
     Raises:
         CheckpointError: A line up to `last_step` has been changed; or the disk does not take it (here and in all that
@@ -116,12 +110,21 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, last_step: int, *, has_gaps: bool = False, head: str = "", home: Directory | None = None
+        self,
+        path: Path,
+        last_step: int | None,
+        *,
+        has_gaps: bool = False,
+        head: str = "",
+        home: Directory | None = None,
     ) -> None:
         self._path = path
         with explained(path), entered(home or path.parent) as place:
             content = place.read(path.name) or b""
             lines = chain.parse_all(content)
+            if last_step is None:
+                last_step = max((entry["step"] for _, entry in lines if entry is not None), default=0)
+            self.last_step = last_step
             kept, is_clean = _recover(lines, last_step)
             if not has_gaps:
                 _refuse_changed(path, lines, last_step, head)
@@ -145,7 +148,7 @@ class Ledger:
         if time.monotonic() - self._written > _WAIT_S:
             self.flush()
 
-    def append_now(self, entry: Entry | Detail | Logged) -> None:
+    def append_now(self, entry: Entry | Detail | Details | Logged) -> None:
         """Write one line; it reaches the operating system before this returns."""
         self.flush()
         self._write(self._line(entry))
@@ -162,10 +165,13 @@ class Ledger:
         with explained(self._path):
             os.fsync(self._file.fileno())
 
-    def _line(self, entry: Entry | Detail | Logged) -> bytes:
+    def _line(self, entry: Entry | Detail | Details | Logged) -> bytes:
         if not isinstance(entry, Entry):
             return _encode(entry._asdict()).encode() + b"\n"
-        line = (_ENTRY % (*entry, self.head)).encode()
+        extra = f'"samples_weight": "{entry.samples_weight}", ' if entry.samples_weight else ""
+        extra += f'"updates": {_encode(entry.updates)}, ' if entry.updates else ""
+        extra += f'"evaluations": {entry.evaluations}, ' if entry.evaluations else ""
+        line = (_ENTRY % (*entry[:8], extra, self.head)).encode()
         self.head = chain.value_after(self.head, line)
         return line + b"\n"
 

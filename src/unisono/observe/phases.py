@@ -32,16 +32,12 @@ _FLUSH_EVERY_NS = 1_000_000_000
 
 @final
 class PhaseClock:
-    """Knows the phase a rank is in, and how long it was in each; one per run and rank.
-
-    Attributes:
-        num_steps: Recorded steps.
-    """
+    """Knows the phase a rank is in, and how long it was in each; one per run and rank."""
 
     def __init__(self) -> None:
         self._totals = [0] * len(PHASES)
         self._waiting: list[tuple[int, int, Sequence[int]]] = []  # step, beginning, nanoseconds by phase
-        self.num_steps = 0
+        self.num_steps = 0  #: Recorded steps.
         self._spent = [0] * len(PHASES)
         self._phase, self._since = OTHER, time.perf_counter_ns()
         self._step, self._began = 0, 0
@@ -159,23 +155,14 @@ class _PhaseLog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPhases:
-    """Where one rank's time went in one step: from its beginning to that of the next, or to the loop's end.
+    """Where one rank's time went in one step: from its beginning to that of the next, or to the loop's end."""
 
-    Attributes:
-        step: 1-based.
-        launch: Number of the launch of the run directory that has done it.
-        rank: Of the rank.
-        world_size: Ranks of that launch.
-        began_ns: When it began, in nanoseconds since 1970, by the clock of the rank's host.
-        ns: Nanoseconds by phase; they add up to the step's whole time.
-    """
-
-    step: int
-    launch: int
-    rank: int
-    world_size: int
-    began_ns: int
-    ns: dict[str, int]
+    step: int  #: 1-based.
+    launch: int  #: Number of the launch of the run directory that has done it.
+    rank: int  #: Of the rank.
+    world_size: int  #: Ranks of that launch.
+    began_ns: int  #: When it began, in nanoseconds since 1970, by the clock of the rank's host.
+    ns: dict[str, int]  #: Nanoseconds by phase; they add up to the step's whole time.
 
 
 def read_phases(run_directory: Path) -> list[StepPhases]:

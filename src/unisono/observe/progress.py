@@ -22,7 +22,7 @@ class ProgressLine:
 
     Args:
         total_steps: Steps of the whole run.
-        steps_per_epoch: Steps of one epoch.
+        words: Says where a step is, as ``epoch 1/3``.
         first_step: Steps done before (resume).
         is_shown: False on all ranks but the leader, and in silence.
         data_share: Says which share of the time, 0 to 1, was spent waiting for data; asked only when it is shown.
@@ -34,7 +34,7 @@ class ProgressLine:
     def __init__(
         self,
         total_steps: int,
-        steps_per_epoch: int,
+        words: Callable[[int], str],
         *,
         first_step: int = 0,
         is_shown: bool = True,
@@ -42,8 +42,7 @@ class ProgressLine:
     ) -> None:
         self._data_share, self._first = data_share, first_step
         self._is_shown = is_shown
-        self._total, self._per_epoch = total_steps, steps_per_epoch
-        self._epochs = -(-total_steps // steps_per_epoch)
+        self._total, self._words = total_steps, words
         self._samples, self._start = 0, time.monotonic()
         self._asked, self._shown_share = -1.0, ""
         self._bar: Progress | None = None
@@ -52,10 +51,11 @@ class ProgressLine:
             self._bar = _bar(console)
             self._bar.start()
             told = f"loss - {'-':>7} samples/s"
-            epoch = self._epoch(min(first_step + 1, total_steps))
+            epoch = self._words(min(first_step + 1, total_steps))
             self._task = self._bar.add_task(epoch, total=total_steps, completed=first_step, told=told)
         self._every_s = _PLAIN_EVERY_S if self._bar is None else _DRAWN_EVERY_S
         self._next = self._start + self._every_s
+        #: For what is done between steps and takes time: evaluations.
         self.work = WorkLine(is_shown=is_shown, beside=self._bar)
 
     def step(self, step: int, loss: float, num_samples: int) -> None:
@@ -69,7 +69,7 @@ class ProgressLine:
             self._show(step, loss, now)
 
     def _show(self, step: int, loss: float, now: float) -> None:
-        epoch = self._epoch(step)
+        epoch = self._words(step)
         speed = f"{self._samples / max(now - self._start, 1e-9):,.0f}"
         if self._bar is not None and self._task is not None:
             told = f"loss {loss:.4f} {speed:>7} samples/s{self._data(now)}"
@@ -78,9 +78,6 @@ class ProgressLine:
         left = round((now - self._start) / max(1, step - self._first) * (self._total - step))
         eta = f"  eta {timedelta(seconds=left)}" if step < self._total else ""
         self.note(f"{epoch}  step {step}/{self._total}  loss {loss:.4f}  {speed} samples/s{self._data(now)}{eta}")
-
-    def _epoch(self, step: int) -> str:
-        return f"epoch {(step - 1) // self._per_epoch + 1}/{self._epochs}"
 
     def _data(self, now: float) -> str:
         """Return the share of time that waits for data, asked anew once a second."""
@@ -113,10 +110,6 @@ class WorkLine:
     """Shows how far one piece of work after the other is: evaluations, the building of a cache, a download.
 
     On a terminal a bar, which goes when the piece is done; in a pipe a line every few seconds. Short work is not shown.
-
-    Args:
-        is_shown: False in silence.
-        beside: A bar that is drawn already, to stand under; None: there is none.
     """
 
     def __init__(self, *, is_shown: bool = True, beside: "Progress | None" = None) -> None:

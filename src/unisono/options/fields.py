@@ -99,11 +99,7 @@ class Option:
         return found
 
     def checked(self, value: Any, name: str = "") -> Any:
-        """Return a value of the field, numbers as plain ones.
-
-        Raises:
-            ConfigError: It is none of the choices, out of bounds, or of another type.
-        """
+        """Return a value of the field, numbers as plain ones."""
         name = name or self.name
         if self.choices and value not in self.choices:
             raise ConfigError(f"expected {name} to be one of {', '.join(self.choices)}, got {shown(value)}.")
@@ -171,9 +167,6 @@ def check(part: Any, *, as_flags: bool = False) -> None:
     Args:
         part: The dataclass; None is left alone where it is a field's default or the field has none.
         as_flags: Whether messages name flags of the command line instead of fields.
-
-    Raises:
-        ConfigError: Names the first option that is wrong, what was expected and what was got.
     """
     for name, item in options_of(type(part)).items():
         value = getattr(part, name)

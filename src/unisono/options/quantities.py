@@ -23,19 +23,13 @@ _DECIMAL = re.compile(r"[+-]?([0-9]{1,100}\.?[0-9]{0,100}|\.[0-9]{1,100})([eE][+
 
 @dataclass(frozen=True, slots=True)
 class Quantity(ABC):
-    """What a number may be.
-
-    Attributes:
-        low: Smallest value.
-        high: Largest value.
-        unit: What is counted or measured: ``steps``, ``seconds``; empty for a plain number.
-    """
+    """What a number may be."""
 
     noun: ClassVar[str] = "a number"
 
-    low: float
-    high: float
-    unit: str = ""
+    low: float  #: Smallest value.
+    high: float  #: Largest value.
+    unit: str = ""  #: What is counted or measured: ``steps``, ``seconds``; empty for a plain number.
 
     @property
     @abstractmethod
@@ -49,15 +43,7 @@ class Quantity(ABC):
 
     @abstractmethod
     def take(self, name: str, value: Any) -> Any:
-        """Return a number that a program gives, as a plain one.
-
-        Args:
-            name: Of the setting, for the message.
-            value: A number, of Python or NumPy; no text, and neither True nor False.
-
-        Raises:
-            ConfigError: It is no such number, not finite or out of bounds.
-        """
+        """Return a number that a program gives, as a plain one."""
 
     @abstractmethod
     def read(self, name: str, text: str) -> Any:
@@ -150,9 +136,6 @@ def settle(part: object, **quantities: Quantity) -> None:
     """Check attributes of a frozen dataclass that has just been made, and make plain numbers of them.
 
     None is left alone where it is the attribute's default.
-
-    Raises:
-        ConfigError: Names the first that is no such number.
     """
     fields: Mapping[str, Any] = getattr(part, "__dataclass_fields__", MappingProxyType({}))
     for name, quantity in quantities.items():
@@ -172,6 +155,7 @@ DEVICES = Count(0, 4096, "devices")
 CPUS = Amount(0, 4096, "CPUs", above=True)
 PORT = Count(1, 65_535)
 RESTARTS = Count(0, 1_000_000)
+SPARES = Count(0, 4096)
 RUNS = Count(1, 10_000)
 # Training.
 SEED = Count(-(2**63), 2**63 - 1)
@@ -182,6 +166,7 @@ BATCH = Count(1, 10**9, "samples")
 SAMPLES = Count(1, 10**12, "samples")
 TOKENS = Count(1, 10**9, "tokens")
 BATCHES = Count(0, 10**6, "batches")
+PLACE = Count(0, 10**12)
 PREFETCH = Count(1, 4096, "micro-batches")
 KEPT = Count(1, 10**6, "checkpoints")
 COUNT = Count(1, 10**9)

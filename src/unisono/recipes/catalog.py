@@ -4,14 +4,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.errors import ConfigError
 from unisono.options.fields import DATA, JOB, OUTPUT, REPRODUCIBILITY, check, option, options_of
 from unisono.options.quantities import (
     BATCH,
     BATCHES,
+    BYTES,
     CLIP,
     COUNT,
     EPOCHS,
+    KEPT,
     LEARNING_RATE,
     LOADERS,
     REPLICAS,
@@ -23,41 +26,30 @@ from unisono.options.quantities import (
 )
 from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
+from unisono.strategies.precisions import PRECISIONS, precision_of
 from unisono.system.hints import nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A recipe's hyper-parameters under a name; the numbers are in the recipe's file.
+    """A recipe's hyper-parameters under a name; the numbers are in the recipe's file."""
 
-    Attributes:
-        name: For ``--preset``.
-        epochs: Default.
-        batch_size: Default: samples per optimizer step over all workers.
-    """
-
-    name: str
-    epochs: int
-    batch_size: int
+    name: str  #: For ``--preset``.
+    epochs: int  #: Default.
+    batch_size: int  #: Default: samples per optimizer step over all workers.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """One ready-made job.
+    """One ready-made job."""
 
-    Attributes:
-        name: As typed after ``unisono train``.
-        summary: One line for ``--help``.
-        models: Names for ``--model``; the first is the default.
-        presets: The first is the default.
-        replicas: Default.
-    """
-
-    name: str
-    summary: str
-    models: tuple[str, ...]
-    presets: tuple[Preset, ...]
-    replicas: int
+    name: str  #: As typed after ``unisono train``.
+    summary: str  #: One line for ``--help``.
+    models: tuple[str, ...]  #: Names for ``--model``; the first is the default.
+    presets: tuple[Preset, ...]  #: The first is the default.
+    replicas: int  #: Default.
+    #: The metric whose best checkpoint is kept beside the newest ones, and which is best.
+    best: tuple[str, str] = ("test_accuracy", "max")
 
     def preset(self, name: str | None) -> Preset:
         """Return a preset by name, the default for None; `ConfigError` where there is none."""
@@ -68,17 +60,14 @@ class Recipe:
 
 
 _TUNED = ("mnist", "imdb", "text", "images", "lm")
-_TEXTS, _IMAGES, _OWN = ("imdb", "text"), ("mnist", "images"), ("text", "images")
+_TEXTS, _IMAGES = ("imdb", "text"), ("mnist", "images")
+OWN_CLASSES = ("text", "images")
+"""Recipes whose data says what the classes are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a recipe is run with; each field says what it is.
-
-    Attributes:
-        cache: Directory for downloads and prepared data; the user's cache directory where None.
-        strategy: How gradients or parameters move, with its own options.
-    """
+    """What a recipe is run with; each field says what it is."""
 
     recipe: str
     model: str = option(text="One of the recipe's models.", usual="its first", group=JOB, basic=True)
@@ -91,6 +80,10 @@ class Options:
         text="Samples per optimizer step, over all workers.", of=BATCH, usual="the preset's", word="B", group=JOB,
         basic=True,
     )  # fmt: skip
+    last: str | None = option(
+        None, "Samples that do not fill an epoch's last batch: drop them, or join them to the one before.", "drop",
+        "join", usual="a short batch", group=JOB, scored=True,
+    )  # fmt: skip
     clip_norm: float | None = option(
         None, "Largest norm of the gradient, in place of the preset's.", of=CLIP, group=JOB, scored=True
     )
@@ -100,9 +93,10 @@ class Options:
     lr: float | None = option(
         None, "Learning rate in place of the preset's.", of=LEARNING_RATE, recipes=_TUNED, scored=True
     )
-    bf16: bool = option(
-        False, "The model under bfloat16 autocast, with any strategy; other bits.", recipes=_TUNED, scored=True
+    precision: str = option(
+        "fp32", "Compute under autocast, with any strategy; fp16 scales the loss; other bits.", *PRECISIONS, group=JOB
     )
+    bf16: bool = option(False, "The same as --precision bf16.", recipes=_TUNED)
     compile: bool = option(False, "Send the model through torch.compile; other bits.", recipes=_TUNED, scored=True)
     augment: str | None = option(
         None, "Image changes: flip,shift=2,rotate=10,crop=0.8 or none.", word="LIST", recipes=_IMAGES, scored=True
@@ -126,14 +120,14 @@ class Options:
         None, "Use at most K training and K test samples, spread evenly over the data.", of=SAMPLES, group=DATA,
         basic=True,
     )  # fmt: skip
-    cache: str | None = None
+    cache: str | None = None  #: Directory for downloads and prepared data; the user's cache directory where None.
     offline: bool = option(False, "Use downloads that are there, and no network.", group=DATA)
     num_workers: int = option(0, "Data loading processes per worker.", of=LOADERS, group=DATA)
     test_data: str | None = option(
-        None, "Own data to evaluate on.", usual="every tenth", is_path=True, recipes=(*_OWN, "lm"), scored=True
+        None, "Own data to evaluate on.", usual="every tenth", is_path=True, recipes=(*OWN_CLASSES, "lm"), scored=True
     )
     skip_broken: bool = option(
-        False, "Leave out broken rows or images of own data, and count them.", recipes=_OWN, scored=True
+        False, "Leave out broken rows or images of own data, and count them.", recipes=OWN_CLASSES, scored=True
     )
     text_column: str | None = option(None, "Column of own texts.", usual="text", recipes=("text",), scored=True)
     label_column: str | None = option(None, "Column of their labels.", usual="label", recipes=("text",), scored=True)
@@ -144,6 +138,13 @@ class Options:
     )  # fmt: skip
     checkpoint_every: int | None = option(
         None, "Steps between checkpoints.", of=STEPS, usual="an epoch", word="STEPS", group=OUTPUT, basic=True
+    )
+    keep: int = option(2, "Newest checkpoints to leave.", of=KEPT, group=OUTPUT)
+    keep_sparse: str | None = option(
+        None, "Steps apart of checkpoints that stay for good.", usual="none", word="N|doubling", group=OUTPUT
+    )
+    keep_sparse_bytes: int | None = option(
+        None, "What those may take on the disk.", of=BYTES, usual="no limit", word="BYTES", group=OUTPUT
     )
     detail: bool = option(False, "Record what each step is made of, for unisono diff.", group=OUTPUT)
     seed: int = option(0, "Seed of everything random.", of=SEED, word="S", group=REPRODUCIBILITY, basic=True)
@@ -157,15 +158,18 @@ class Options:
     allow_drift: bool = option(
         False, "Resume although software or CPU differ; recorded with the run.", group=REPRODUCIBILITY, basic=True
     )
+    #: How gradients or parameters move, with its own options.
     strategy: StrategyOptions = ExactOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         check(self, as_flags=True)
         Clipping(norm=self.clip_norm, value=self.clip_value)
+        _ = self._checkpoints
         recipe = find(self.recipe)
         if self.model not in recipe.models:
             raise ConfigError(f"recipe {self.recipe!r} has no model {self.model!r}; it has {', '.join(recipe.models)}.")
         recipe.preset(self.preset)
+        self.precise  # noqa: B018 - refuses two that differ
         for name, item in options_of(Options).items():
             if item.recipes and self.recipe not in item.recipes and self.given(name) is not None:
                 raise ConfigError(f"recipe {self.recipe!r} has no use for {item.flag}. Hint: leave it out.")
@@ -174,6 +178,19 @@ class Options:
         """Return an option's value, None where it was left at its default."""
         value = getattr(self, name)
         return None if value is False else value
+
+    def steps(self, num_samples: int) -> int:
+        """Return the steps of all epochs over so many samples; `DataError` where an epoch has none."""
+        from unisono.data.sampler import ExactSampler
+
+        return self.epochs * ExactSampler(num_samples, self.batch_size, last=self.last or "short").steps_per_epoch
+
+    @property
+    def precise(self) -> str:
+        """The precision, in whichever words; `ConfigError` where they say two things."""
+        if self.bf16 and self.precision == "fp16":
+            raise ConfigError("--precision fp16 and --bf16 say two things. Hint: leave --bf16 out.")
+        return precision_of(self.strategy, "bf16" if self.bf16 else self.precision)
 
     @property
     def data_path(self) -> Path | None:
@@ -204,6 +221,7 @@ class Options:
         settings |= {name: self.given(name) for name in scored if self.given(name) is not None}
         return {
             **{name: getattr(self, name) for name in names},
+            **({} if self.precise == "fp32" else {"precision": self.precise}),
             "strategy": self.strategy.score(),
             "settings": settings,
         }
@@ -214,7 +232,14 @@ class Options:
         chosen = {name: value for name, value in asdict(self).items() if name in shared}
         clipping = {name: getattr(self, name) for name in ("clip_norm", "clip_value") if self.given(name) is not None}
         chosen |= clipping or ({} if clip_norm is None else {"clip_norm": clip_norm})
-        return {**chosen, "strategy": self.strategy, "settings": self.score["settings"]}
+        chosen |= {"strategy": self.strategy, "precision": self.precise, "checkpoints": self._checkpoints}
+        return {**chosen, "settings": self.score["settings"]}
+
+    @property
+    def _checkpoints(self) -> CheckpointPolicy:
+        best, mode = find(self.recipe).best
+        kept = {name: getattr(self, name) for name in ("keep", "keep_sparse", "keep_sparse_bytes")}
+        return CheckpointPolicy(best=best, best_mode=mode, **kept)
 
 
 def find(name: str) -> Recipe:
@@ -261,7 +286,7 @@ RECIPES = {
         ),
         Recipe(
             name="lm", summary="a language model: text files of your own, or the film reviews' text",
-            models=("gpt",), replicas=8,
+            models=("gpt",), replicas=8, best=("test_perplexity", "min"),
             presets=(
                 Preset(name="small", epochs=1, batch_size=64),
                 Preset(name="10m", epochs=3, batch_size=64),

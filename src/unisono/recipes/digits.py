@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 import unisono
-from unisono.data.sets.digits import load_digits
+from unisono.data.sets.digits import LEVELS, load_digits
 from unisono.recipes.catalog import Options
 from unisono.recipes.execute import fit, thinned
+from unisono.recipes.trained.model_file import ModelFile
 
 
 class DigitsCNN(nn.Module):
@@ -28,13 +29,21 @@ class DigitsCNN(nn.Module):
         return scores
 
 
+def build() -> DigitsCNN:
+    """Return the model."""
+    return DigitsCNN()
+
+
 def train(options: Options) -> dict[str, Any]:
     """Run the recipe."""
     with unisono.Run(**options.run_settings()) as run:
         splits = load_digits()
         train_set = unisono.ArrayDataset(*thinned(options.limit, splits.train_images, splits.train_labels))
         test_set = unisono.ArrayDataset(*thinned(options.limit, splits.test_images, splits.test_labels))
-        model = DigitsCNN()
+        file = ModelFile.of(
+            options, model={}, classes=map(str, range(10)),
+            inputs={"kind": "images", "shape": [8, 8, 1], "levels": LEVELS},
+        )  # fmt: skip
+        model = build()
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss())
-        return fit(trainer, options, train_set, test_set)
+        return fit(run, options, model, optimizer, train_set, test_set, file=file, loss=nn.CrossEntropyLoss())

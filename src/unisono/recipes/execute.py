@@ -3,18 +3,21 @@
 import gc
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.recipes.catalog import Options
+from unisono.recipes.catalog import OWN_CLASSES, Options
 from unisono.system.loading import collector_at_rest
 
 if TYPE_CHECKING:  # the launcher needs this file, but not these
     import numpy as np
     import numpy.typing as npt
+    from torch import nn
+    from torch.optim import Optimizer
 
     import unisono
+    from unisono.recipes.trained.model_file import ModelFile
 
 
 _OURS = Path(__file__).parent.parent
@@ -40,19 +43,34 @@ def _one_line(
 
 
 def fit(
-    trainer: "unisono.Trainer",
+    run: "unisono.Run",
     options: Options,
+    model: "nn.Module",
+    optimizer: "Optimizer",
     train_set: Any,
     test_set: Any,
+    *,
+    file: "ModelFile",
     facts: Mapping[str, float] | None = None,
+    callbacks: Sequence["unisono.Callback"] = (),
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Train and evaluate as the options say; return what ``result.json`` holds, `facts` of the data in its metrics."""
+    """Train and evaluate as the options say, and keep what the model's use needs: how every recipe ends.
+
+    Returns:
+        What ``result.json`` holds.
+    """
+    import unisono
+    from unisono.recipes.trained.keep import KeepModelFile
+
+    keeper = KeepModelFile(file, is_told=options.recipe in OWN_CLASSES)
+    trainer = unisono.Trainer(run, model, optimizer, callbacks=[keeper, *callbacks], **settings)
     chosen: dict[str, Any] = {name: getattr(options, name) for name in ("epochs", "batch_size", "num_workers")}
-    result = trainer.fit(train_set, test_set=test_set, **chosen)
-    if not facts:
-        return result
-    trainer.run.record(facts)
-    return trainer.run.result()
+    trainer.fit(train_set, test_set=test_set, last=options.last or "short", **chosen)
+    keeper.keep(run)  # of a run that was done already, by an older version perhaps
+    if facts:
+        run.record(facts)
+    return run.result()
 
 
 def spread(num_samples: int, limit: int | None) -> "npt.NDArray[np.int64]":

@@ -73,13 +73,7 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class GPT(nn.Module):
-    """From a micro-batch to the negative log-likelihood of each target: `Micro` -> (n, length), 0 where it is ignored.
-
-    Args:
-        vocabulary: How many tokens there are.
-        shape: How large it is.
-        dropout: Of the embeddings and of what each block adds.
-    """
+    """From a micro-batch to the negative log-likelihood of each target: `Micro` -> (n, length), 0 where ignored."""
 
     cos: Tensor
     sin: Tensor

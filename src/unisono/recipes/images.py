@@ -12,6 +12,7 @@ from unisono.recipes.catalog import Options
 from unisono.recipes.execute import fit, thinned
 from unisono.recipes.sources import own_images
 from unisono.recipes.speed import channels_last, one_cycle, tune
+from unisono.recipes.trained.model_file import ModelFile
 
 if TYPE_CHECKING:  # the recipe of the handwritten digits, which needs `pictures`, decodes no files
     from unisono.data.sets.images import ImageData
@@ -41,6 +42,11 @@ class ImageCNN(nn.Module):
         return scores
 
 
+def build(channels: int, num_classes: int) -> ImageCNN:
+    """Return the model."""
+    return channels_last(ImageCNN(channels, num_classes))
+
+
 def pictures(data: "ImageData | ImageSplits", options: Options, usual: str, **how: Any) -> list[Pictures]:
     """Return training and test images as the options say, changed as they say or else as is `usual`."""
     augment = Augment.parse(usual if options.augment is None else options.augment)
@@ -53,12 +59,16 @@ def train(options: Options) -> dict[str, Any]:
     with unisono.Run(**options.run_settings()) as run:
         data = own_images(options)
         train_set, test_set = pictures(data, options, AUGMENT, mean=data.mean, std=data.std, key=data.key)
-        network = channels_last(ImageCNN(train_set.images.shape[3], len(data.classes)))
-        model = tune(network, options)
+        file = ModelFile.of(
+            options, model={"channels": train_set.images.shape[3], "num_classes": len(data.classes)},
+            inputs=test_set.describe() | {"is_resized": options.image_size is not None}, classes=data.classes,
+        )  # fmt: skip
+        model = tune(build(**file.model), options)
         lr = 3e-3 if options.lr is None else options.lr
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
-        steps = options.epochs * -(-len(train_set) // options.batch_size)
-        trainer = unisono.Trainer(
-            run, model, optimizer, loss=nn.CrossEntropyLoss(), scheduler=one_cycle(optimizer, steps=steps)
-        )
-        return fit(trainer, options, train_set, test_set, {"skipped_images": data.skipped} if data.skipped else None)
+        steps = options.steps(len(train_set))
+        return fit(
+            run, options, model, optimizer, train_set, test_set, file=file, loss=nn.CrossEntropyLoss(),
+            scheduler=one_cycle(optimizer, steps=steps),
+            facts={"skipped_images": data.skipped} if data.skipped else None,
+        )  # fmt: skip

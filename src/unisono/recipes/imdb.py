@@ -8,13 +8,15 @@ its second epoch on).
 from typing import Any
 
 import unisono
+from unisono.data.sets.imdb import LABELS
 from unisono.recipes.catalog import Options
 from unisono.recipes.sources import imdb_data
 from unisono.recipes.text_training import PRESETS, fit_texts
+from unisono.recipes.text_training import build as build
 
 
 def train(options: Options) -> dict[str, Any]:
     """Run the recipe."""
     settings = PRESETS[options.preset_name]
     with unisono.Run(**options.run_settings(clip_norm=settings.clip_norm)) as run:
-        return fit_texts(run, options, settings, imdb_data(options), num_classes=2)
+        return fit_texts(run, options, settings, imdb_data(options), [*LABELS])

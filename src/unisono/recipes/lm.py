@@ -21,6 +21,7 @@ from unisono.recipes.gpt import GPT, IGNORED, Micro, Shape, decay_groups
 from unisono.recipes.lm_presets import PRESETS
 from unisono.recipes.sources import corpus
 from unisono.recipes.speed import tune
+from unisono.recipes.trained.model_file import ModelFile
 from unisono.system.directory import Directory
 
 _SAMPLE_TOKENS = 64
@@ -77,7 +78,7 @@ class Samples(unisono.Callback):
     runs_on, draws = "leader", False
 
     def __init__(self, model: GPT, data: Corpus) -> None:
-        self._model, self._tokeniser = model, load_tokeniser(data.tokeniser)
+        self._model, self._tokeniser = model, load_tokeniser(data.tokeniser.read_bytes())
 
     def on_evaluation_end(self, loop: callbacks.Loop) -> None:
         generator = torch.Generator().manual_seed(mix(loop.run.seed, "written", loop.step) >> 1)
@@ -92,30 +93,37 @@ class Samples(unisono.Callback):
                 home.replace(f"step-{loop.step:08}.txt", f"{text}\n".encode())
 
 
+def build(vocabulary: int, shape: dict[str, int], dropout: float) -> GPT:
+    """Return the model."""
+    return GPT(vocabulary, Shape(**shape), dropout)
+
+
 def train(options: Options) -> dict[str, Any]:
     """Run the recipe."""
     settings = PRESETS[options.preset_name]
     with unisono.Run(**options.run_settings(clip_norm=settings.clip_norm)) as run:
         data = corpus(options)
-        shape = Shape(**settings.shape)
+        file = ModelFile.of(
+            options, model={"vocabulary": data.vocabulary, "shape": settings.shape, "dropout": settings.dropout},
+            inputs={"kind": "tokens"}, files={"tokeniser.json": data.tokeniser.read_bytes()},
+        )  # fmt: skip
         train_set, test_set = (
             WithTargets(
                 unisono.TokenFile(path, vocabulary=data.vocabulary, cache=options.cache_path)
-                .packed(shape.length, end_of_text=END)
+                .packed(settings.shape["length"], end_of_text=END)
             )
             for path in (data.train, data.test)
         )  # fmt: skip
-        model = GPT(data.vocabulary, shape, settings.dropout)
+        model = build(**file.model)
         lr = settings.lr if options.lr is None else options.lr
         optimizer = torch.optim.AdamW(decay_groups(model, settings.weight_decay), lr=lr, betas=(0.9, 0.95), fused=True)
-        steps = options.epochs * -(-len(train_set) // options.batch_size)
-        trainer = unisono.Trainer(
-            run, tune(model, options), optimizer, loss=mean_loss,
+        steps = options.steps(len(train_set))
+        return fit(
+            run, options, tune(model, options), optimizer, train_set, test_set, file=file, loss=mean_loss,
             scheduler=callbacks.warmup_cosine(
                 optimizer, total_steps=steps, warmup_steps=min(steps - 1, round(settings.warmup * steps)),
                 final_factor=0.1,
             ),
             metrics={"perplexity": TokenPerplexity()},
-            callbacks=[Samples(model, data)],
+            callbacks=[Samples(model, data)], facts=data.facts,
         )  # fmt: skip
-        return fit(trainer, options, train_set, test_set, data.facts)

@@ -5,25 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How large the model is, and how it is trained.
+    """How large the model is, and how it is trained."""
 
-    Attributes:
-        vocabulary: Most entries of the tokeniser.
-        shape: Tokens of a row, width, layers, heads, inner features: see `unisono.recipes.gpt.Shape`.
-        lr: Highest learning rate; it warms up over `warmup` of the steps, then falls in a cosine to a tenth.
-        dropout: See `unisono.recipes.gpt.GPT`.
-        warmup: A share of all steps.
-        weight_decay: Of matrices (AdamW, betas 0.9 and 0.95).
-        clip_norm: Largest global gradient norm.
-    """
-
-    vocabulary: int
-    shape: dict[str, int]
-    lr: float
-    dropout: float
-    warmup: float = 0.03
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
+    vocabulary: int  #: Most entries of the tokeniser.
+    shape: dict[str, int]  #: Tokens of a row, width, layers, heads, inner features: see `unisono.recipes.gpt.Shape`.
+    lr: float  #: Highest learning rate; it warms up over `warmup` of the steps, then falls in a cosine to a tenth.
+    dropout: float  #: See `unisono.recipes.gpt.GPT`.
+    warmup: float = 0.03  #: A share of all steps.
+    weight_decay: float = 0.1  #: Of matrices (AdamW, betas 0.9 and 0.95).
+    clip_norm: float = 1.0  #: Largest global gradient norm.
 
 
 PRESETS = {

@@ -18,6 +18,7 @@ from unisono.recipes.images import pictures
 from unisono.recipes.kernels import drop, patch_conv
 from unisono.recipes.sources import mnist_data
 from unisono.recipes.speed import channels_last, one_cycle, tune
+from unisono.recipes.trained.model_file import ModelFile
 
 
 class SimpleCNN(nn.Module):
@@ -52,19 +53,27 @@ DROPOUT = {"best": (0.25, 0.5), "fast": (0.1, 0.2), "tutorial": (0.25, 0.5)}
 WARM_UP = {"best": 0.3, "fast": 0.15}
 
 
+def build(dropout: tuple[float, float]) -> SimpleCNN:
+    """Return the model."""
+    return channels_last(SimpleCNN(dropout))
+
+
 def train(options: Options) -> dict[str, Any]:
     """Run the recipe."""
     with unisono.Run(**options.run_settings()) as run:
         augment = AUGMENT[options.preset_name]
         train_set, test_set = pictures(mnist_data(options), options, augment, mean=MEAN, std=STD)
-        model = tune(channels_last(SimpleCNN(DROPOUT[options.preset_name])), options)
+        file = ModelFile.of(
+            options, model={"dropout": DROPOUT[options.preset_name]}, classes=map(str, range(10)),
+            inputs=test_set.describe(),
+        )  # fmt: skip
+        model = tune(build(**file.model), options)
         lr = LR[options.preset_name] if options.lr is None else options.lr
         optimizer: torch.optim.Optimizer
         if options.preset_name == "tutorial":
             optimizer, scheduler = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5, fused=True), None
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
-            steps = options.epochs * -(-len(train_set) // options.batch_size)
+            steps = options.steps(len(train_set))
             scheduler = one_cycle(optimizer, steps=steps, warm_up=WARM_UP[options.preset_name])
-        trainer = unisono.Trainer(run, model, optimizer, loss=F.nll_loss, scheduler=scheduler)
-        return fit(trainer, options, train_set, test_set)
+        return fit(run, options, model, optimizer, train_set, test_set, file=file, loss=F.nll_loss, scheduler=scheduler)

@@ -1,10 +1,9 @@
-"""What makes a step faster at the price of other bits, on request: bf16 autocast, `torch.compile`, channels-last."""
+"""What makes a step faster at the price of other bits, on request: `torch.compile`, channels-last."""
 
-from functools import wraps
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unisono.recipes.catalog import Options
 
@@ -16,29 +15,11 @@ def tune(model: M, options: Options) -> M:
 
     Args:
         model: From a micro-batch's inputs to a float tensor.
-        options: `bf16` and `compile` change bits and belong to the score.
+        options: `compile` changes bits and belongs to the score.
     """
-    if options.bf16:
-        plain = model.forward
-
-        @wraps(plain)
-        def in_bf16(*inputs: Any) -> Tensor:
-            with torch.autocast(inputs_device(inputs).type, torch.bfloat16):
-                scores: Tensor = plain(*inputs)
-            return scores.float()
-
-        model.forward = in_bf16
     if options.compile:
         model.compile(dynamic=True)
     return model
-
-
-def inputs_device(inputs: tuple[Any, ...]) -> torch.device:
-    """Return where the first tensor among (nested) inputs lives."""
-    first = inputs[0]
-    while not isinstance(first, Tensor):
-        first = first[0]
-    return first.device
 
 
 def channels_last(model: M) -> M:

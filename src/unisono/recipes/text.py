@@ -6,6 +6,7 @@ import unisono
 from unisono.recipes.catalog import Options
 from unisono.recipes.sources import own_texts
 from unisono.recipes.text_training import PRESETS, fit_texts
+from unisono.recipes.text_training import build as build
 
 
 def train(options: Options) -> dict[str, Any]:
@@ -13,4 +14,4 @@ def train(options: Options) -> dict[str, Any]:
     settings = PRESETS["best"]
     with unisono.Run(**options.run_settings(clip_norm=settings.clip_norm)) as run:
         data = own_texts(options)
-        return fit_texts(run, options, settings, data, num_classes=len(data.classes))
+        return fit_texts(run, options, settings, data, data.classes)

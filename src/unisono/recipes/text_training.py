@@ -1,5 +1,6 @@
 """What the recipes for texts share: hyper-parameters by name, and one way to train."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,33 +15,24 @@ from unisono.recipes.catalog import Options
 from unisono.recipes.execute import fit, spread
 from unisono.recipes.gated_cnn import BagOfWords, GatedCNN
 from unisono.recipes.speed import one_cycle, tune
+from unisono.recipes.trained.model_file import ModelFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Hyper-parameters for texts.
+    """Hyper-parameters for texts."""
 
-    Attributes:
-        lr: Highest learning rate of a one-cycle schedule, or the constant one.
-        cycle: Whether the rate follows one cycle.
-        clip_norm: Largest global gradient norm.
-        weight_decay: Decoupled (AdamW).
-        embedding_decay: The same for the embedding alone.
-        embedding_lr: The rate of the gated CNN's embedding, as a multiple of `lr`.
-        embedding_eps: What Adam adds to the size of the embedding's gradients before it divides by it. Far above
-            their own size (1e-8 is far below) a word moves as often as it occurs, not every word by as much: rare
-            words are learnt by heart later.
-        regularise: Rates for `GatedCNN`; of them `BagOfWords` takes ``dropout``.
-    """
-
-    lr: float
-    cycle: bool = False
-    clip_norm: float = 1.0
-    weight_decay: float = 0.0
-    embedding_decay: float = 0.0
-    embedding_lr: float = 1.0
+    lr: float  #: Highest learning rate of a one-cycle schedule, or the constant one.
+    cycle: bool = False  #: Whether the rate follows one cycle.
+    clip_norm: float = 1.0  #: Largest global gradient norm.
+    weight_decay: float = 0.0  #: Decoupled (AdamW).
+    embedding_decay: float = 0.0  #: The same for the embedding alone.
+    embedding_lr: float = 1.0  #: The rate of the gated CNN's embedding, as a multiple of `lr`.
+    #: What Adam adds to the size of the embedding's gradients before it divides by it. Far above their own size (1e-8
+    #: is far below) a word moves as often as it occurs, not every word by as much: rare words are learnt by heart
+    #: later.
     embedding_eps: float = 1e-8
-    regularise: dict[str, Any] | None = None
+    regularise: dict[str, Any] | None = None  #: Rates for `GatedCNN`; of them `BagOfWords` takes ``dropout``.
 
 
 PRESETS = {
@@ -53,9 +45,8 @@ PRESETS = {
 }  # fmt: skip
 
 
-def build(name: str, vocabulary_size: int, num_classes: int, settings: Settings) -> nn.Module:
+def build(name: str, vocabulary_size: int, num_classes: int, rates: dict[str, Any]) -> nn.Module:
     """Return the model ``gcnn`` or ``bag``."""
-    rates = settings.regularise or {}
     if name == "bag":
         return BagOfWords(vocabulary_size, num_classes=num_classes, dropout=rates.get("dropout", 0.0))
     return GatedCNN(vocabulary_size, num_classes=num_classes, **rates)
@@ -72,7 +63,7 @@ def groups_of(model: nn.Module, settings: Settings, lr: float, name: str) -> lis
 
 
 def fit_texts(
-    run: unisono.Run, options: Options, settings: Settings, data: ImdbData | TextData, *, num_classes: int
+    run: unisono.Run, options: Options, settings: Settings, data: ImdbData | TextData, classes: Sequence[str]
 ) -> dict[str, Any]:
     """Train and evaluate; return what ``result.json`` holds, with texts that were cut and rows that were skipped."""
     train_set, test_set = (
@@ -85,20 +76,28 @@ def fit_texts(
         )
         for store in (data.train, data.test)
     )
-    model = tune(build(options.model, len(data.vocabulary), num_classes, settings), options)
+    file = ModelFile.of(
+        options, classes=classes,
+        model={
+            "name": options.model, "vocabulary_size": len(data.vocabulary), "num_classes": len(classes),
+            "rates": settings.regularise or {},
+        },
+        inputs={
+            "kind": "texts", "max_length": options.max_length, "encoding": options.encoding or "utf-8",
+            "text_column": options.text_column or "text",
+        },
+        files={"vocabulary.json": data.vocabulary.to_json()},
+    )  # fmt: skip
+    model = tune(build(**file.model), options)
     lr = settings.lr if options.lr is None else options.lr
     optimizer = torch.optim.AdamW(groups_of(model, settings, lr, options.model), lr=lr, fused=True)
-    steps = options.epochs * -(-len(train_set) // options.batch_size)
-    trainer = unisono.Trainer(
-        run,
-        model,
-        optimizer,
-        loss=nn.CrossEntropyLoss(),
-        scheduler=one_cycle(optimizer, steps=steps) if settings.cycle else None,
-    )
+    steps = options.steps(len(train_set))
     facts: dict[str, float] = {}
     if options.max_length is not None:
         facts = {f"train_{what}_cut": number for what, number in train_set.truncated().items()}
     if isinstance(data, TextData) and data.skipped:
         facts["skipped_rows"] = data.skipped
-    return fit(trainer, options, train_set, test_set.for_evaluation(), facts)
+    return fit(
+        run, options, model, optimizer, train_set, test_set.for_evaluation(), file=file, facts=facts,
+        loss=nn.CrossEntropyLoss(), scheduler=one_cycle(optimizer, steps=steps) if settings.cycle else None,
+    )  # fmt: skip

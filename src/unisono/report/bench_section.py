@@ -20,9 +20,6 @@ def timing_section(rows: Sequence[Row]) -> Section:
     Bars reach over the middle half of the repetitions. Of collectives without a message, such as a barrier, each
     transport has one point.
 
-    Args:
-        rows: As ``unisono bench collectives --json`` prints them.
-
     Raises:
         ConfigError: No rows but the limit.
     """
@@ -63,15 +60,7 @@ def _timings(
 
 
 def strategies_section(rows: Sequence[Row], title: str) -> Section:
-    """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples.
-
-    Args:
-        rows: As ``unisono bench strategies --json`` prints them.
-        title: Of the section.
-
-    Raises:
-        ConfigError: No rows.
-    """
+    """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples."""
     if not rows:
         raise ConfigError("expected measured strategies to draw, got none.")
     columns = {

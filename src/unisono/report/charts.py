@@ -30,6 +30,7 @@ class Series:
     spread: Sequence[tuple[float, float]] = ()
     labels: Sequence[str] = ()  #: For each point a text beside it; empty where there is none.
     is_limit: bool = False  #: A dashed line without points, such as the ideal.
+    is_pale: bool = False  #: A thin, pale line without points: what a smooth one was made of.
 
 
 @final
@@ -61,7 +62,7 @@ def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, 
 def line_chart(
     label: str, series: Sequence[Series], *, x_label: str, spell_x: Spell, spell_y: Spell, log_x: bool = False,
     log_y: tuple[float, float] | None = None, from_zero: bool = True, ticks_at_points: bool = False,
-    alarms: frozenset[float] = frozenset(),
+    alarms: frozenset[float] = frozenset(), y_label: str = "",
 ) -> Drawing:  # fmt: skip
     """Return lines over one pair of axes.
 
@@ -76,6 +77,7 @@ def line_chart(
         from_zero: The axis of y begins at 0.
         ticks_at_points: One tick for each x there is, instead of round numbers.
         alarms: Those x that are written in red.
+        y_label: Above the axis: what y is, in which unit.
     """
     xs = sorted({x for line in series for x, _ in line.points})
     marks = _log_ticks(*log_y) if log_y else _ticks_of(series, from_zero)
@@ -83,7 +85,10 @@ def line_chart(
     shown = [(number, line) for number, line in enumerate(series) if line.points]
     out = Drawing(label, HEIGHT)
     scale_x = _scale(xs[0], xs[-1], _LEFT + 8, WIDTH - _RIGHT - 8, log_x)
-    scale_y = _scale(low, high, HEIGHT - _BOTTOM, _TOP, log_y is not None)
+    top = _TOP + (16 if y_label else 0)
+    scale_y = _scale(low, high, HEIGHT - _BOTTOM, top, log_y is not None)
+    if y_label:
+        out.text(8, 12, y_label, "axis")
     for mark in marks:
         y = scale_y(mark)
         out.line([(_LEFT, y), (WIDTH - _RIGHT, y)], "grid")
@@ -95,7 +100,7 @@ def line_chart(
     out.text((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 6, x_label, "axis", at="middle")
     for number, line in shown:
         _line(out, number, line, scale_x, scale_y, spell_x, spell_y)
-    _legend(out, [(line.name, "line limit" if line.is_limit else f"line {_colour(number)}") for number, line in shown])
+    _legend(out, [(line.name, _kind(number, line)) for number, line in shown])
     return out
 
 
@@ -123,15 +128,18 @@ def _scale(low: float, high: float, begin: float, end: float, log: bool = False)
     return place
 
 
+def _kind(number: int, line: Series) -> str:
+    return "line limit" if line.is_limit else f"line {'pale ' * line.is_pale}{_colour(number)}"
+
+
 def _line(
     out: Drawing, number: int, line: Series, scale_x: Scale, scale_y: Scale, spell_x: Spell, spell_y: Spell
 ) -> None:
     places = [(scale_x(x), scale_y(y)) for x, y in line.points]
-    if line.is_limit:
-        out.line(places, "line limit")
+    out.line(places, _kind(number, line))
+    if line.is_limit or line.is_pale:
         return
     colour = _colour(number)
-    out.line(places, f"line {colour}")
     for (x, _), (low, high) in zip(places, line.spread, strict=False):
         out.line([(x, scale_y(low)), (x, scale_y(high))], f"error {colour}")
     radius = 4 if len(places) <= 24 else 1.5
@@ -143,13 +151,7 @@ def _line(
 
 
 def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: Spell) -> Drawing:
-    """Return one horizontal bar for each entry, cut into named parts.
-
-    Args:
-        label: What the chart shows, for screen readers.
-        bars: For each bar's name, its parts by name; all with the same names.
-        spell: How values are written.
-    """
+    """Return one horizontal bar for each entry, cut into named parts."""
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     totals = {bar: math.fsum(parts.values()) for bar, parts in bars.items()}
     longest = max([*totals.values(), 1e-12])
@@ -167,13 +169,7 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
 
 
 def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
-    """Return rows of spans over one axis of time.
-
-    Args:
-        label: What the chart shows, for screen readers.
-        spans: At least one.
-        spell: How places on the axis are written.
-    """
+    """Return rows of spans over one axis of time."""
     rows = list(dict.fromkeys(span.row for span in spans))
     kinds = list(dict.fromkeys(span.kind for span in spans))
     low, high = min(span.began for span in spans), max(span.ended for span in spans)

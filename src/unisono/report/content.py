@@ -34,6 +34,7 @@ class Chart:
     drawing: Drawing  #: From `charts`.
     values: Table  #: The same as a table.
     note: str = ""  #: Below it.
+    finding: str = ""  #: What it shows, in one sentence; above it.
 
 
 @final
@@ -59,19 +60,16 @@ class Section:
 
 
 def line_view(
-    title: str, series: Sequence[Series], x_name: str, spell_x: Spell, spell_y: Spell, note: str = "", **how: Any
+    title: str,
+    series: Sequence[Series],
+    x_name: str,
+    spell_x: Spell,
+    spell_y: Spell,
+    note: str = "",
+    finding: str = "",
+    **how: Any,
 ) -> Chart:
-    """Return lines and their values: a row for each x, a column for each line; long ones thinned.
-
-    Args:
-        title: Of both.
-        series: At least one point in all.
-        x_name: What x is.
-        spell_x: How values of x are written.
-        spell_y: How values of y are written.
-        note: Below the chart.
-        how: More of `line_chart`'s arguments.
-    """
+    """Return lines and their values: a row for each x, a column for each line; long ones thinned."""
     xs = sorted({x for line in series for x, _ in line.points})
     if len(xs) > _MOST_VALUES:
         xs = [xs[number * (len(xs) - 1) // (_MOST_VALUES - 1)] for number in range(_MOST_VALUES)]
@@ -81,15 +79,17 @@ def line_view(
     values = Table(title=title, head=head, rows=rows, numeric=frozenset(range(len(head))))
     label = f"{title} over {x_name}"
     drawing = line_chart(label, series, x_label=x_name, spell_x=spell_x, spell_y=spell_y, **how)
-    return Chart(title=title, drawing=drawing, values=values, note=note)
+    return Chart(title=title, drawing=drawing, values=values, note=note, finding=finding)
 
 
-def bar_view(title: str, bars: Mapping[str, Mapping[str, float]], name: str, spell: Spell, note: str = "") -> Chart:
+def bar_view(
+    title: str, bars: Mapping[str, Mapping[str, float]], name: str, spell: Spell, note: str = "", finding: str = ""
+) -> Chart:
     """Return bars, cut into parts, and their values: a row for each bar, whose first cell is headed `name`."""
     parts = list(next(iter(bars.values())))
     rows = [[bar, *(spell(found[part]) for part in parts)] for bar, found in bars.items()]
     values = Table(title=title, head=[name, *parts], rows=rows, numeric=frozenset(range(1, 1 + len(parts))))
-    return Chart(title=title, drawing=stacked_bars(title, bars, spell=spell), values=values, note=note)
+    return Chart(title=title, drawing=stacked_bars(title, bars, spell=spell), values=values, note=note, finding=finding)
 
 
 def thinned(points: Sequence[tuple[float, float]], num_sources: int) -> list[tuple[float, float]]:

@@ -16,11 +16,7 @@ PARTS = {
 
 
 def forecast_section(told: Mapping[str, Any]) -> Section:
-    """Return a forecast's section.
-
-    Raises:
-        ConfigError: Another version wrote it, or it is damaged.
-    """
+    """Return a forecast's section."""
     if told.get("version") != VERSION:
         raise ConfigError(
             f"a forecast has version {told.get('version')!r}, this program reads version {VERSION}. "

@@ -23,11 +23,7 @@ MARK = 'name="generator" content="unisono'
 
 
 def render(title: str, sections: Sequence[Section]) -> str:
-    """Return the page.
-
-    Raises:
-        ConfigError: It would have more than `MOST_BYTES`.
-    """
+    """Return the page."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -54,7 +50,12 @@ def write_page(sources: Sequence[Path], out: Path) -> None:
             file cannot be written, or holds something else. Nothing is written then.
     """
     check_place(out, (MARK,))
-    title, sections = sections_of(sources)
+    write_sections(*sections_of(sources), out)
+
+
+def write_sections(title: str, sections: Sequence[Section], out: Path) -> None:
+    """Write a page of `sections`, as `write_page` does."""
+    check_place(out, (MARK,))
     write_whole(out, render(title, sections).encode())
 
 

@@ -17,16 +17,7 @@ _STYLE = re.sub(r"var\(--(\w+)\)", lambda match: LIGHT[match[1]], STYLE)  # not 
 
 
 def draw_section(section: Section, path: str | Path, most: int | None = None) -> None:
-    """Draw a section's title, lines and first charts, two in a row.
-
-    Args:
-        section: With at least one chart.
-        path: File to write; its directory must exist.
-        most: Charts to draw; None: all.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Draw a section's title, lines and first charts, two in a row."""
     charts = section.charts[:most]
     columns = min(2, len(charts))
     width = columns * WIDTH + (columns - 1) * _GAP
@@ -53,11 +44,7 @@ def _height(chart: Chart) -> float:
 
 
 def save(drawing: Drawing, path: str | Path) -> None:
-    """Write a drawing; the same drawing gives the same bytes.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write a drawing; the same drawing gives the same bytes."""
     size = f'width="{drawing.width:g}" height="{drawing.height:g}"'
     head = f'xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, \'DejaVu Sans\', sans-serif" '
     ground = f'{MARK}<style>{_STYLE}</style><rect {size} fill="{LIGHT["bg"]}"/>'

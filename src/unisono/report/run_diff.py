@@ -1,4 +1,4 @@
-"""Where two runs part: the first differing step, and what differed in it first (reads files, imports no torch).
+"""The first difference between two runs: in which step, and in what (reads files, imports no torch).
 
 Within a step, causes come before effects: the weights it started from, its samples, its random numbers, the loss,
 the gradient, the learning rate.
@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from unisono.collectives.placement import cut
+from unisono.data.plans.batch_schedule import schedule_in
 from unisono.data.sampler import ExactSampler
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
-from unisono.observe.compare import changed_ledger, diff, read_object
+from unisono.observe.compare import changed_ledger, diff, read_object, said_now
 from unisono.observe.ledger import damaged_from, hash_samples, read_lines
 from unisono.report.run_view import check_run
 
-ORDER = ("epoch", "weights", "num_samples", "samples", "generator seed", "loss", "gradient", "lr")
+ORDER = (
+    "epoch", "weights", "num_samples", "samples", "generator seed", "updates", "samples_weight", "loss", "gradient",
+    "lr",
+)  # fmt: skip
 _SHOWN = 16
 _HINT = (
     "Hint: to name {what}, run both again with detail=True (unisono train --detail); "
@@ -34,6 +38,7 @@ class RunDiff:
     #: What differed first in it: one of `ORDER`; ``length`` where one run ends before it; ``final weights`` where all
     #: steps agree but not what came out.
     first: str | None = None
+    update: str | None = None  #: Of several optimizers the one whose update in this step is the first that differs.
     fields: list[str] = field(default_factory=list)  #: All that differs in that step, causes first.
     notes: list[str] = field(default_factory=list)  #: What is known about each of them, for people.
     replicas: list[int] | None = None  #: Whose losses differ; None without detail.
@@ -67,8 +72,8 @@ class _Run:
         data = self.score.get("data") or {}
         try:
             sampler = ExactSampler(
-                data["num_samples"], self.score["batch_size"], self.score["replicas"],
-                seed=self.score["seed"], shuffle=data["shuffle"],
+                data["num_samples"], schedule_in(self.score), self.score["replicas"],
+                seed=self.score["seed"], shuffle=data["shuffle"], last=data.get("last", "short"),
             )  # fmt: skip
         except (KeyError, TypeError, ConfigError):  # another program's score
             return None
@@ -77,13 +82,10 @@ class _Run:
 
 
 def compare_runs(left: Path, right: Path) -> RunDiff:
-    """Return where the runs in two directories part.
-
-    Raises:
-        ConfigError: A directory holds no run, or files that no run writes.
-    """
+    """Return where the runs in two directories part."""
     ours, theirs = _read(left), _read(right)
-    score = diff(ours.score, theirs.score)
+    left_score, right_score = ({n: v for n, v in said_now(run.score).items() if n != "fork"} for run in (ours, theirs))
+    score = diff(left_score, right_score)  # that one is a fork of the other is no difference
     environment = diff(ours.environment, theirs.environment)
     metrics = diff(_untimed(ours.result.get("metrics", {})), _untimed(theirs.result.get("metrics", {})))
     fingerprints = (ours.result.get("fingerprint"), theirs.result.get("fingerprint"))
@@ -112,18 +114,26 @@ def compare_runs(left: Path, right: Path) -> RunDiff:
 
 def _explain(ours: _Run, theirs: _Run, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     step = old["step"]
+    ids = ours.indices(old), theirs.indices(new)
+    place, before, update = _place(old, new), None, None
+    if place is not None:
+        before, update = old["updates"][place - 1]["name"] if place else None, old["updates"][place]["name"]
+        old, new = _at_update(old, place), _at_update(new, place)
     fields = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     seeds = ours.score.get("seed"), theirs.score.get("seed")
     if seeds[0] != seeds[1]:
         fields.append("generator seed")
     fields.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     known: dict[str, Any] = {"step": step, "first": fields[0], "fields": fields}
-    details = ours.detail.get(step), theirs.detail.get(step)
-    ids = ours.indices(old), theirs.indices(new)
+    known["update"] = None if "updates" in fields else update
+    details = [
+        found if found is None or place is None else (found["updates"][place : place + 1] or [None])[0]
+        for found in (ours.detail.get(step), theirs.detail.get(step))
+    ]
     notes: list[str] = []
     for name in fields:
         if name == "weights":
-            notes.append(f"weights: {_since(step, ours.ledger)}{_named(details, 'weights', known)}")
+            notes.append(f"weights: {_since(step, ours.ledger, before)}{_named(details, 'weights', known)}")
         elif name == "samples":
             notes.append(f"samples: {_swapped(*ids, known)}")
         elif name == "generator seed":
@@ -142,7 +152,21 @@ def _explain(ours: _Run, theirs: _Run, old: dict[str, Any], new: dict[str, Any])
     return known | {"notes": notes}
 
 
-def _since(step: int, ledger: Sequence[Mapping[str, Any]]) -> str:
+def _place(old: Mapping[str, Any], new: Mapping[str, Any]) -> int | None:
+    """Return which update of a step is the first that differs, or the last that both runs did; None: none is told."""
+    pairs = [*zip(old.get("updates", ()), new.get("updates", ()), strict=False)]
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs) - 1) if pairs else None
+
+
+def _at_update(line: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """Return what a line says of one update in place of what it says of all."""
+    own = {name: value for name, value in line["updates"][place].items() if name != "name"}
+    return {**line, **own, "updates": [update["name"] for update in line["updates"]]}
+
+
+def _since(step: int, ledger: Sequence[Mapping[str, Any]], before: str | None) -> str:
+    if before is not None:
+        return f"loss and gradient of {before!r} just before were equal, so its update or something after it differed"
     if step == ledger[0]["step"]:
         return "the runs began with different ones"
     return f"samples, loss and gradient of step {step - 1} were equal, so its update or something after it differed"

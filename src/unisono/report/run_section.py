@@ -1,5 +1,6 @@
 """The sections of runs on a page: curves, where the time went, who was slow, what was interrupted, and comparison."""
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,11 +11,12 @@ from unisono.report.content import Chart, Remark, Section, Table, bar_view, line
 from unisono.report.run_diff import compare_runs
 from unisono.report.run_view import RunView, by_rank, own_seconds
 from unisono.scaling.study import BETWEEN
-from unisono.system.words import spell_bytes, spell_count, spell_seconds
+from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 _MOST_RANKS = 32
 _MOST_METRICS = 6
 _MOST_ROWS = 60
+_SMOOTH = 9
 
 
 def run_section(run: RunView, num_runs: int) -> Section:
@@ -143,16 +145,66 @@ def _findings(run: RunView) -> Iterator[Remark]:
 
 
 def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
-    yield from _lines("Loss", [Series(name="loss", points=thinned(run.losses, num_runs))])
-    for name, points in list(run.metrics().items())[:_MOST_METRICS]:
-        yield from _lines(name, [Series(name=name, points=thinned(points, num_runs))], from_zero=False)
-    speed = thinned(run.throughput(), num_runs)
-    yield from _lines("Throughput", [Series(name="samples a second", points=speed)])
+    metrics = run.metrics()
+    tested = metrics.pop("test_loss", [])
+    metrics.pop("train/loss", None)  # the ledger has it for every step
+    losses = [Series(name=name, points=thinned(points, num_runs))
+              for name, points in (("loss of the step's batch", run.losses), ("test_loss", tested))]  # fmt: skip
+    yield from _lines("Loss", losses, finding=_from_to(run.losses), log_y=_ends(run.losses + tested), y_label="loss")
+    for name, points in list(metrics.items())[:_MOST_METRICS]:
+        line = Series(name=name, points=thinned(points, num_runs))
+        yield from _lines(name, [line], from_zero=False, finding=_range(points), y_label=name)
+    speed = run.throughput()
+    lines = [Series(name=f"median of {_SMOOTH} steps", points=thinned(smooth(speed), num_runs)),
+             Series(name="each step", points=thinned(speed, num_runs), is_pale=True)]  # fmt: skip
+    values = sorted(value for _, value in speed) or [0.0]
+    finding = (
+        f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "
+        f"{spell_count(round(values[len(values) // 10]))} or less in the slowest tenth."
+    )
+    yield from _lines("Throughput", lines, finding=finding, y_label="samples a second")
 
 
-def _lines(title: str, series: Sequence[Series], from_zero: bool = True) -> Iterator[Chart]:
+def _from_to(losses: Sequence[tuple[float, float]]) -> str:
+    """Say where a curve begins and ends, beyond single steps."""
+    few = min(10, max(1, len(losses) // 2))
+    first, last = ([value for _, value in part] for part in (losses[:few], losses[-few:]))
+    if not first:
+        return ""
+    return f"From {statistics.fmean(first):.4g} to {statistics.fmean(last):.4g}, means of {counted(few, 'step')}."
+
+
+def _range(points: Sequence[tuple[float, float]]) -> str:
+    """Say where a metric was highest and lowest, and what it is at the end."""
+    high, low = max(points, key=lambda point: point[1]), min(points, key=lambda point: point[1])
+    if high[1] == low[1]:
+        return f"{high[1]:.4g} throughout."
+    return (
+        f"Highest {high[1]:.4g} (step {high[0]:,.0f}), lowest {low[1]:.4g} (step {low[0]:,.0f}), "
+        f"last {points[-1][1]:.4g}."
+    )
+
+
+def _ends(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return the ends of a logarithmic axis, for values above 0 that lie far apart; None: the axis is not."""
+    values = [value for _, value in points if math.isfinite(value)]
+    if not values or min(values) <= 0 or max(values) < 5 * min(values):
+        return None
+    return min(values), max(values)
+
+
+def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return running medians, over fewer points near the ends."""
+    half = _SMOOTH // 2
+    return [
+        (x, statistics.median(value for _, value in points[max(0, place - half) : place + half + 1]))
+        for place, (x, _) in enumerate(points)
+    ]
+
+
+def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart]:
     if found := [line for line in series if line.points]:
-        yield line_view(title, found, "step", spell_count, spell_count, from_zero=from_zero)
+        yield line_view(title, found, "step", spell_count, spell_count, from_zero=from_zero, **how)
 
 
 def _phases(run: RunView) -> Iterator[Chart]:
@@ -165,7 +217,11 @@ def _phases(run: RunView) -> Iterator[Chart]:
     if not bars:
         return
     note = f"the {_MOST_RANKS} slowest of {len(parts)} ranks" if len(parts) > len(bars) else ""
-    yield bar_view("Where a step goes, rank by rank", bars, "rank", spell_seconds, note)
+    whole = {rank: sum(found.values()) for rank, found in parts.items()}
+    top = max(next(iter(parts.values())), key=lambda phase: sum(found[phase] for found in parts.values()))
+    share = sum(found[top] for found in parts.values()) / (sum(whole.values()) or 1.0)
+    finding = f"{top.capitalize()} takes most of a step's time: {share:.0%}."
+    yield bar_view("Where a step goes, rank by rank", bars, "rank", spell_seconds, note, finding)
 
 
 def _stragglers(run: RunView) -> Iterator[Table]:
@@ -222,9 +278,13 @@ def _timeline(run: RunView) -> Iterator[Chart]:
         title="The run in time", head=["what", "began", "lasted", "more"], rows=rows, numeric=frozenset({1, 2})
     )
     drawn = span_chart("Launches, interruptions, checkpoints and evaluations over time", spans, spell=spell_seconds)
+    breaks = [span for span in spans if span.kind == "interrupted"]
+    lost = sum(span.ended - span.began for span in breaks)
+    finding = f"{counted(len(breaks), 'interruption')}, {spell_seconds(lost)} in all." if breaks else "No interruption."
     yield Chart(
-        title="The run in time", drawing=drawn, values=table, note="Since the first step, by the hosts' clocks."
-    )
+        title="The run in time", drawing=drawn, values=table, note="Since the first step, by the hosts' clocks.",
+        finding=finding,
+    )  # fmt: skip
 
 
 def _checkpoints(run: RunView) -> Iterator[Table]:

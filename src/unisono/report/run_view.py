@@ -99,11 +99,7 @@ def by_rank(steps: Mapping[int, list[StepPhases]], world_size: int) -> dict[int,
 
 
 def check_run(path: Path) -> None:
-    """Refuse what is no run directory.
-
-    Raises:
-        ConfigError: Says what is there instead.
-    """
+    """Refuse what is no run directory."""
     if not (path / "score.json").exists():
         raise ConfigError(
             f"expected a run directory with score.json, got {describe_place(path)}. Hint: --out DIR (out=) keeps one."
@@ -118,11 +114,7 @@ def describe_place(path: Path) -> str:
 
 
 def read_run(path: Path) -> RunView:
-    """Return a run directory's content.
-
-    Raises:
-        ConfigError: A file is not what a run writes.
-    """
+    """Return a run directory's content."""
     files = {name: read_object(path / f"{name}.json") for name in ("score", "environment", "result")}
     try:
         phases = read_phases(path)

@@ -49,21 +49,14 @@ class Content:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """Sizes in pixels; the origin is the upper left corner.
-
-    Attributes:
-        cell: Width of a chunk.
-        band: Height of one rank's part of a chunk.
-        num_bands: One per rank where values are added, else one.
-        gap: Height between rows, where the arrows are.
-    """
+    """Sizes in pixels; the origin is the upper left corner."""
 
     schedule: Schedule
     column: float
-    cell: float
-    band: float
-    num_bands: int
-    gap: float
+    cell: float  #: Width of a chunk.
+    band: float  #: Height of one rank's part of a chunk.
+    num_bands: int  #: One per rank where values are added, else one.
+    gap: float  #: Height between rows, where the arrows are.
 
     @property
     def height(self) -> float:
@@ -84,24 +77,12 @@ def draw_schedule(schedule: Schedule, title: str, path: str | Path) -> None:
     """Draw the moves of a schedule, round by round, to an SVG file.
 
     Ranks stand side by side and time runs down. A chunk shows whose values are in it, arrows are moves.
-
-    Args:
-        schedule: Of 1 to 8 ranks.
-        title: Any text; shown literally, cut to one line.
-        path: File to write; its directory must exist.
-
-    Raises:
-        ConfigError: More ranks than can be read, or the file cannot be written.
     """
     save(picture_of(schedule, title), path)
 
 
 def picture_of(schedule: Schedule, title: str) -> Drawing:
-    """Return the picture; see `draw_schedule`.
-
-    Raises:
-        ConfigError: More ranks than can be read.
-    """
+    """Return the picture; see `draw_schedule`."""
     if schedule.world_size > MOST_RANKS:
         raise ConfigError(
             f"expected at most {MOST_RANKS} ranks in a picture, got {schedule.world_size}. "

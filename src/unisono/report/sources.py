@@ -6,6 +6,7 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.report.content import Section
+from unisono.report.family_section import family_sections
 from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
 from unisono.report.run_section import compare_section, run_section
@@ -34,6 +35,7 @@ def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
     sections: list[Section] = []
     if len(runs) > 1:
         sections.append(compare_section(runs))
+    sections += family_sections(runs)
     sections += [run_section(run, len(runs)) for run in runs]
     sections += scaling_sections(studies)
     sections += [forecast_section(one) for one in forecasts]
@@ -43,11 +45,7 @@ def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
 
 
 def read_source(path: Path) -> RunView | Study | dict[str, Any]:
-    """Return what a path holds.
-
-    Raises:
-        ConfigError: It holds nothing of ours, or is damaged.
-    """
+    """Return what a path holds."""
     if path.is_dir():
         if (path / "score.json").exists():
             return read_run(path)

@@ -20,7 +20,8 @@ LIGHT = {
 STYLE = (
     ".chart text{fill:var(--ink);font-size:12px}.chart .tick,.chart .axis{fill:var(--faint)}.chart .alarm{fill:"
     "var(--alarm)}.grid{stroke:var(--rule);stroke-width:1}.line{fill:none;stroke-width:2;stroke-linejoin:round}"
-    ".error{stroke-width:2}.dash{stroke-dasharray:7 3}.dots{stroke-dasharray:2 3}"
+    ".error{stroke-width:2}.pale{stroke-width:1;stroke-opacity:.4}"
+    ".dash{stroke-dasharray:7 3}.dots{stroke-dasharray:2 3}"
     ".limit{stroke:var(--faint);stroke-dasharray:6 4;stroke-width:1.5}.hit{fill:transparent}"
     ".chart .on{fill:var(--bg);font-weight:600;text-anchor:middle}.none{fill:var(--card)}"
     ".old,.new{fill:none;stroke:var(--rule);stroke-width:1}"
@@ -39,13 +40,7 @@ _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 @final
 class Drawing:
-    """Shapes on a sheet; the origin is the upper left corner, lengths are pixels.
-
-    Args:
-        label: What is drawn, for screen readers.
-        height: Of the sheet.
-        width: Of the sheet.
-    """
+    """Shapes on a sheet; the origin is the upper left corner, lengths are pixels."""
 
     def __init__(self, label: str, height: float, width: float = WIDTH) -> None:
         self.label, self.height, self.width = label, height, width

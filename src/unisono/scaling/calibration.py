@@ -41,11 +41,7 @@ class Solo:
 
 
 def step_times(records: Sequence[StepPhases], warmup: int) -> StepTimes:
-    """Return the medians of one rank's step phases.
-
-    Raises:
-        ConfigError: Nothing is left after the warm-up.
-    """
+    """Return the medians of one rank's step phases."""
     kept = sorted(records, key=lambda record: record.step)[warmup:]
     if not kept:
         raise ConfigError(f"expected more than {warmup} steps to calibrate with, got {len(records)}.")
@@ -60,11 +56,7 @@ def step_times(records: Sequence[StepPhases], warmup: int) -> StepTimes:
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return (at 0, slope), both at least 0, with the least sum of squared *relative* errors.
-
-    Raises:
-        ConfigError: Fewer than two different x, or a y that is not above 0.
-    """
+    """Return (at 0, slope), both at least 0, with the least sum of squared *relative* errors."""
     if len({x for x, _ in points}) < 2 or any(not y > 0 for _, y in points):
         raise ConfigError(f"expected times above 0 at two sizes or more to fit a line, got {list(points)}.")
     weights = [1 / y**2 for _, y in points]
@@ -95,9 +87,6 @@ def fit_machine(
         crowd_ranks: More ranks than cores.
         copy_s_per_byte: Of a plain copy in memory: taken for what adding a byte costs.
         crowding: Times slower that a rank computes when all cores are busy.
-
-    Raises:
-        ConfigError: Too few measurements to fit a line.
     """
     fixed_s, slope = fit_line(pairs)
     # 2 ranks: 2 alpha + S (beta + gamma / 2); see `costs.owner_computes`.
@@ -117,16 +106,7 @@ def fit_machine(
 
 
 def fit_job(solo: Solo, *, gradient_bytes: float, replicas: int) -> Workload:
-    """Return the job, from steps of one rank.
-
-    Args:
-        solo: As measured.
-        gradient_bytes: Of the model.
-        replicas: Micro-batches of a step in what is forecast.
-
-    Raises:
-        ConfigError: Micro-batches of fewer than two sizes.
-    """
+    """Return the job, from steps of one rank."""
     points = [(solo.batch_size / parts, times.compute_s / parts) for parts, times in solo.times.items()]
     micro_s, sample_s = fit_line(points)
     nearest = solo.times[min(solo.times, key=lambda parts: abs(parts - replicas))]

@@ -148,9 +148,6 @@ def parameter_server(workers: int, num_bytes: float, machine: Machine, servers: 
 
     A server's port takes n messages one after the other, which is the longer way where n > k:
     ``2(alpha + max(k (o + beta S/k), n (o + beta S/k))) + gamma n S/k``.
-
-    Raises:
-        ConfigError: Fewer than 1 server.
     """
     link, part, own = _to_servers(workers, num_bytes, machine, servers)
     theirs = _burst(link, workers, part, 1.0)
@@ -165,9 +162,6 @@ def asynchronous_cycle_s(workers: int, compute_s: float, num_bytes: float, machi
 
     Alone it computes, pushes and pulls; where the servers' ports or additions are the limit, n workers take turns:
     ``max(compute + 2(alpha + k o + beta S) + gamma S/k, n (o + max(beta, gamma) S/k))``.
-
-    Raises:
-        ConfigError: Fewer than 1 server.
     """
     link, part, own = _to_servers(workers, num_bytes, machine, servers)
     alone_s = compute_s + 2 * own.seconds + part * machine.add_s_per_byte

@@ -16,11 +16,7 @@ from unisono.scaling.machine import TIME
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reliability:
-    """How a machine fails, and what saving and starting again cost.
-
-    Raises:
-        ConfigError: A number is out of range.
-    """
+    """How a machine fails, and what saving and starting again cost."""
 
     rank_mtbf_s: float = option(
         text="Mean time between failures of one rank; they fail independently.", of=replace(TIME, above=True)

@@ -29,11 +29,7 @@ STRATEGIES = (*ALGORITHMS, "ps", "ps-async")
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is trained.
-
-    Raises:
-        ConfigError: A number is out of range.
-    """
+    """What is trained."""
 
     gradient_bytes: float = option(text="Bytes reduced in a step.", of=Amount(0, 2e18, "bytes"))
     batch_size: int = option(text="Samples of a step over all ranks; with `weak`, of each rank.", of=BATCH)
@@ -138,11 +134,7 @@ def sums_of(replicas: int, ranks: int) -> int:
 
 
 def predict(job: Workload, machine: Machine, ranks: int, strategy: str) -> Prediction:
-    """Return what a step takes.
-
-    Raises:
-        ConfigError: No such strategy, or ranks out of range.
-    """
+    """Return what a step takes."""
     _check(ranks, strategy)
     batch, own_s = _batch(job, ranks), compute_s(job, machine, ranks)
     slow = machine.slowdown(ranks)
@@ -177,11 +169,7 @@ def predict(job: Workload, machine: Machine, ranks: int, strategy: str) -> Predi
 def forecast(
     job: Workload, machine: Machine, ranks: Sequence[int], reliability: Reliability | None = None
 ) -> list[Forecast]:
-    """Return all strategies on each number of ranks.
-
-    Raises:
-        ConfigError: No ranks, or some out of range.
-    """
+    """Return all strategies on each number of ranks."""
     if not ranks:
         raise ConfigError("expected at least one number of ranks, got none. Hint: --ranks 1,8,64.")
     found = []

@@ -24,11 +24,7 @@ BANDWIDTH = Amount(1, 1e18, "bytes a second")
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What carries messages between two ranks.
-
-    Raises:
-        ConfigError: A number is negative or not finite.
-    """
+    """What carries messages between two ranks."""
 
     latency_s: float = option(text="From the last byte's departure to its arrival (alpha).", of=COST)
     s_per_byte: float = option(text="Time of the port for each byte (beta): 1 / bandwidth of one direction.", of=COST)
@@ -41,18 +37,10 @@ class Link:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Ranks on nodes; rank r sits on node ``r // node_size``.
+    """Ranks on nodes; rank r sits on node ``r // node_size``."""
 
-    Attributes:
-        inside: Between ranks of one node.
-        between: Of one network card, between nodes.
-
-    Raises:
-        ConfigError: A number is out of range.
-    """
-
-    inside: Link
-    between: Link
+    inside: Link  #: Between ranks of one node.
+    between: Link  #: Of one network card, between nodes.
     node_size: int = option(1, "Ranks of a node.", of=COUNT)
     nics: int = option(1, "Network cards of a node, shared by its ranks.", of=COUNT)
     add_s_per_byte: float = option(0.0, "Adding a byte that has arrived to one that is there (gamma).", of=COST)
@@ -111,11 +99,7 @@ _SECONDS = {
 
 
 def parse_rate(text: str) -> float:
-    """Return bytes per second from ``400Gb/s`` (bits) or ``50GB/s`` (bytes), in powers of 1000.
-
-    Raises:
-        ConfigError: Not a rate above 0.
-    """
+    """Return bytes per second from ``400Gb/s`` (bits) or ``50GB/s`` (bytes), in powers of 1000."""
     match = _RATE.fullmatch(text)
     unit = match.group(3) if match else ""
     value = _number(match.group(1)) * _DECIMAL[match.group(2).lower()] if match else 0.0
@@ -124,11 +108,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return seconds from ``5us``, ``12 ms``, ``3h`` or a plain number of seconds.
-
-    Raises:
-        ConfigError: Not a time of 0 or more.
-    """
+    """Return seconds from ``5us``, ``12 ms``, ``3h`` or a plain number of seconds."""
     match = _TIME.fullmatch(text)
     value = _number(match.group(1)) * _SECONDS[match.group(2) or "s"] if match else math.nan
     return _checked(value, TIME, "a time such as 5us, 12ms or 3h", text)

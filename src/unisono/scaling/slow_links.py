@@ -29,8 +29,7 @@ WAYS = {
     "exact": Way({}, ""),
     "exact_bf16": Way({"compress": "bf16"}, "gradients of 8 significant bits, the same on any number of workers"),
     "exact_int8": Way(
-        {"compress": "int8"},
-        "gradients of 7 bits and a sign, the same on any number of workers: compare the accuracy",
+        {"compress": "int8"}, "gradients of 7 bits and a sign, the same on any number of workers: compare the accuracy"
     ),
     "ddp": Way({"strategy": "ddp"}, _DDP),
     "bf16": Way({"strategy": "ddp", "comm_hook": "bf16"}, f"{_DDP}; gradients of 8 significant bits on their way"),
@@ -50,9 +49,6 @@ def propose(rates: Mapping[str, Sequence[float]]) -> tuple[str, str]:
     Another way than ``exact`` is proposed where its slowest run was `WORTHWHILE` times faster than the fastest exact
     one; of those, the first in the order of `WAYS` that is no slower than the fastest by more than a tenth: it costs
     least.
-
-    Args:
-        rates: Samples per second of each run, by way; ``exact`` is one of them.
     """
     medians = {name: statistics.median(found) for name, found in rates.items()}
     best_exact = max(rates["exact"])

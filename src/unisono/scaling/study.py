@@ -108,22 +108,7 @@ def trial_of(
     records: Sequence[StepPhases], *, workers: int, repeat: int, warmup: int, launched_ns: int, total_s: float,
     batch_size: int, fingerprint: str, load: float,
 ) -> Trial:  # fmt: skip
-    """Return what the step phases of one run say.
-
-    Args:
-        records: Of all ranks and steps.
-        workers: Number of processes.
-        repeat: Number of the repetition.
-        warmup: Steps to drop.
-        launched_ns: When the launch began, in nanoseconds since 1970.
-        total_s: How long it took.
-        batch_size: Of the run.
-        fingerprint: Of the run.
-        load: Of the machine before.
-
-    Raises:
-        ConfigError: A rank or a step is missing, or nothing is left after the warm-up.
-    """
+    """Return what the step phases of one run say."""
     steps = sorted({record.step for record in records})
     by_place = {(record.rank, record.step): record for record in records}
     if len(by_place) != workers * len(steps) or len(records) != len(by_place) or not steps:
@@ -212,11 +197,7 @@ def load(path: Path) -> Study:
 
 
 def study_from(plain: Any, name: str) -> Study:
-    """Return a study from what its file holds.
-
-    Raises:
-        ConfigError: It is something else, of another version, or incomplete.
-    """
+    """Return a study from what its file holds."""
     if not isinstance(plain, Mapping) or plain.get("kind") != KIND:
         raise ConfigError(f"{name} is no scaling study. Hint: unisono bench scaling writes them.")
     if plain.get("version") != VERSION:

@@ -39,14 +39,7 @@ class StoreRefused(RuntimeError):
 
 @final
 class Client:
-    """Asks a store; any number of threads may.
-
-    Args:
-        host: Where the server listens.
-        port: Its port.
-        key: See `secret.key_of`.
-        answer_s: Longest time for an answer, beyond what the question itself waits.
-    """
+    """Asks a store; any number of threads may."""
 
     def __init__(self, host: str, port: int, key: bytes, *, answer_s: float = 60.0) -> None:
         self._where, self._key, self._answer_s = (host, port), key, answer_s

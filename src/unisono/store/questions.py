@@ -26,17 +26,11 @@ class Answer:
 @final
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A question that waits until all its keys are there.
+    """A question that waits until all its keys are there."""
 
-    Attributes:
-        keys: Which.
-        seconds: For at most so long.
-        wants_values: Whether the values are to be sent.
-    """
-
-    keys: list[bytes]
-    seconds: float
-    wants_values: bool
+    keys: list[bytes]  #: Which.
+    seconds: float  #: For at most so long.
+    wants_values: bool  #: Whether the values are to be sent.
 
 
 def answer(table: KeyTable, fields: Sequence[bytes]) -> Answer | Wait:

@@ -43,10 +43,6 @@ def given_secret(environ: Mapping[str, str]) -> str | None:
 def read_secret(path: Path, said_by: str) -> str:
     """Return the secret in a file.
 
-    Args:
-        path: The file.
-        said_by: What names it, for messages.
-
     Raises:
         ConfigError: It cannot be read, is a link, belongs to somebody else, or others may read it.
     """
@@ -73,14 +69,7 @@ def read_secret(path: Path, said_by: str) -> str:
 
 
 def user_secret(cache: Path) -> str:
-    """Return the secret of this user's processes, made at the first use: they share the file, nobody else may read it.
-
-    Args:
-        cache: The user's cache directory (`world.default_cache`).
-
-    Raises:
-        ConfigError: The file cannot be made, or others may read it.
-    """
+    """Return the secret of this user's processes, made at the first use: nobody else may read its file."""
     path = cache / USER_FILE
     if not path.exists():
         draft = path.with_name(f"{USER_FILE}.{os.getpid()}.{os.urandom(4).hex()}")

@@ -31,17 +31,11 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerLimits:
-    """What a server allows.
+    """What a server allows."""
 
-    Attributes:
-        connections: All together.
-        strangers: That have proved nothing yet; the oldest makes room for the next.
-        handshake_s: Longest time until they have.
-    """
-
-    connections: int = 8192
-    strangers: int = 256
-    handshake_s: float = 5.0
+    connections: int = 8192  #: All together.
+    strangers: int = 256  #: That have proved nothing yet; the oldest makes room for the next.
+    handshake_s: float = 5.0  #: Longest time until they have.
 
 
 @final
@@ -68,10 +62,6 @@ class Server:
         key: See `secret.key_of`.
         tell: Takes a line about a stranger, at most one for each address, and not many.
         limits: See there.
-
-    Attributes:
-        port: Where it listens.
-        refused: How many connections have been refused.
     """
 
     def __init__(
@@ -82,8 +72,8 @@ class Server:
         limits: ServerLimits | None = None,
     ) -> None:
         self._listener, self._key, self._tell, self._limits = listener, key, tell, limits or ServerLimits()
-        self.port = int(listener.getsockname()[1])
-        self.refused = 0
+        self.port = int(listener.getsockname()[1])  #: Where it listens.
+        self.refused = 0  #: How many connections have been refused.
         self._table = KeyTable()
         self._peers: dict[_Peer, None] = {}
         self._strangers: dict[_Peer, None] = {}  # the oldest first
@@ -297,11 +287,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on one address of this machine.
-
-    Raises:
-        OSError: It is not an address of this machine, or the port is taken.
-    """
+    """Return a socket that listens on one address of this machine."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family)
     try:

@@ -14,19 +14,12 @@ class Full(UnisonoError):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The most that a store holds.
+    """The most that a store holds."""
 
-    Attributes:
-        key_bytes: Of one key.
-        value_bytes: Of one value.
-        keys: Number of keys.
-        total_bytes: Of all keys and values.
-    """
-
-    key_bytes: int = 4096
-    value_bytes: int = 4 << 20
-    keys: int = 1 << 18
-    total_bytes: int = 256 << 20
+    key_bytes: int = 4096  #: Of one key.
+    value_bytes: int = 4 << 20  #: Of one value.
+    keys: int = 1 << 18  #: Number of keys.
+    total_bytes: int = 256 << 20  #: Of all keys and values.
 
 
 @final
@@ -51,11 +44,7 @@ class KeyTable:
         return self._values[key]
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Write a value, whatever was there.
-
-        Raises:
-            Full: It does not fit; nothing has changed.
-        """
+        """Write a value, whatever was there."""
         bounds, before = self._bounds, self._values.get(key)
         if len(key) > bounds.key_bytes or len(value) > bounds.value_bytes:
             raise Full(
@@ -70,11 +59,7 @@ class KeyTable:
         self._values[key], self._total = value, total
 
     def add(self, key: bytes, amount: int) -> int:
-        """Add to a number, 0 where there is none; return the sum.
-
-        Raises:
-            Full: The value there is no number, or the sum no 64-bit integer.
-        """
+        """Add to a number, 0 where there is none; return the sum."""
         before = self._values.get(key, b"0")
         try:
             total = int(before[:32]) + amount

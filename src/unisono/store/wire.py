@@ -34,13 +34,7 @@ class Damaged(UnisonoError):
 
 @final
 class Handshake:
-    """The challenges of one connection, and what follows from them.
-
-    Args:
-        key: That both sides know.
-        of_server: MAGIC and challenge.
-        of_client: The same.
-    """
+    """The challenges of one connection, and what follows from them."""
 
     def __init__(self, key: bytes, of_server: bytes, of_client: bytes) -> None:
         for hello in (of_server, of_client):
@@ -88,11 +82,7 @@ class Channel:
         return struct.pack("!I", len(body)) + body + self._mac(body)
 
     def open(self, body: bytes, mac: bytes) -> bytes:
-        """Return the body of the next frame once it is known to come from the peer.
-
-        Raises:
-            Damaged: It does not, or frames before it are missing.
-        """
+        """Return the body of the next frame once it is known to come from the peer."""
         if not is_same(mac, self._mac(body)):
             raise Damaged("a frame that the peer has not sent, or not here")
         return body
@@ -103,11 +93,7 @@ class Channel:
 
 
 def body_bytes(head: bytes) -> int:
-    """Return the length of the body that a frame's head announces.
-
-    Raises:
-        Damaged: It is longer than any.
-    """
+    """Return the length of the body that a frame's head announces."""
     (length,) = struct.unpack("!I", head)
     if length > MOST_BODY_BYTES:
         raise Damaged(f"a frame of {length} bytes")
@@ -120,11 +106,7 @@ def pack(fields: Sequence[bytes]) -> bytes:
 
 
 def unpack(body: bytes) -> list[bytes]:
-    """Return the fields of a body.
-
-    Raises:
-        Damaged: It holds none, more than `MOST_FIELDS`, or ends in the middle of one.
-    """
+    """Return the fields of a body."""
     fields: list[bytes] = []
     start = 0
     while start < len(body):

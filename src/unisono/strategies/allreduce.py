@@ -13,22 +13,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.collectives.execute import execute
+from unisono.collectives.execute import reduce_flat
 from unisono.collectives.pieces import padded_length
-from unisono.collectives.reduce import tree_all_reduce
-from unisono.collectives.schedules import plan
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import AllReduceOptions
 from unisono.strategies.parts.report import RankReport
-from unisono.strategies.precision import Precise
-
-_PLANS = {"ring": "ring", "naive_ring": "naive-ring", "halving_doubling": "halving-doubling"}
+from unisono.strategies.replicated import Replicated
 
 
 @final
-class AllReduce(Precise):
+class AllReduce(Replicated):
     """See the module."""
 
     options: AllReduceOptions
@@ -39,19 +35,22 @@ class AllReduce(Precise):
         super().__init__(model, optimizer, context, options)
         self.keeps_equal = options.algorithm != "naive_ring" and options.sync_every == 1
         self._step, self._own_samples, self._after = 0, 0, 1.0
+        self._turn = -1  # of local steps: how often all have met by the step's number
         self._is_averaged = True
         self._has_warned = False
         if options.algorithm == "torch" and self.transport.world_size > 1 and not dist.is_initialized():
             raise ConfigError("algorithm torch needs processes. Hint: algorithm ring or tree works in threads too.")
 
-    def weight(self, num_samples: int, total: int) -> float:
+    def weight(self, amount: float, total: int) -> float:
         """See `Replicated.weight`; local steps take the mean over the rank's own samples."""
         if self.options.sync_every > 1:
-            return num_samples / self._own_samples * self.loss_scale()
-        return num_samples / total / self._after * self.loss_scale()
+            return amount / self._own_samples
+        return amount / total / self._after
 
     def begin(self, step: int, samples: list[int]) -> None:
         self._step, self._own_samples = step, samples[self.transport.rank]
+        if self._turn < 0:
+            self._turn = (step - 1) // self.options.sync_every
         if self.options.sync_every == 1:
             super().begin(step, samples)
         factor = self.options.predivide
@@ -71,7 +70,9 @@ class AllReduce(Precise):
         is_done = super().apply()
         if self.options.sync_every > 1:
             self._is_averaged = False
-            if self._step % self.options.sync_every == 0:
+            turn = self._step // self.options.sync_every
+            if turn > self._turn:  # later where the step of its turn was left out
+                self._turn = turn
                 self._average()
         return is_done
 
@@ -142,17 +143,14 @@ def _buckets(tensors: Sequence[Tensor], bucket_mb: float | None) -> Iterator[lis
 
 def _reduce_bucket(tensors: Sequence[Tensor], algorithm: str, transport: Transport) -> None:
     """Replace tensors of one dtype by their sums, as one message."""
-    world_size, rank = transport.world_size, transport.rank
+    world_size = transport.world_size
     count = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(padded_length(count, world_size))
     torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=flat[:count])
     if algorithm == "torch":
         dist.all_reduce(flat)
         transport.bytes_sent += 2 * (world_size - 1) * flat.nbytes // world_size  # as a ring does
-    elif algorithm == "tree":
-        leaves = [range(number, number + 1) for number in range(world_size)]
-        tree_all_reduce([((rank, rank + 1), flat)], leaves, world_size, flat, transport)
     else:
-        execute(plan(_PLANS[algorithm], world_size), flat, transport)
+        reduce_flat(flat, algorithm, transport)
     for tensor, piece in zip(tensors, flat[:count].split([t.numel() for t in tensors]), strict=True):
         tensor.detach().copy_(piece.view(tensor.shape))

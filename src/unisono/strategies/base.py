@@ -6,7 +6,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 import torch
@@ -19,63 +19,49 @@ from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
 from unisono.determinism import optimizer_step
 from unisono.errors import ConfigError, StepError
+from unisono.strategies.objective import Objective
 from unisono.strategies.parts.clipping import Clipping
-
-LossFunction = Callable[[Any], Tensor]
-"""Takes a micro-batch, returns the mean loss over its samples: a tensor of one element with a graph."""
+from unisono.strategies.precision import MixedPrecision
 
 
 class Micro(NamedTuple):
-    """One replica's part of a step's batch.
+    """One replica's part of a step's batch."""
 
-    Attributes:
-        replica: The replica that computes it.
-        num_samples: Samples in it, at least 1.
-        data: What the loss function gets; already on the model's device.
-    """
-
-    replica: int
-    num_samples: int
-    data: Any
+    replica: int  #: The replica that computes it.
+    num_samples: int  #: Samples in it, at least 1.
+    data: Any  #: What the loss function gets; already on the model's device.
 
 
 class Gradients(NamedTuple):
-    """What a strategy reports about the gradients it has left in ``param.grad``.
+    """What a strategy reports about the gradients it has left in ``param.grad``."""
 
-    Attributes:
-        loss: Mean loss over the samples of the whole batch; the same on all ranks.
-        losses: Mean loss of each replica that had samples; empty where the strategy has no replicas.
-        checksum: Sum of the gradient's bits as 64-bit integers, modulo 2**64: one wrong bit changes it.
-        weights: The same sum over weights and persistent floating-point buffers that the gradient was computed with.
-        bad_replicas: Replicas whose loss or gradient is NaN or infinite, ascending; the same on all ranks.
-        is_stop_asked: Whether any rank has been asked to stop the run; the same on all ranks.
-    """
-
+    #: Mean loss over the samples of the whole batch, or what the objective asks for; the same on all ranks.
     loss: float
-    checksum: int
+    checksum: int  #: Sum of the gradient's bits as 64-bit integers, modulo 2**64: one wrong bit changes it.
+    #: The same sum over weights and persistent floating-point buffers that the gradient was computed with.
     weights: int
+    #: Replicas whose loss or gradient is NaN or infinite, ascending; the same on all ranks.
     bad_replicas: tuple[int, ...]
+    #: Mean loss of each replica that had samples; empty where the strategy has no replicas.
     losses: tuple[float, ...] = ()
-    is_stop_asked: bool = False
+    is_stop_asked: bool = False  #: Whether any rank has been asked to stop the run; the same on all ranks.
+    #: Sum of the micro-batches' weights, see `Objective`; None where it has no weights. Where it is not above 0 and
+    #: finite, `bad_replicas` are those that are to blame.
+    samples_weight: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyContext:
-    """Where a strategy works.
+    """Where a strategy works."""
 
-    Attributes:
-        transport: Joins the ranks.
-        placement: The replicas that each rank computes, in rank order.
-        seed: The run's seed.
-        device: Of this rank.
-        clipping: How gradients are limited before an update.
-    """
-
-    transport: Transport
-    placement: Sequence[range]
-    seed: int
-    device: torch.device
+    transport: Transport  #: Joins the ranks.
+    placement: Sequence[range]  #: The replicas that each rank computes, in rank order.
+    seed: int  #: The run's seed.
+    device: torch.device  #: Of this rank.
+    #: How gradients are limited before an update.
     clipping: Clipping = Clipping()  # noqa: RUF009 - frozen
+    #: What the program's functions compute in; gradients are scaled by its `scale` until an update.
+    precision: MixedPrecision = field(default_factory=MixedPrecision)
 
     @property
     def replicas(self) -> int:
@@ -84,11 +70,7 @@ class StrategyContext:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Refuse a model that nothing can be learned by.
-
-    Raises:
-        ConfigError: It has no trainable parameter.
-    """
+    """Refuse a model that nothing can be learned by."""
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         raise ConfigError(
@@ -98,15 +80,7 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def check_reached(step: int, *, is_reached: bool) -> None:
-    """Refuse a step in which nothing would be trained; called by all ranks, with what they have agreed on.
-
-    Args:
-        step: 1-based.
-        is_reached: Whether a trainable parameter has a gradient on some rank.
-
-    Raises:
-        StepError: None has.
-    """
+    """Refuse a step in which nothing would be trained; called by all ranks, with what they have agreed on."""
     if not is_reached:
         raise StepError(
             f"step {step}: no trainable parameter of the prepared model got a gradient: nothing would be trained. "
@@ -115,28 +89,29 @@ def check_reached(step: int, *, is_reached: bool) -> None:
         )
 
 
+def sum_of(values: Iterable[float]) -> float:
+    """Return the sum, rounded once; NaN where infinities cancel, infinity where it is too large."""
+    values = list(values)
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return sum(values)
+
+
 @final
 class Shares:
-    """How a batch is shared out among replicas.
-
-    Args:
-        num_samples: Of the whole batch.
-        replicas: Of a whole step.
-
-    Attributes:
-        sizes: Samples of each replica; those without any come last.
-        weights: The share of each replica in the batch.
-        leaves: Replicas with a sample.
-    """
+    """How a batch is shared out among replicas."""
 
     def __init__(self, num_samples: int, replicas: int) -> None:
+        self.num_samples = num_samples
+        #: Samples of each replica; those without any come last.
         self.sizes = [len(part) for part in cut(num_samples, replicas)]
-        self.weights = [size / num_samples for size in self.sizes]
-        self.leaves = min(num_samples, replicas)
+        self.weights = [size / num_samples for size in self.sizes]  #: The share of each replica in the batch.
+        self.leaves = min(num_samples, replicas)  #: Replicas with a sample.
 
     def mean(self, losses: Iterable[float]) -> float:
         """Return the mean loss over the batch from the mean losses of the micro-batches, in replica order."""
-        return math.fsum(map(operator.mul, self.weights[: self.leaves], losses))
+        return sum_of(map(operator.mul, self.weights[: self.leaves], losses))
 
 
 _shares = functools.lru_cache(maxsize=64)(Shares)
@@ -147,16 +122,22 @@ def scale_gradients(grads: Sequence[Tensor], norm: Tensor, clip_norm: float) -> 
     torch._foreach_mul_(list(grads), torch.clamp(clip_norm / (norm + 1e-6), max=1.0))
 
 
+def limit_norm(parameters: Iterable[Tensor], limit: float) -> None:
+    """Scale gradients so that their norm over all `parameters` is at most `limit`."""
+    torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+
+
+def limit_values(gradients: list[Tensor], limit: float) -> None:
+    """Set every element of gradients that is larger than `limit` in magnitude to it, sign kept."""
+    if gradients:  # a server, a stage or a rank without a sample may have none
+        torch._foreach_clamp_min_(gradients, -limit)
+        torch._foreach_clamp_max_(gradients, limit)
+
+
 class Strategy(ABC):
     """Computes a step's gradients on every rank, and owns whatever differs between strategies.
 
     It does all wrapping and sharding when it is built. All methods are collective.
-
-    Args:
-        model: As the program has built it, on its device.
-        optimizer: Of its parameters.
-        context: Where the strategy works.
-        options: Its options, see `unisono.strategies.options`.
 
     Attributes:
         front: What the program calls in place of its model.
@@ -167,18 +148,20 @@ class Strategy(ABC):
         evaluates_alike: Whether a forward pass in evaluation needs all ranks, so that they must do equally many.
         keeps_equal: Whether the ranks must hold the same weights after every step.
         saves_alone: Whether every rank holds the whole state after every step, so that one can save it by itself.
-        is_stop_asked: Whether this rank has been asked to stop the run; asked once a step, which tells all ranks.
+        closure: What the next `apply` gives to an optimizer that computes the loss itself; None: it does not.
+        is_stop_asked: What this rank asks of all, see `RankReport`: to stop the run; asked once a step.
+        is_join_asked: Whether a rank has said in the last step that others would join.
         begin_step: Told the checksum of `recorded` as soon as a step knows it, before anything is computed.
 
     Raises:
         ConfigError: Model, optimizer and options do not fit, or the model has no trainable parameter.
     """
 
-    is_sharded: bool = False
-    evaluates_alike: bool = False
+    is_sharded = evaluates_alike = is_join_asked = False
     keeps_equal: bool = False
     saves_alone: bool = False
-    is_stop_asked: Callable[[], bool] = staticmethod(lambda: False)
+    closure: Any = None
+    is_stop_asked: Callable[[], int] = staticmethod(lambda: False)
     begin_step: Callable[[int], None] = staticmethod(lambda _: None)
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: Any) -> None:
@@ -189,7 +172,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def compute_gradients(
-        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+        self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
     ) -> Gradients:
         """Leave the gradient of the mean loss over the whole batch in every ``param.grad``.
 
@@ -199,7 +182,7 @@ class Strategy(ABC):
             step: The step to come, 1-based.
             micros: This rank's micro-batches, in replica order; consumed one at a time.
             num_samples: Samples of the whole batch, over all ranks.
-            loss_function: Called once per micro-batch.
+            objective: What is minimised.
 
         Raises:
             StepError: The loss is not a scalar with a graph.
@@ -207,8 +190,12 @@ class Strategy(ABC):
             RankDivergence: The ranks are not at the same step, or not with the same weights.
         """
 
-    def begin_again(self) -> None:  # noqa: B027 - most strategies cannot
-        """Forget the step in progress, which `transport` and `placement` of another world will begin again."""
+    def begin_again(self, *, is_within: bool) -> None:  # noqa: B027 - most strategies cannot
+        """Forget what is laid out for a world of other ranks, and the step in progress, which is begun again.
+
+        Args:
+            is_within: Whether that step had been begun; else nothing of the model is touched.
+        """
 
     def shares(self, num_samples: int) -> Shares:
         """Return how a batch of so many samples is shared out among the replicas."""
@@ -224,26 +211,33 @@ class Strategy(ABC):
     def apply(self) -> bool:
         """Clip and step the optimizer; return whether that has been done, so that the scheduler steps too."""
         self.clip_gradients()
-        optimizer_step.step(self.optimizer)
+        if self.closure is None:
+            optimizer_step.step(self.optimizer)
+        else:
+            self.optimizer.step(self.closure)
         return True
 
     def clip_gradients(self) -> None:
-        """Limit the gradients of this rank, as all ranks do theirs."""
-        clipping = self.context.clipping
+        """Unscale and limit the gradients of this rank, as all ranks do theirs."""
+        clipping, precision = self.context.clipping, self.context.precision
+        if precision.scale != 1:
+            precision.unscale(self.own_gradients())
         if clipping.norm is not None:
             self.clip_norm(clipping.norm)
         elif clipping.value is not None:
             self.clip_values(clipping.value)
 
+    def own_gradients(self) -> list[Tensor]:
+        """Return the gradients that this rank holds, as they lie in its memory."""
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+
     def clip_norm(self, limit: float) -> None:
         """Scale the gradients so that their norm over the whole model is at most `limit`."""
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
+        limit_norm(self.model.parameters(), limit)
 
     def clip_values(self, limit: float) -> None:
         """Set every element of the gradients that is larger than `limit` in magnitude to it, sign kept."""
-        with_gradient = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        if with_gradient:  # a server, a stage or a rank without a sample may have none
-            torch.nn.utils.clip_grad_value_(with_gradient, limit, foreach=True)
+        limit_values(self.own_gradients(), limit)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Return what surrounds evaluation: inside, every rank's model has the run's weights and buffers."""
@@ -262,13 +256,14 @@ class Strategy(ABC):
 
     def pack(self, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> State:
         """Return the whole run's state, independent of the number of ranks; after `settle`."""
-        values = {"strategy": self.extra_state()}
+        values = {"strategy": self.extra_state() | self.context.precision.state()}
         return checkpoint_format.pack(self.model, self.optimizer, scheduler, values, objects)
 
     def unpack(self, state: State, scheduler: Any, objects: Mapping[str, checkpoint_format.Stateful]) -> None:
         """Put a state back that `pack` has returned, here or on another number of ranks."""
         values = checkpoint_format.unpack(state, self.model, self.optimizer, scheduler, objects)
-        self.load_extra_state(values.get("strategy", {}))
+        self.load_extra_state(kept := values.get("strategy", {}))
+        self.context.precision.load(kept)
 
     def extra_state(self) -> dict[str, Any]:
         """Return what the strategy itself keeps from step to step; JSON-able, equal on all ranks."""

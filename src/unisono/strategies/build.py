@@ -10,11 +10,7 @@ from unisono.strategies.options import StrategyOptions
 
 
 def build(options: StrategyOptions, model: nn.Module, optimizer: Optimizer, context: StrategyContext) -> Strategy:
-    """Return the strategy at work on a model and its optimizer; collective.
-
-    Raises:
-        ConfigError: Model, optimizer and options do not fit.
-    """
+    """Return the strategy at work on a model and its optimizer; collective."""
     module, _, name = options.work.partition(":")
     kind: type[Strategy] = getattr(importlib.import_module(f"unisono.strategies.{module}"), name)
     return kind(model, optimizer, context, options)

@@ -75,11 +75,7 @@ def _spelled(kind: type[StrategyOptions], given: Mapping[str, Any]) -> dict[str,
 
 
 def resolve(strategy: "str | StrategyOptions") -> StrategyOptions:
-    """Return the options of a strategy that is given by name or as they are.
-
-    Raises:
-        ConfigError: Something else, or an unknown name.
-    """
+    """Return the options of a strategy that is given by name or as they are."""
     if isinstance(strategy, str):
         return find(strategy)
     if not isinstance(strategy, StrategyOptions):

@@ -19,18 +19,18 @@ from torch.nn.parallel import gather, replicate
 from torch.optim import Optimizer
 
 from unisono.collectives.placement import cut
-from unisono.data.loader import move
+from unisono.data.batches import change_tensors, move
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import BalancedDPOptions, DPOptions
 from unisono.strategies.parts.split import balanced_sizes
-from unisono.strategies.precision import Precise
+from unisono.strategies.replicated import Replicated
 
 
 @final
-class DataParallel(Precise):
+class DataParallel(Replicated):
     """See the module."""
 
     options: DPOptions
@@ -51,9 +51,6 @@ class DataParallel(Precise):
 
     def begin(self, step: int, samples: list[int]) -> None:
         self._step, self._calls = step, 0
-
-    def weight(self, num_samples: int, total: int) -> float:
-        return num_samples / total * self.loss_scale()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`: scatter, replicate, run, gather."""
@@ -142,25 +139,19 @@ def _size_along(value: Any, dim: int) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
+    found: list[Tensor] = []
+    change_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
 
 
 def _scatter(value: Any, sizes: list[int], dim: int) -> list[Any]:
     """Return each device's part of nested inputs: tensors are cut, other things given to all."""
-    if isinstance(value, Tensor) and value.dim() > dim:
-        return [piece.contiguous() for piece in value.split(sizes, dim)]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [type(value)(*parts) for parts in zip(*(_scatter(item, sizes, dim) for item in value), strict=True)]
-    if isinstance(value, list | tuple):
-        columns = [_scatter(item, sizes, dim) for item in value]
-        return [type(value)(column[index] for column in columns) for index in range(len(sizes))]
-    if isinstance(value, dict):
-        scattered = {key: _scatter(item, sizes, dim) for key, item in value.items()}
-        return [{key: parts[index] for key, parts in scattered.items()} for index in range(len(sizes))]
-    return [value] * len(sizes)
+
+    def part(index: int) -> Any:
+        cut_out = lambda tensor: tensor.split(sizes, dim)[index].contiguous() if tensor.dim() > dim else tensor  # noqa: E731
+        return change_tensors(value, cut_out)
+
+    return [part(index) for index in range(len(sizes))]
 
 
 def _joined(outputs: list[Any], dim: int) -> Any:

@@ -20,7 +20,7 @@ from unisono.errors import StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import DDPOptions
 from unisono.strategies.parts.front import calling
-from unisono.strategies.precision import Precise
+from unisono.strategies.replicated import Replicated
 
 
 def join_alone(transport: Transport) -> GroupOwner:
@@ -44,7 +44,7 @@ def _in_bf16(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 
 @final
-class DDP(Precise):
+class DDP(Replicated):
     """See the module.
 
     Gradients are weighted so that DDP's mean over ranks is the mean over samples. A step in which a rank has no sample
@@ -115,10 +115,20 @@ class DDP(Precise):
                 "or the strategy exact, which needs neither."
             ) from error
 
-    def weight(self, num_samples: int, total: int) -> float:
+    def weight(self, amount: float, total: int) -> float:
         """See `Replicated.weight`; DDP divides by the world size, so equal shares weigh exactly 1."""
         scale = 1 if self._is_short else self.transport.world_size
-        return num_samples * scale / total * self.loss_scale()
+        return amount * scale / total
+
+    @contextlib.contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Let DDP see gradients of 0: it waits for every parameter's."""
+        hooks = [parameter.register_hook(torch.zeros_like) for parameter in self.trainable()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def reduce(self, step: int) -> None:
         """See `Replicated.reduce`; only where backward could not do it."""

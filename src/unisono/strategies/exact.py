@@ -3,24 +3,27 @@
 In a step every rank runs forward and backward once per replica it hosts, from a generator state and buffers that only
 the step and the replica decide. It adds the leaves along the canonical tree as far as it hosts them, and the
 owner-computes exchange finishes the tree. World size 1 runs the same code. With `compress` every leaf's and every sum's
-gradients are rounded, also in a world of one.
+gradients are rounded, also in a world of one. With a witness one replica is computed by two ranks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from unisono.collectives.coding.rounding import ROUNDINGS
 from unisono.determinism.switches import Checksum
 from unisono.errors import StepError
-from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy, StrategyContext, check_reached
-from unisono.strategies.parts.backward import run_backward
+from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
+from unisono.strategies.objective import Objective
+from unisono.strategies.parts.backward import add_gradient, key_generators
 from unisono.strategies.parts.drift import compare
+from unisono.strategies.parts.flat import sparse_again, sparse_parameters
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
+from unisono.strategies.whole_batch import SecondPass, WholeBatch
+from unisono.strategies.witness.witness import Witness, refuse_witness
 
 
 @final
@@ -30,72 +33,175 @@ class Exact(Strategy):
     keeps_equal = True
     saves_alone = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: Any) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any, context: StrategyContext, options: Any) -> None:
         super().__init__(model, optimizer, context, options)
         self._buffers = ReplicaBuffers(model.named_modules())
         self._held_alike = {**dict(model.named_parameters()), **self._buffers.saved_floats()}
-        self._held = [*self._held_alike.values()]
+        self._held = (*self._held_alike.values(),)
         self._checksum = Checksum()
         overlaps = {"auto": None, "on": True, "off": False}[options.overlap]
         kind = ROUNDINGS.get(options.compress)
         rounding = None if kind is None else kind(seed=context.seed)
         codec = options.codec if rounding is None else "none"
-        self._sum = LeafSum(dict(model.named_parameters()), self._buffers, self.transport, overlaps, codec, rounding)
+        self._sparse = sparse_parameters(model)
+        how = (self._buffers, self.transport, overlaps, codec, rounding, frozenset(self._sparse))
+        self._new_sum: Callable[[Any], LeafSum] = lambda parameters: LeafSum(parameters, *how)
+        self._sum = self._new_sum(dict(model.named_parameters()))
+        self._sums: dict[str | None, LeafSum] = {None: self._sum}  # by the optimizer that steps; None: there is one
+        self._whole = WholeBatch(context, self._buffers)
+        self._second: SecondPass | None = None
         self._report = self._new_report()
+        self.witness: Witness | None = None
+        self._signed = -1
 
     def compute_gradients(
-        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+        self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
     ) -> Gradients:
-        self.transport.step = step
-        shares, hosted = self.shares(num_samples), self.placement[self.transport.rank]
-        self._sum.start_step(shares.leaves, step)
-        self._buffers.start_step()
-        if len(self._report.present) != len(self._sum.trainable):
-            self._report = self._new_report()
-        report = self._report
-        report.clear()
-        weights = self._checksum(self._held)
-        self.begin_step(weights)
-        computed = []
-        expected = [replica for replica in hosted if replica < shares.leaves]
+        self.begin(step, num_samples, objective)
         try:
+            if objective.embed is not None:
+                if self.witness is not None:
+                    refuse_witness("the loss is one over the whole batch (embed=)")
+                self._second = self._whole.first_pass(step, micros, num_samples, objective, self._sum.trainable)
+                micros = self._second.micros()
             for micro in micros:
-                computed.append(micro.replica)
-                self._sum.start_replica(micro.replica, self.placement, is_last=computed == expected)
-                self._compute(step, micro, shares.weights[micro.replica], loss_function)
-            if computed != expected:
-                raise StepError(f"step {step}: this rank hosts replicas {hosted}, but got {computed}.")
-            if not self._sum.send(self.placement):
-                report.bad[expected[-1]] = True
-            self._buffers.tell(report.counted)
-            own = RankReport(step, weights, is_stop_asked=self.is_stop_asked())
-            say = self._sum.tell(report.message(own)) if self.transport.world_size > 1 else None
-            checksum = self._sum.finish()
-            told = [own] if say is None else report.take(say())
+                self.start_replica(micro)
+                self.add_replica(micro, objective if self._second is None else self._second.objective(micro))
+            return self.finish()
         except BaseException:
             self._sum.give_up()
             raise
-        is_reached = report.is_reached()
+
+    def begin(self, step: int, num_samples: int, objective: Objective) -> list[int]:
+        """Begin a step whose micro-batches come one by one; return the replicas that this rank has to compute.
+
+        `compute_gradients` in pieces: after this `start_replica` and `add_replica` for each, and `finish`. Whoever
+        calls them and fails between them calls `begin_again`.
+        """
+        self.transport.step = step
+        if (trained := objective.trained) is not None:  # in memory of its own: the gradients of others stay in theirs
+            self._sum = self._sums.get(objective.update) or self._new_sum(trained)
+            self._sums[objective.update] = self._sum
+        shares, hosted = self.shares(num_samples), self.placement[self.transport.rank]
+        self._sum.start_step(shares.leaves, *objective.key(step))
+        if self._buffers.is_watched:
+            self._buffers.start_step()
+        if len(self._report.present) != len(self._sum.trainable):
+            self._report = self._new_report()
+        self._report.clear()
+        self._step, self._objective, self._shares, self._second = step, objective, shares, None
+        self._computed: list[int] = []
+        self._expected = [replica for replica in hosted if replica < shares.leaves]
+        if self.witness is not None:
+            self._signed = self.witness.begin(step, num_samples, shares.leaves, objective)
+        self._weights = self._checksum(self._held)
+        self.begin_step(self._weights)
+        return self._expected
+
+    def start_replica(self, micro: Micro) -> None:
+        """Begin the passes of a replica: generators and buffers as only step and replica decide them."""
+        self._computed.append(micro.replica)
+        if micro.replica != self._signed:  # its gradients stay until they have been looked at
+            self._sum.start_replica(micro.replica, self.placement, is_last=self._computed == self._expected)
+        if self._buffers.is_watched:
+            self._buffers.start_replica()
+        key_generators(self.context.seed, self._objective.key(self._step, micro.replica))
+
+    def add_replica(self, micro: Micro, objective: Objective) -> None:
+        """Add up the gradient of a replica, and its new buffers, weighted by its share of the batch's samples."""
+        report, buffers, shares = self._report, self._buffers, self._shares
+        loss, weight = add_gradient(objective, micro, shares.num_samples, step=self._step, replicas=self.replicas)
+        if micro.replica == self._signed and self.witness is not None:
+            self.witness.sign(loss.item(), weight, self._sum.trainable)
+        share = shares.weights[micro.replica]
+        floats = buffers.collect(share, report.changed) if buffers.is_watched else ()
+        is_finite = self._sum.add(micro.replica, floats, report.present)
+        report.note(micro.replica, loss.item(), weight, is_finite=is_finite)
+
+    def finish(self) -> Gradients:
+        """Finish the tree over all ranks, and leave its sum in every ``param.grad``; collective."""
+        step, report, shares, second = self._step, self._report, self._shares, self._second
+        own, say = self._tell()
+        checksum = self._sum.finish()
+        told = [own] if say is None else report.take(say())
+        losses, is_finite = report.losses[: shares.leaves].tolist(), True
+        weighed = report.weigh(self._objective, shares, losses)
+        if self._objective.score is not None:
+            checksum, is_finite = self._sum.scale(weighed.factor)
+        elif self.context.precision.scale != 1:  # the sum may overflow where no replica's gradient does
+            is_finite = self._sum.is_finite()
+        is_reached = report.is_reached() or bool(weighed.bad)
         if not is_reached or (len(told) > 1 and any(rank.head != told[0].head for rank in told)):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
             compare([rank.head for rank in told], self._held_alike, self.transport)
             check_reached(step, is_reached=is_reached)
-        bad = report.bad_replicas()
+        if self.witness is not None:
+            self.witness.compare(told, self._sum.trainable)
+        if second is not None:
+            second.compare_ranks(told)
+        bad = weighed.bad or report.bad_replicas()
+        if not (bad or is_finite):
+            bad = tuple(range(shares.leaves))  # the sum says not whose it is
         self._sum.finish_step(report.present, report.changed, report.counted, is_kept=not bad)
-        losses = tuple(report.losses.tolist()[: shares.leaves])
+        asked = 0
+        for rank in told:
+            asked |= rank.is_stop_asked
+        self.is_join_asked = asked > 1
         return Gradients(
-            losses=losses,
-            loss=shares.mean(losses),
+            losses=tuple(losses),
+            loss=weighed.loss if second is None else losses[0],
+            samples_weight=weighed.total,
             checksum=checksum,
-            weights=weights,
+            weights=self._weights,
             bad_replicas=bad,
-            is_stop_asked=any(rank.is_stop_asked for rank in told),
+            is_stop_asked=asked % 2 == 1,
         )
 
-    def begin_again(self) -> None:
+    def _tell(self) -> tuple[RankReport, Callable[[], Tensor] | None]:
+        """Send what this rank has added up, and tell of the step; return its word, and what waits for the others'."""
+        report = self._report
+        if self._computed != self._expected:
+            hosted = self.placement[self.transport.rank]
+            raise StepError(f"step {self._step}: this rank hosts replicas {hosted}, but got {self._computed}.")
+        if not self._sum.send(self.placement):
+            report.bad[self._expected[-1]] = True
+        if self._buffers.is_watched:
+            self._buffers.tell(report.counted)
+        if self._second is not None:
+            self._second.blame(report)
+        gradient = 0 if self._second is None else self._second.checksum
+        if self.witness is not None:
+            gradient = self.witness.tell(self._sum.trainable)
+        own = RankReport(
+            self._step, self._weights, gradient,
+            is_stop_asked=self.is_stop_asked(), is_training=self.model.training,
+        )  # fmt: skip
+        return own, None if self.transport.world_size == 1 else self._sum.tell(report.message(own))
+
+    def clip_gradients(self) -> None:
+        """See `Strategy.clip_gradients`; what an optimizer for sparse gradients is to get is sparse from here on."""
+        super().clip_gradients()
+        for parameter in self._sparse.values() if self._sparse else ():
+            if parameter.grad is not None:
+                parameter.grad = sparse_again(parameter.grad)
+
+    def begin_again(self, *, is_within: bool) -> None:
         """See `Strategy.begin_again`: nothing but buffers and sums has been written to."""
-        self._buffers.start_replica()
-        self._sum.forget()
+        self._sum.give_up()
+        if is_within:
+            self._buffers.start_replica()
+        for each in self._sums.values():
+            each.forget()
+        self._whole.forget()
+
+    def watch(self, rate: float) -> Witness:
+        """Have a replica computed by two ranks in a share of the steps, from now on."""
+        self.witness = self.witness or Witness(rate, self.context, self._buffers, self._sparse)
+        return self.witness
+
+    def report(self) -> dict[str, Any]:
+        """See `Strategy.report`."""
+        return {} if self.witness is None else {"witness": self.witness.report()}
 
     def recorded(self) -> Sequence[Tensor]:
         return [*self._held_alike.values()]
@@ -104,15 +210,6 @@ class Exact(Strategy):
         buffers = self._buffers
         return StepReport(self.replicas, len(self._sum.trainable), buffers.num_buffers, buffers.num_counted)
 
-    def _compute(self, step: int, micro: Micro, weight: float, loss_function: LossFunction) -> None:
-        """Add up the gradient (and the new buffers) of a replica, weighted by its share of the batch."""
-        report, buffers = self._report, self._buffers
-        if buffers.is_watched:
-            buffers.start_replica()
-        loss = run_backward(loss_function, micro, weight, seed=self.context.seed, step=step, replicas=self.replicas)
-        floats = buffers.collect(weight, report.changed) if buffers.is_watched else ()
-        is_finite = self._sum.add(micro.replica, floats, report.present)
-        report.note(micro.replica, loss.item(), is_finite=is_finite)
-
     def close(self) -> None:
-        self._sum.close()
+        for each in self._sums.values():
+            each.close()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.data.loader import move
+from unisono.data.batches import move
 from unisono.errors import ConfigError
 from unisono.strategies.allreduce import all_reduce
 from unisono.strategies.base import StrategyContext

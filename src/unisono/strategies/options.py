@@ -20,34 +20,25 @@ MEBIBYTES = Amount(0.001, 1 << 20, "MiB")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyOptions:
-    """What every strategy has; subclasses add their options.
+    """What every strategy has; subclasses add their options."""
 
-    Attributes:
-        name: As in ``--strategy NAME``.
-        summary: One line for the catalog.
-        implementation: Module and class that do the work.
-        is_exact: Whether the bits depend on the score alone; otherwise the number of ranks decides too.
-        needs_processes: Whether ranks must be processes of torch.distributed, not threads of `run_ranks`.
-        most_ranks: The largest useful world, None for no limit.
-        is_one_replica_enough: Whether several ranks can work on one replica.
-        is_sharded: Whether a rank holds a part of the weights only.
-        meets_in_loss: Whether ranks may meet inside the loss function, as programs written for DDP do.
-        spellings: Other names of options, and ours.
-        elsewhere: What others have as an option, and how it is said here.
-        scored: Options that belong to the score, since they change bits; None: all.
-    """
-
-    name: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
-    implementation: ClassVar[str] = ""
+    name: ClassVar[str] = ""  #: As in ``--strategy NAME``.
+    summary: ClassVar[str] = ""  #: One line for the catalog.
+    implementation: ClassVar[str] = ""  #: Module and class that do the work.
+    #: Whether the bits depend on the score alone; otherwise the number of ranks decides too.
     is_exact: ClassVar[bool] = False
+    #: Whether ranks must be processes of torch.distributed, not threads of `run_ranks`.
     needs_processes: ClassVar[bool] = False
-    most_ranks: ClassVar[int | None] = None
-    is_one_replica_enough: ClassVar[bool] = False
-    is_sharded: ClassVar[bool] = False
+    most_ranks: ClassVar[int | None] = None  #: The largest useful world, None for no limit.
+    is_one_replica_enough: ClassVar[bool] = False  #: Whether several ranks can work on one replica.
+    is_sharded: ClassVar[bool] = False  #: Whether a rank holds a part of the weights only.
+    weighs: ClassVar[bool] = False  #: Whether a step may count something else than samples, see `Objective`.
+    scales_losses: ClassVar[bool] = True  #: Whether a step whose gradients overflow can be left out, by all ranks.
+    #: Whether ranks may meet inside the loss function, as programs written for DDP do.
     meets_in_loss: ClassVar[bool] = False
-    spellings: ClassVar[Mapping[str, str]] = {}
-    elsewhere: ClassVar[Mapping[str, str]] = {}
+    spellings: ClassVar[Mapping[str, str]] = {}  #: Other names of options, and ours.
+    elsewhere: ClassVar[Mapping[str, str]] = {}  #: What others have as an option, and how it is said here.
+    #: Options that belong to the score, since they change bits; None: all.
     scored: ClassVar[tuple[str, ...] | None] = None
 
     def __post_init__(self) -> None:
@@ -80,11 +71,7 @@ class StrategyOptions:
         return min(cores, self.most_ranks or cores)
 
     def check(self, world_size: int) -> None:
-        """Refuse a world in which the strategy cannot run.
-
-        Raises:
-            ConfigError: Says what to change.
-        """
+        """Refuse a world in which the strategy cannot run."""
         if self.most_ranks is not None and world_size > self.most_ranks:
             raise ConfigError(
                 f"strategy {self.name} runs in {self.most_ranks} process, got {world_size}. "
@@ -92,11 +79,7 @@ class StrategyOptions:
             )
 
     def check_start(self, world_size: int, *, in_threads: bool) -> None:
-        """Refuse a world in which the strategy cannot run, or ranks of the wrong kind.
-
-        Raises:
-            ConfigError: Says what to change.
-        """
+        """Refuse a world in which the strategy cannot run, or ranks of the wrong kind."""
         if in_threads and self.needs_processes and world_size > 1:
             raise ConfigError(
                 f"strategy {self.name} works through torch.distributed, so its ranks must be processes, got "
@@ -127,6 +110,7 @@ class ExactOptions(IslandOptions, StrategyOptions):
     summary: ClassVar[str] = "the same bits on any number of processes; the default"
     implementation: ClassVar[str] = "exact:Exact"
     is_exact: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
     scored: ClassVar[tuple[str, ...]] = ()  # who computes what changes no bit
 
     shares: tuple[float, ...] | None = option(
@@ -169,8 +153,14 @@ class ExactOptions(IslandOptions, StrategyOptions):
 class PreciseOptions(StrategyOptions):
     """Options of strategies whose ranks all hold the whole model and reduce gradients."""
 
-    amp: str = option("none", "Autocast the forward pass; fp16 with loss scaling.", "none", "bf16", "fp16")
+    weighs: ClassVar[bool] = True
+
+    amp: str = option("none", "Another word for precision.", "none", "bf16", "fp16")
     accumulate: int = option(1, "Micro-batches that each process adds up before the gradients move.", of=MICRO_BATCHES)
+
+    def score(self) -> dict[str, Any]:
+        """See `StrategyOptions.score`; the precision is told by the run."""
+        return StrategyOptions.score(self) | {"amp": "none"}
 
     def default_replicas(self, world_size: int) -> int:
         return world_size * self.accumulate
@@ -200,7 +190,7 @@ class DDPOptions(PreciseOptions):
         "output_device": "the run places the model: Run(device=...).",
         "process_group": "all ranks of the run form the group: Run(transport=...).",
         "device_mesh": "all ranks of the run form the group: Run(transport=...).",
-        "mixed_precision": "amp='bf16' or amp='fp16'.",
+        "mixed_precision": "Run(precision='bf16'), or 'fp16'.",
         "init_sync": "nothing is copied: all ranks build the same model after Run(seed=...), which is checked.",
         "check_reduction": "leave it out: it has no effect in torch.",
         "dim": "leave it out: DDP has one device a process, and scatters nothing.",
@@ -288,6 +278,7 @@ class FSDPOptions(StrategyOptions):
     summary: ClassVar[str] = "sharded weights and optimizer state (torch FSDP2), with the bits of exact"
     implementation: ClassVar[str] = "sharded.fsdp:FSDP"
     is_exact: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
     scored: ClassVar[tuple[str, ...]] = ("param_dtype",)  # how modules are grouped changes no bit
     is_sharded: ClassVar[bool] = True
     needs_processes: ClassVar[bool] = True
@@ -306,6 +297,7 @@ class ModelParallelOptions(StrategyOptions):
     name: ClassVar[str] = "model_parallel"
     summary: ClassVar[str] = "layers on several devices of each process, by a map or by cost"
     implementation: ClassVar[str] = "model_parallel:ModelParallel"
+    weighs: ClassVar[bool] = True
     meets_in_loss: ClassVar[bool] = True
 
     devices: int = option(2, "Devices of each process (on the CPU logical ones).", of=Count(2, 4096, "devices"))

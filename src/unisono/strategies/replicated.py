@@ -6,7 +6,7 @@ all ranks is the gradient of the mean over the whole batch, however unevenly it 
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch.optim import Optimizer
 
 from unisono.determinism.switches import checksum
 from unisono.errors import RankDivergence, StepError
-from unisono.strategies.base import Gradients, LossFunction, Micro, Strategy, StrategyContext, check_reached
+from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
+from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.parts.tensor_bytes import broadcast
+from unisono.strategies.parts.weighing import scale
 
 
 class Replicated(Strategy):
@@ -35,7 +37,7 @@ class Replicated(Strategy):
         self._parameters = dict(model.named_parameters())
 
     def compute_gradients(
-        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+        self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
     ) -> Gradients:
         shares, report = self.shares(num_samples), StepReport(self.replicas)
         for parameter in self._parameters.values():
@@ -48,29 +50,34 @@ class Replicated(Strategy):
         for micro in micros:
             done += 1
             with self.passing(is_last=done == len(hosted)):
-                loss = run_backward(
-                    self.wrapped(loss_function), micro, self.weight(micro.num_samples, num_samples),
-                    seed=self.context.seed, step=step, replicas=self.replicas,
+                loss, weight = run_backward(
+                    objective, micro, num_samples, seed=self.context.seed, step=step,
+                    replicas=self.replicas, share=self.weight, silenced=self.silenced,
                 )  # fmt: skip
-            report.note(micro.replica, loss.item())
+            report.note(micro.replica, loss.item(), weight)
         if done != len(hosted):
             raise StepError(f"step {step}: this rank computes replicas {hosted}, but got {done} micro-batches.")
         self.reduce(step)
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        if objective.weight is not None:
+            report.merge(self.transport, RankReport(step, weights))
+            scale(grads, report.weigh(objective, shares).factor)
         told = report.merge(
             self.transport,
             RankReport(
                 step, weights, checksum(grads), is_finite=self.are_finite(grads), is_reached=bool(grads),
-                is_stop_asked=self.is_stop_asked(),
+                is_stop_asked=self.is_stop_asked(), is_training=self.model.training,
             ),
         )  # fmt: skip
-        check_reached(step, is_reached=any(rank.is_reached for rank in told))
+        weighed = report.weigh(objective, shares)
+        check_reached(step, is_reached=any(rank.is_reached for rank in told) or bool(weighed.bad))
         self.compare(told)
-        bad = report.bad_replicas()
-        if not bad and self.refuses_non_finite() and not all(rank.is_finite for rank in told):
+        bad = weighed.bad or report.bad_replicas()
+        if not bad and not all(rank.is_finite for rank in told):
             bad = tuple(range(shares.leaves))  # the sum says not whose it is
         return Gradients(
-            loss=shares.mean(report.losses[: shares.leaves].tolist()),
+            loss=weighed.loss,
+            samples_weight=weighed.total,
             checksum=self.merged_checksum(told),
             weights=told[0].weights,
             bad_replicas=bad,
@@ -100,10 +107,6 @@ class Replicated(Strategy):
         """Do what a call of the model does in training."""
         return self.model(*args, **kwargs)
 
-    def wrapped(self, loss_function: LossFunction) -> LossFunction:
-        """Return the loss function as it is to be called."""
-        return loss_function
-
     def begin(self, step: int, samples: list[int]) -> None:
         """Prepare a step of which each rank computes so many samples."""
         self.sync_buffers()
@@ -113,27 +116,22 @@ class Replicated(Strategy):
         """Surround one micro-batch's forward and backward pass."""
         yield
 
-    def weight(self, num_samples: int, total: int) -> float:
-        """Return the factor of a micro-batch's gradient."""
-        return num_samples / total
+    silenced: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+    """See `run_backward`."""
+
+    def weight(self, amount: float, total: int) -> float:
+        """Return the factor of a micro-batch's gradient that counts so much of the batch's `total` samples."""
+        return amount / total
 
     def reduce(self, step: int) -> None:
         """Leave the sum over all ranks in every ``param.grad``."""
-
-    def refuses_non_finite(self) -> bool:
-        """Whether NaN and infinity in gradients stop the run; in a loss they always do."""
-        return True
 
     def merged_checksum(self, told: list[RankReport]) -> int:
         """Return the checksum of the whole gradient from what every rank says."""
         return told[0].gradient
 
     def compare(self, told: list[RankReport]) -> None:
-        """Stop where ranks hold different weights or gradients.
-
-        Raises:
-            RankDivergence: Names the rank.
-        """
+        """Stop where ranks hold different weights or gradients."""
         if not self.keeps_equal:
             return
         compare([rank.head for rank in told], self._parameters, self.transport)

@@ -11,11 +11,7 @@ _PIECE = 4 << 20  # bytes read at a time
 
 @final
 class File(io.RawIOBase):
-    """A file that is open for writing.
-
-    Args:
-        descriptor: Closed with it.
-    """
+    """A file that is open for writing."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -73,11 +73,7 @@ def _range_of(visible: Sequence[str]) -> str:
 
 
 def check_devices(workers: int, devices: Sequence[str], *, share: bool) -> None:
-    """Refuse more ranks than GPUs, unless they are to share.
-
-    Raises:
-        ConfigError: Says how many would fit.
-    """
+    """Refuse more ranks than GPUs, unless they are to share."""
     if devices and workers > len(devices) and not share:
         raise ConfigError(_too_many(workers, len(devices)))
 

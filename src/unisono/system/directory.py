@@ -39,14 +39,12 @@ class Judge(Protocol):
 class Directory:
     """A directory, held open until `close`; also a context manager.
 
+    What the system refuses is an `OSError`; no regular file, or a stranger's, a `CheckpointError`.
+
     Args:
         path: For messages; what lies in the directory is reached through the descriptor alone.
         descriptor: Of the directory; closed with it.
         owners: Whose files it may hold; None: everybody's, which is enough for reading.
-
-    Attributes:
-        path: As given.
-        owners: As given.
     """
 
     def __init__(self, path: Path, descriptor: int, owners: Judge | None = None) -> None:
@@ -76,11 +74,7 @@ class Directory:
 
     @classmethod
     def make(cls, path: Path) -> "Directory":
-        """Open a directory; made where it is missing, private to its owner, with its parents, names on the disk.
-
-        Raises:
-            OSError: It cannot be made.
-        """
+        """Open a directory; made where it is missing, private to its owner, with its parents, names on the disk."""
         missing = [path]
         while not missing[-1].is_dir() and missing[-1] != missing[-1].parent:
             missing.append(missing[-1].parent)
@@ -124,11 +118,7 @@ class Directory:
         return found
 
     def mkdir(self, name: str) -> None:
-        """Make a directory, private to its owner.
-
-        Raises:
-            OSError: Something has that name, or it cannot be made.
-        """
+        """Make a directory, private to its owner."""
         os.mkdir(name, 0o700, dir_fd=self._descriptor)
 
     def names(self) -> list[str]:
@@ -144,12 +134,7 @@ class Directory:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[tuple[int, int]]:
-        """Open a file for reading; yields descriptor and size.
-
-        Raises:
-            CheckpointError: It is no regular file, or belongs to a stranger.
-            OSError: It cannot be opened.
-        """
+        """Open a file for reading; yields descriptor and size."""
         descriptor = self.open_file(name, os.O_RDONLY)
         try:
             yield descriptor, os.fstat(descriptor).st_size
@@ -157,12 +142,7 @@ class Directory:
             os.close(descriptor)
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, None where there is nothing of that name.
-
-        Raises:
-            CheckpointError: It is no regular file, or a stranger's.
-            OSError: It cannot be read.
-        """
+        """Return a file's bytes, None where there is nothing of that name."""
         try:
             with self.reading(name) as (descriptor, _):
                 return b"".join(pieces(descriptor))
@@ -170,33 +150,19 @@ class Directory:
             return None
 
     def create(self, name: str, mode: int = 0o600) -> File:
-        """Create a file, private to its owner unless `mode` says more, and open it for writing.
-
-        Raises:
-            OSError: Something has that name, or it cannot be created.
-        """
+        """Create a file, private to its owner unless `mode` says more, and open it for writing."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
         return File(os.open(name, flags, mode, dir_fd=self._descriptor))
 
     def append(self, name: str) -> File:
-        """Open a file for writing at its end, made where it is missing; one with a second name elsewhere is copied.
-
-        Raises:
-            CheckpointError: It is no regular file, or belongs to a stranger.
-            OSError: It cannot be opened.
-        """
+        """Open a file for writing at its end, made where it is missing; one with a second name elsewhere is copied."""
         found = self.status(name)
         if found is not None and stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             self.replace(name, self.read(name) or b"")
         return File(self.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
 
     def open_file(self, name: str, flags: int) -> int:
-        """Open a regular file and return its descriptor; as `os.open`, but never through a link.
-
-        Raises:
-            CheckpointError: It is no regular file, or belongs to a stranger.
-            OSError: It cannot be opened.
-        """  # noqa: DOC501 - a function makes the error
+        """Open a regular file and return its descriptor; as `os.open`, but never through a link."""
         with self._told_apart(name, "a file"):
             descriptor = os.open(name, flags | _SAFE, 0o600, dir_fd=self._descriptor)
         try:
@@ -211,16 +177,7 @@ class Directory:
         return descriptor
 
     def replace(self, name: str, data: bytes, *, sync: bool = True) -> None:
-        """Put `data` under a name, whole or not at all, and on the disk.
-
-        Args:
-            name: Of the file; what has it, be it a link, is replaced.
-            data: All of its bytes.
-            sync: Whether its name is put on the disk too, besides its bytes.
-
-        Raises:
-            OSError: It cannot be written; what was there still is.
-        """
+        """Put `data` under a name, whole or not at all, and on the disk."""
         with self.replacing(name, sync=sync) as file:
             file.write(data)
 
@@ -252,19 +209,11 @@ class Directory:
             self.sync()
 
     def rename(self, old: str, new: str) -> None:
-        """Give what lies here another name; a file of that name is replaced.
-
-        Raises:
-            OSError: It cannot be done.
-        """
+        """Give what lies here another name; a file of that name is replaced."""
         os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, a link itself, or a directory with all that is in it; what is gone already is no error.
-
-        Raises:
-            OSError: It cannot be removed.
-        """
+        """Remove a file, a link itself, or a directory with all that is in it; what is gone already is no error."""
         found = self.status(name)
         with contextlib.suppress(FileNotFoundError):
             if found is not None and stat.S_ISDIR(found.st_mode):
@@ -273,11 +222,7 @@ class Directory:
                 os.unlink(name, dir_fd=self._descriptor)
 
     def sync(self) -> None:
-        """Put the names of what lies here on the disk.
-
-        Raises:
-            OSError: The disk refuses.
-        """
+        """Put the names of what lies here on the disk."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -310,11 +255,7 @@ class Directory:
 
 @contextlib.contextmanager
 def entered(place: Path | Directory, *, follow: bool = True, make: bool = False) -> Iterator[Directory]:
-    """Yield a directory that is open already, or open one by its path (`open`, `make`) for as long as that is needed.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
+    """Yield a directory that is open already, or open one by its path (`open`, `make`) as long as that is needed."""
     if isinstance(place, Directory):
         yield place
         return

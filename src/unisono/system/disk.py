@@ -16,15 +16,7 @@ def room(directory: Path, needed: int | None = None) -> str:
 
 @contextlib.contextmanager
 def explained(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn an `OSError` of writing a run's file into one that names it, the room on its disk and the way on.
-
-    Args:
-        path: The file.
-        needed: Bytes to be written, where that is known.
-
-    Raises:
-        CheckpointError: Writing failed.
-    """
+    """Turn an `OSError` of writing a run's file into one that names it, the room on its disk and the way on."""
     try:
         yield
     except CheckpointError:

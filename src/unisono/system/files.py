@@ -35,9 +35,6 @@ def replace_file(
         content: Its bytes, or what writes them into the open file.
         mode: As in `Directory.replacing`.
         is_lasting: As in `Directory.replacing`.
-
-    Raises:
-        OSError: It cannot be written; what was there still is.
     """
     with Directory.open(path.parent) as home, home.replacing(path.name, mode=mode, is_lasting=is_lasting) as file:
         if isinstance(content, bytes):
@@ -47,11 +44,7 @@ def replace_file(
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file by `data`; whoever reads it sees the old or the new content.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Replace a file by `data`; whoever reads it sees the old or the new content."""
     try:
         replace_file(path, data, mode=0o666)  # as open files are made: less what the user's mask takes away
     except OSError as error:
@@ -86,11 +79,7 @@ def check_place(path: Path, kinds: tuple[str, ...]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return a JSON file's content.
-
-    Raises:
-        ConfigError: It cannot be read, or is truncated.
-    """
+    """Return a JSON file's content."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

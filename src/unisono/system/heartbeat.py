@@ -33,33 +33,19 @@ _LONG, _ULONG, _INT, _UINT = struct.Struct("<q"), struct.Struct("<Q"), struct.St
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What one worker has told so far.
+    """What one worker has told so far."""
 
-    Attributes:
-        beats: Signs of life of a thread that needs the interpreter's lock.
-        pid: Process id; 0 while no run has joined.
-        step: The step (1-based) in progress or about to begin; 0 before the first.
-        done: The last step whose update is finished, 0 for none; counted from the run's start.
-        saved: The step of the newest checkpoint, 0 for none.
-        ticks: Grows with every phase.
-        state: QUIET, JOINED, STEPPING or STOPPED.
-        replica: The replica being computed, -1 for none.
-        phase: What it is doing: ``data``, ``compute``, ``reduce``, ...
-        samples: Indices of the replica's micro-batch, cut after 500.
-        is_alone: Whether it has ended, and has trained without any other.
-    """
-
-    beats: int = 0
-    pid: int = 0
-    step: int = 0
-    done: int = 0
-    saved: int = 0
-    ticks: int = 0
-    state: int = QUIET
-    replica: int = -1
-    phase: str = ""
-    samples: tuple[int, ...] = ()
-    is_alone: bool = False
+    beats: int = 0  #: Signs of life of a thread that needs the interpreter's lock.
+    pid: int = 0  #: Process id; 0 while no run has joined.
+    step: int = 0  #: The step (1-based) in progress or about to begin; 0 before the first.
+    done: int = 0  #: The last step whose update is finished, 0 for none; counted from the run's start.
+    saved: int = 0  #: The step of the newest checkpoint, 0 for none.
+    ticks: int = 0  #: Grows with every phase.
+    state: int = QUIET  #: QUIET, JOINED, STEPPING or STOPPED.
+    replica: int = -1  #: The replica being computed, -1 for none.
+    phase: str = ""  #: What it is doing: ``data``, ``compute``, ``reduce``, ...
+    samples: tuple[int, ...] = ()  #: Indices of the replica's micro-batch, cut after 500.
+    is_alone: bool = False  #: Whether it has ended, and has trained without any other.
 
     @property
     def is_joined(self) -> bool:
@@ -73,13 +59,10 @@ class HeartbeatPage:
 
     Args:
         path: The file, as made by `create`; None for memory of our own that nobody reads.
-
-    Attributes:
-        is_read: Whether somebody may read it.
     """
 
     def __init__(self, path: str | Path | None) -> None:
-        self.is_read = path is not None
+        self.is_read = path is not None  #: Whether somebody may read it.
         if path is None:
             self._page = mmap.mmap(-1, _BYTES)
             return

@@ -14,7 +14,7 @@ _OTHER_WORDS = {
     "clip-norm": ("max-grad-norm", "grad-clip", "clip-grad", "gradient-clip-val"),
     "workers": ("num-processes", "nproc-per-node", "nproc", "nprocs", "num-gpus", "world-size", "np"),
     "replicas": ("gradient-accumulation-steps", "accumulate-grad-batches", "accum-iter"),
-    "bf16": ("fp16", "amp", "mixed-precision", "precision", "autocast"),
+    "precision": ("fp16", "amp", "mixed-precision", "autocast", "dtype"),
     "gpus": ("gpu", "device", "accelerator", "cuda"),
     "data": ("data-dir", "data-path", "dataset", "root"),
     "seed": ("random-seed", "manual-seed"),

@@ -1,4 +1,4 @@
-"""Load modules without looking for garbage meanwhile.
+"""Load modules without looking for garbage meanwhile, and name the extra that brings what is not there.
 
 What is loaded stays. Torch is half a million objects: going through all of them takes 0.1 s, and happens once or twice
 while something is loaded that has nothing to do with them.
@@ -7,6 +7,8 @@ while something is loaded that has nothing to do with them.
 import contextlib
 import gc
 from collections.abc import Iterator
+
+from unisono.errors import ConfigError
 
 
 @contextlib.contextmanager
@@ -19,3 +21,12 @@ def collector_at_rest() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def needing(extra: str, what: str = "") -> Iterator[None]:
+    """Turn an `ImportError` into a `ConfigError`: `what` for, what is missing, and the line that installs the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what}{error}. Hint: pip install 'unisono[{extra}]'.") from error

@@ -34,11 +34,7 @@ def count_gpus(environ: Mapping[str, str]) -> int:
 
 
 def resolve_devices(asked: str | None, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the GPUs that ``--gpus`` asks for, None where it is not given.
-
-    Raises:
-        ConfigError: One of them is not visible, or torch is built without CUDA.
-    """
+    """Return the GPUs that ``--gpus`` asks for, None where it is not given."""
     if asked is None:
         return None
     return choose_devices(asked, visible_devices(environ.get(VISIBLE_VARIABLE), _count_all_gpus()))

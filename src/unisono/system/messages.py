@@ -4,6 +4,11 @@ import contextlib
 import os
 import re
 import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 CONTROL = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor moves
@@ -19,3 +24,11 @@ def tell(text: str) -> None:
     lines = b"".join(CONTROL.sub(b"", line) + b"\n" for line in text.encode(errors="replace").split(b"\n"))
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads: no reason to end a training
         os.write(sys.stderr.fileno(), b"unisono: " + lines)
+
+
+def warn(text: str) -> None:
+    """Issue a `UserWarning` at the line of the program that has led here, however deep in this package."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_code.co_filename.startswith(_OURS) and isinstance(frame.f_back, FrameType):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

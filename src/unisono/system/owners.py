@@ -17,15 +17,10 @@ _INSIDE = ("checkpoints", "phases", "logs")
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Whose files a directory may hold.
+    """Whose files a directory may hold."""
 
-    Attributes:
-        ids: User ids: ours, root's, and that which the file system gives to what we create.
-        has_modes: Whether the file system keeps the mode of a file.
-    """
-
-    ids: frozenset[int]
-    has_modes: bool = True
+    ids: frozenset[int]  #: User ids: ours, root's, and that which the file system gives to what we create.
+    has_modes: bool = True  #: Whether the file system keeps the mode of a file.
 
     @classmethod
     def judging_by(cls, created: os.stat_result) -> "Owners":
@@ -36,11 +31,7 @@ class Owners:
         return cls(frozenset({0, os.geteuid(), created.st_uid}), has_modes=not created.st_mode & stat.S_IWOTH)
 
     def check_directory(self, path: Path, status: os.stat_result) -> None:
-        """Refuse a directory that another user has, or that every user may write.
-
-        Raises:
-            ConfigError: It is so.
-        """
+        """Refuse a directory that another user has, or that every user may write."""
         if status.st_uid not in self.ids:
             raise ConfigError(
                 f"expected a directory of this user's, got {path}, which belongs to {_name(status.st_uid)}: who can "
@@ -55,11 +46,7 @@ class Owners:
             )
 
     def check_file(self, path: Path, status: os.stat_result) -> None:
-        """Refuse a file that another user has.
-
-        Raises:
-            CheckpointError: It is so.
-        """
+        """Refuse a file that another user has."""
         if status.st_uid not in self.ids:
             raise CheckpointError(
                 f"expected a file of this user's at {path}, found one of {_name(status.st_uid)}. "

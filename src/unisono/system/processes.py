@@ -13,15 +13,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Process(NamedTuple):
-    """What ``/proc/PID/stat`` says about a process; see proc(5).
+    """What ``/proc/PID/stat`` says about a process; see proc(5)."""
 
-    Attributes:
-        state: The kernel's letter: R, S, D, T (stopped), t (traced), Z; empty where there is no such process.
-        start_ticks: When it started, in clock ticks since boot: tells it from a later one of its number; -1 where it
-            does not run (a zombie does not).
-    """
-
-    state: str = ""
+    state: str = ""  #: The kernel's letter: R, S, D, T (stopped), t (traced), Z; empty where there is no such process.
+    #: When it started, in clock ticks since boot: tells it from a later one of its number; -1 where it does not run (a
+    #: zombie does not).
     start_ticks: int = -1
 
 

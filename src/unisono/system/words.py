@@ -35,3 +35,8 @@ def spell_count(number: float) -> str:
     if number == round(number) and abs(number) < 1e15:
         return f"{number:,.0f}"
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: ``1 worker``, ``3 workers``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

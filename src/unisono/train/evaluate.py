@@ -10,12 +10,15 @@ from torch import Tensor, nn
 
 from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
-from unisono.data.loader import Fetcher, Task, fetch_all, move
+from unisono.data.batches import move
+from unisono.data.loader import Fetcher, Task, fetch_all
+from unisono.data.sampler import permute
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.metrics.exchange import merge_over_ranks
+from unisono.options.quantities import SAMPLES
 
 BATCH_SIZE = 256
 """Samples per forward pass where nobody has said how many."""
@@ -37,6 +40,7 @@ def evaluate(
     inference_mode: bool = True,
     alike: bool = False,
     limit: int | None = None,
+    part: int | None = None,
 ) -> dict[str, float]:
     """Return each metric over the whole data set; all ranks call it and get the same numbers.
 
@@ -56,17 +60,22 @@ def evaluate(
         inference_mode: ``torch.inference_mode``; False takes the slower ``torch.no_grad``, for models that keep
             tensors they have computed (a cached mask, say) and would use them in training.
         limit: Evaluate only the first so many samples.
+        part: Evaluate only so many samples, chosen by the seed, in their order.
         alike: All ranks must call `predict` equally often: those with less to do repeat a batch, which does not count.
 
     Raises:
         ConfigError: `predict` has returned something else than two values.
     """
-    num_samples = min(len(fetcher), limit or len(fetcher))
+    num_samples = min(len(fetcher), part or limit or len(fetcher))
+    chosen = None
+    if part is not None:
+        chosen = np.sort(permute(np.arange(num_samples), len(fetcher), mix(fetcher.seed, "part")))
     num_batches = -(-num_samples // batch_size)
     shares = cut(num_batches, transport.world_size)
     mine = shares[transport.rank]
     numbers = [*mine, *([mine.start % num_batches] * (len(shares[0]) - len(mine) if alike else 0))]
-    tasks = [Task(-1, np.arange(i * batch_size, min((i + 1) * batch_size, num_samples))) for i in numbers]
+    places = [np.arange(i * batch_size, min((i + 1) * batch_size, num_samples)) for i in numbers]
+    tasks = [Task(-1, own if chosen is None else chosen[own]) for own in places]
     for metric in metrics.values():
         metric.reset()
     with evaluation_mode(model), torch.inference_mode() if inference_mode else torch.no_grad():
@@ -77,6 +86,14 @@ def evaluate(
             for metric in metrics.values() if turn < len(mine) else ():
                 metric.update(output, target)
     return merge_over_ranks(metrics, transport)
+
+
+def checked_limit(limit: Any, part: Any) -> int | None:
+    """Return `limit`; `ConfigError` where it or `part` is no number of samples, or both are given."""
+    if SAMPLES.maybe("part", part) is not None and limit is not None:
+        raise ConfigError("limit= takes the first samples, part= some that the seed chooses. Hint: give one of them.")
+    found: int | None = SAMPLES.maybe("limit", limit)
+    return found
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 """How often something is done: every so many steps, or every so many epochs (pure)."""
 
 import re
+from collections.abc import Callable
 
+from unisono.data.plans.batch_schedule import Cuts
 from unisono.errors import ConfigError
 from unisono.options.quantities import STEPS, shown
 
@@ -13,27 +15,28 @@ _SPELLED = re.compile(r"(?:every )?(?:([0-9]{1,30}) )?(step|epoch)s?")
 
 
 def check_every(**values: Every) -> None:
-    """Refuse (`ConfigError`) what `steps_between` could not read."""
+    """Refuse (`ConfigError`) what `due` could not read."""
     for name, every in values.items():
         _parsed(name, every)
 
 
-def steps_between(every: Every, steps_per_epoch: int | None) -> int:
-    """Return the steps from one time to the next.
+def due(every: Every, cuts: Cuts | None) -> Callable[[int], bool]:
+    """Return a function that says whether something is done after a step.
 
-    Example:
-        >>> steps_between(50, 120), steps_between("2 epochs", 120), steps_between(None, 120)
-        (50, 240, 120)
+    Args:
+        every: How often.
+        cuts: Which steps an epoch has; None of a stream.
 
     Raises:
         ConfigError: Not a whole number above 0, or other words, or epochs where nobody knows their steps (a stream's).
     """
     count, is_epochs = _parsed("every", every)
-    if steps_per_epoch is None:
-        if every is not None and is_epochs:
-            raise ConfigError(f"expected an interval in steps for a stream, which has no length, got {every!r}.")
-        return _OF_A_STREAM if every is None else count
-    return count * steps_per_epoch if is_epochs else count
+    if is_epochs and cuts is not None:
+        return cuts.every(count)
+    if is_epochs and every is not None:
+        raise ConfigError(f"expected an interval in steps for a stream, which has no length, got {every!r}.")
+    apart = _OF_A_STREAM if every is None else count
+    return lambda step: step % apart == 0
 
 
 def _parsed(name: str, every: Every) -> tuple[int, bool]:

@@ -13,14 +13,11 @@ from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 from typing import Any, TypeVar, final
 
-from torch import Tensor
-
 from unisono.collectives.placement import parts_of
-from unisono.collectives.places import HERE
+from unisono.collectives.places import current_world
 from unisono.data.sampler import Indices
-from unisono.determinism.loss_hooks import LossJudge
-from unisono.observe.phases import BACKWARD, DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
-from unisono.strategies.base import LossFunction, Micro
+from unisono.observe.phases import DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
+from unisono.strategies.base import Micro
 from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
 from unisono.world import World
 
@@ -29,24 +26,15 @@ T = TypeVar("T")
 
 @final
 class LauncherLink:
-    """What one rank tells and hears.
-
-    Args:
-        world: The world that the run has joined; names the heartbeat page, if a launcher of ours looks at one.
-        is_process: Whether the rank is this whole process, not a thread of it.
-
-    Attributes:
-        phases: Where this rank's time goes.
-    """
+    """What one rank tells and hears."""
 
     def __init__(self, world: World, *, is_process: bool) -> None:
-        self._world = world
         self._is_process = is_process
         self._signalled = False
         self._heartbeat = HeartbeatPage(world.heartbeat if is_process else None)
         self._pulse = HeartbeatThread(self._heartbeat) if is_process and world.heartbeat else None
         self._heartbeat.join(os.getpid())
-        self.phases = PhaseClock()
+        self.phases = PhaseClock()  #: Where this rank's time goes.
 
     def is_stop_asked(self) -> bool:
         """Whether this rank has been asked to stop the run; the ranks have yet to agree."""
@@ -86,21 +74,8 @@ class LauncherLink:
                 heartbeat.note(b"data")
         enter(REDUCE)
         if is_read:
+            heartbeat.take_up(-1, b"")
             heartbeat.note(b"reduce")
-
-    def timed(self, loss_function: LossFunction, judge: LossJudge) -> LossFunction:
-        """Return `loss_function`, during which `judge` is asked, and after which the backward pass begins."""
-
-        def timed(micro: Any) -> Tensor:
-            HERE.loss = judge
-            try:
-                loss = loss_function(micro)
-            finally:
-                HERE.loss = None
-            self.phases.enter(BACKWARD)
-            return loss
-
-        return timed
 
     def updating(self) -> None:
         """Say that the gradients are known and the update begins."""
@@ -122,7 +97,7 @@ class LauncherLink:
     def stopped(self, step: int) -> None:
         """Say that the run ends because it was asked to, with everything saved."""
         self._heartbeat.set_state(STOPPED)
-        if self._world.is_leader:
+        if current_world().is_leader:
             sys.stderr.write(f"unisono: stopped after step {step}, and saved.\n")
 
     def over(self, steps: Generator[T], *, can_save: bool) -> Generator[T]:
@@ -144,11 +119,12 @@ class LauncherLink:
                 if signal.getsignal(signum) == self._hear:
                     signal.signal(signum, handler)
 
-    def around(self, predict: Callable[[Any], T]) -> Callable[[Any], T]:
-        """Return `predict`, telling that it is called."""
+    def around(self, predict: Callable[[Any], T], look: Callable[[], None]) -> Callable[[Any], T]:
+        """Return `predict`, telling that it is called, and calling `look` before."""
 
         def told(micro: Any) -> T:
             self._heartbeat.note(b"evaluate")
+            look()
             return predict(micro)
 
         return told
@@ -180,5 +156,5 @@ class LauncherLink:
             signal.raise_signal(signum)
             return
         self._signalled = True
-        if self._world.is_leader:
+        if current_world().is_leader:
             os.write(2, b"unisono: stopping after the step in progress; once more stops at once.\n")

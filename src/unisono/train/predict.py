@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.placement import cut
+from unisono.collectives.rows import RowKind, gather_rows
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError, RankDivergence
 
@@ -43,11 +44,6 @@ class Outputs:
     """Keeps, in host memory, what the batches of this rank give, and puts those of all ranks together.
 
     The batches are shared out as `evaluate` does it: contiguous runs, in rank order.
-
-    Args:
-        num_samples: Of the data set.
-        batch_size: Samples per forward pass; the last batch may be short.
-        transport: Joins the ranks.
     """
 
     def __init__(self, num_samples: int, batch_size: int, transport: Transport) -> None:
@@ -56,16 +52,12 @@ class Outputs:
         self._rows = [max(rows, 0) for rows in self._rows]
         mine = shares[transport.rank]
         self._sizes = [min(batch_size, num_samples - number * batch_size) for number in mine]
-        self._num_samples, self._transport = num_samples, transport
+        self._transport = transport
         self._kinds: list[_Kind] = []
         self._parts: list[list[Tensor]] = []
 
     def add(self, output: Any) -> None:
-        """Keep the output of the next batch; one that only repeats work, to keep ranks in step, is passed over.
-
-        Raises:
-            ConfigError: It is not made of tensors with a row for each sample.
-        """
+        """Keep the output of the next batch; one that only repeats work, to keep ranks in step, is passed over."""
         turn = len(self._parts)
         if turn == len(self._sizes):
             return
@@ -104,19 +96,25 @@ class Outputs:
         return tuple(tensors.values()) if structure == "tuple" else tensors
 
     def _gather(self, number: int, dtype_name: str, shape: list[int]) -> Tensor:
-        """Return field `number` of all samples: the bytes of every rank's rows, filled up to the longest share."""
-        dtype: torch.dtype = getattr(torch, dtype_name)
-        own = torch.cat([part[number] for part in self._parts] or [torch.empty((0, *shape), dtype=dtype)])
-        row_bytes = own[:0].element_size() * torch.Size(shape).numel()
-        ranks, longest = len(self._rows), max(self._rows) * row_bytes
-        if ranks == 1 or longest == 0:
-            return own if ranks == 1 else own.new_empty((self._num_samples, *shape))
-        mine = torch.zeros(longest, dtype=torch.uint8)
-        mine[: own.nbytes] = own.reshape(-1).view(torch.uint8)
-        everything = torch.empty(ranks * longest, dtype=torch.uint8)
-        self._transport.all_gather(mine, everything)
-        rows = zip(everything.view(ranks, longest), self._rows, strict=True)
-        return torch.cat([row[: count * row_bytes] for row, count in rows]).view(dtype).view(-1, *shape)
+        """Return field `number` of all samples."""
+        kind = RowKind(dtype_name, shape, torch.device("cpu"))
+        own = torch.cat([part[number] for part in self._parts] or [kind.empty(0)])
+        if len(self._rows) == 1:
+            return own
+        [found] = gather_rows([own], [kind], self._rows, self._transport) or []
+        return found
+
+
+def outputs_of(run: Any, dataset: Any, chosen: Output, num_samples: int, *, batch_size: int, **how: Any) -> Any:
+    """Return what `chosen` gives for a data set's first `num_samples`; collective, see `Run.evaluate` for the rest."""
+    kept = Outputs(num_samples, batch_size, run.transport)
+
+    def keep(micro: Any) -> Any:
+        kept.add(run.precision.widened(chosen(micro)))
+        return None, None
+
+    run.evaluate(dataset, keep, {}, batch_size=batch_size, **how)
+    return kept.gather()
 
 
 def _taken_apart(output: Any) -> tuple[str, list[tuple[str, Any]]]:

@@ -50,5 +50,5 @@ def load_prepared(parts: Parts, options: StrategyOptions, path: Path, *, strict:
     """Do the same with a prepared model (see `check_loadable`), and describe it anew for the score; collective."""
     check_loadable(parts.strategy, options, parts.registered, is_open=is_open)
     loaded = load_on_all(parts.strategy.transport, parts.model, path, strict=strict)
-    parts.description["model"] = describe_model(parts.model)
+    parts.description["model"]["initial_weights"] = describe_model(parts.model)["initial_weights"]
     return loaded

@@ -1,6 +1,7 @@
 """What the leader of a training shows and writes: progress on standard error, and ``metrics.jsonl``."""
 
 import itertools
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Self, final
@@ -16,34 +17,59 @@ from unisono.train.run import Run
 
 @final
 class Reporter:
-    """What the leader shows and writes while a trainer fits; nothing on the other ranks.
-
-    Args:
-        run: Its directory gets ``metrics.jsonl``.
-        loop: Where the training stands.
-        is_shown: Whether there is progress.
-    """
+    """What the leader shows and writes while a trainer fits; nothing on the other ranks."""
 
     def __init__(self, run: Run, loop: Loop, *, is_shown: bool) -> None:
         self._run, self._loop = run, loop
-        self._is_shown = is_shown and run.world.is_leader
+        self._is_shown, self._leads = is_shown, run.world.is_leader
+        self._losses, self._steps, self._since = 0.0, 0, time.monotonic()  # since the last line of metrics
+        self._last: Logged | None = None  # perhaps the leader dies before it has written it
         self._progress: ProgressLine | None = None
         self._logged: Ledger | None = None
 
     def begin(self) -> None:
         """Start to show; the file is cut where the run goes on."""
         loop = self._loop
+        self._show()
+        if loop.step:
+            self.note(f"resumed after step {loop.step}")
+        if self._run.directory is not None and self._leads:
+            self._logged = Ledger(self._run.directory / "metrics.jsonl", loop.step, has_gaps=True)
+
+    def _show(self) -> None:
+        loop = self._loop
         self._progress = ProgressLine(
-            loop.total_steps, loop.steps_per_epoch, first_step=loop.step, is_shown=self._is_shown,
+            loop.total_steps, self._words, first_step=loop.step, is_shown=self._is_shown and self._leads,
             data_share=partial(self._run.phases.share, DATA),
         )  # fmt: skip
-        if loop.step:
-            self._progress.note(f"resumed after step {loop.step}")
-        if self._run.directory is not None and self._run.world.is_leader:
-            self._logged = Ledger(self._run.directory / "metrics.jsonl", loop.step, has_gaps=True)
+
+    def _words(self, step: int) -> str:
+        """Return where a step is; of a stream it is known only for that which is done."""
+        loop = self._loop
+        if loop.cuts is None:
+            return self._epoch(loop.epoch, None)
+        return self._epoch(loop.cuts.epoch_of(step), loop.cuts.epoch_of(loop.total_steps) + 1)
+
+    @staticmethod
+    def _epoch(number: int, epochs: int | None) -> str:
+        return f"pass {number + 1}" if epochs is None else f"epoch {number + 1}/{epochs}"
+
+    def _follow(self) -> None:
+        """Go on for the leader where it has died and this rank is the new one."""
+        if self._leads or not self._run.world.is_leader:
+            return
+        self._leads = True
+        self._show()
+        if self._run.directory is not None:
+            self._logged = Ledger(self._run.directory / "metrics.jsonl", None, has_gaps=True)
+            if self._last is not None and self._last.step > self._logged.last_step:
+                self._logged.append_now(self._last)
 
     def step(self) -> None:
         """Show a step."""
+        self._follow()
+        self._losses += self._loop.loss
+        self._steps += 1
         if self._progress is not None:
             self._progress.step(self._loop.step, self._loop.loss, len(self._loop.indices))
 
@@ -63,15 +89,21 @@ class Reporter:
             self._progress.note(text)
 
     def tell_metrics(self) -> None:
-        """Print the metrics of an evaluation."""
-        loop = self._loop
-        listed = "  ".join(f"{name} {value:.4f}" for name, value in loop.scores.items())
-        self.note(f"epoch {loop.epoch + 1}/{loop.epochs}  {listed}")
+        """Print the metrics of an evaluation, after the mean loss and the time of the steps since the last one."""
+        loop, now = self._loop, time.monotonic()
+        scores = ({"train_loss": self._losses / self._steps} if self._steps else {}) | loop.scores
+        listed = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        self.note(f"{self._epoch(loop.epoch, loop.epochs)}  {listed}  {now - self._since:.1f} s")
+        self._losses, self._steps, self._since = 0.0, 0, now
 
     def write(self, values: dict[str, float]) -> None:
         """Write a line of ``metrics.jsonl``."""
-        if values and self._logged is not None:
-            self._logged.append_now(Logged(step=self._loop.step, epoch=self._loop.epoch, values=values))
+        self._follow()
+        if not values:
+            return
+        self._last = Logged(step=self._loop.step, epoch=self._loop.epoch, values=values)
+        if self._logged is not None:
+            self._logged.append_now(self._last)
 
     def __enter__(self) -> Self:
         return self

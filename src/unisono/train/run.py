@@ -3,45 +3,49 @@
 import functools
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final, overload
 
 from torch import manual_seed, nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.interchange import Loaded
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Fetcher, Transform
+from unisono.data.plans.batch_schedule import BatchSchedule, schedule_of
 from unisono.data.plans.plan import Plan
 from unisono.data.sources.loaders import AnyLoader, last_step, make_loader
 from unisono.determinism.switches import set_determinism
-from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
-from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SAMPLES, SEED, STEPS, THREADS
-from unisono.strategies.base import LossFunction, StrategyContext
+from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SEED, STEPS, THREADS
+from unisono.strategies.base import StrategyContext
 from unisono.strategies.build import build
 from unisono.strategies.catalog import resolve
+from unisono.strategies.objective import Embed, LossFunction, Objective, WeightFunction
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
-from unisono.train.evaluate import BATCH_SIZE, Predict
+from unisono.strategies.precision import MixedPrecision
+from unisono.strategies.precisions import precision_of
+from unisono.train.evaluate import BATCH_SIZE, Predict, checked_limit
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.keywords import answers_keywords
+from unisono.train.guards.several import check_several
 from unisono.train.intervals import Every, check_every
-from unisono.train.keyed_generators import Between
-from unisono.train.loop import Batch
-from unisono.train.membership import Joined
-from unisono.train.non_finite import NonFinite
-from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.run_progress import RunProgress
+from unisono.train.run_state import RunState
 from unisono.train.score import checked_settings, describe_run
-from unisono.train.stepper import Stepper
+from unisono.train.steps.examined import Examined
+from unisono.train.steps.joined import Joined
+from unisono.train.steps.keyed_generators import Between
+from unisono.train.steps.loop import Batch
+from unisono.train.steps.non_finite import NonFinite
+from unisono.train.steps.stepper import Stepper
 from unisono.train.trained_parts import Parts
 
 
 @final
-class Run:
-    """A training run: joins the world it finds, and is alone if there is none.
+class Run(RunState):
+    """A training run: one process of it, which finds the others where a launcher has started some.
 
     Build the model *after* the run: its constructor seeds the generators that initial weights are drawn from.
 
@@ -54,14 +58,17 @@ class Run:
         non_finite: What NaN or infinity in a loss or gradient does. ``stop``: it ends the run with `NonFiniteError`.
             ``skip``: the step counts but updates neither weights nor schedule; too many in a row end the run.
         strategy: How gradients or parameters move: a name, or ``unisono.strategy(name, **options)``; part of the score.
+        precision: ``bf16``, ``fp16``: losses and evaluations are computed under autocast, those of ``fp16`` scaled so
+            that small gradients do not vanish; weights, gradients and sums stay float32. Part of the score.
         threads: Threads per process on the CPU; changes bits, so it is part of the score. Unset: those of the run
             that is resumed, else what the launcher or ``OMP_NUM_THREADS`` asks for, else 1.
         checkpoint_every: Steps between checkpoints, or ``"2 epochs"``; None: an epoch. The last step is always saved.
-        checkpoints: How they are written, which are kept; None: the newest two, written beside the training.
+        checkpoints: How they are written, which are kept; None: the newest two, written in the background.
         device: ``cpu``, ``cuda`` or ``cuda:N``; unset, each local rank's own GPU where there are any, else the CPU.
         settings: More of the score, plain values by name, for instance what a recipe was called with.
         allow_drift: Go on although software or CPU capability differ from the run's first launch.
         detail: Record in ``detail.jsonl`` what each step is made of, for `unisono diff`: the same bits, but slower.
+        witness: Share of steps (0 to 1) in which two ranks compute one replica and compare. Unset: ``--witness``, or 0.
         transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``, ``mpi``:
             that process group. Or an object that joins the ranks (`run_ranks` gives one). Never changes a bit.
 
@@ -86,6 +93,7 @@ class Run:
         clip_value: float | None = None,
         non_finite: str = "stop",
         strategy: str | StrategyOptions = "exact",
+        precision: str = "fp32",
         threads: int | None = None,
         checkpoint_every: Every = None,
         checkpoints: CheckpointPolicy | None = None,
@@ -93,6 +101,7 @@ class Run:
         settings: Mapping[str, Any] | None = None,
         allow_drift: bool = False,
         detail: bool = False,
+        witness: float | None = None,
         transport: Transport | str = "auto",
     ) -> None:
         seed = SEED.take("seed", seed)
@@ -102,32 +111,55 @@ class Run:
         self.settings, self.between = checked_settings(settings), Between(seed)
         self._allow_drift = allow_drift
         self.strategy = chosen = resolve(strategy)
-        self._joined = joined = Joined(transport, device, chosen, replicas, out, checkpoints, detail=detail)
+        precision = precision_of(chosen, precision)
+        place = (transport, device, chosen, replicas, out, checkpoints)
+        self._joined = joined = Joined(*place, witness=witness, detail=detail)
         self.world, self.device, self.transport = joined.world, joined.device, joined.transport
         self._link, self._record = joined.link, joined.record
+        self.precision = MixedPrecision(precision, self.device.type)
         self.phases, self.directory = joined.link.phases, joined.claim.directory
         self.first_look = FirstLook(is_leader=self.world.is_leader, best=getattr(checkpoints, "best", None))
         self.replicas, self.threads = joined.recorded(replicas, threads)
         set_determinism(self.threads)
         self.placement = [*chosen.place(self.replicas, world_size := self.world.world_size)]
-        joined.serve(self)
         self.non_finite = NonFinite(non_finite, strategy=chosen.name, is_exact=chosen.is_exact)
         self._stepper: Stepper | None = None
+        self._objective: Objective | None = None  # of the step before
         self._registered: dict[str, Any] = {"non_finite": self.non_finite} if self.non_finite.skips else {}
         facts = {"world_size": world_size, "replicas": self.replicas, "seed": seed, "strategy": chosen.name}
         self._progress = RunProgress(self._record, self._link, facts, checkpoint_every=checkpoint_every)
+        joined.serve(self, self._progress)
         manual_seed(seed)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]:
-        """Take over model, optimizer and (optional) scheduler; collective.
+    @overload
+    def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]: ...
+
+    @overload
+    def prepare(
+        self,
+        model: Mapping[str, nn.Module],
+        optimizer: Mapping[str, Optimizer],
+        scheduler: Mapping[str, Any] | None = None,
+        *,
+        clip_norm: Mapping[str, float] | None = None,
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]: ...
+
+    def prepare(
+        self, model: Any, optimizer: Any, scheduler: Any = None, *, clip_norm: Mapping[str, float] | None = None
+    ) -> tuple[Any, Any]:
+        """Take over model, optimizer and (optional) scheduler, or several of each by name; collective.
 
         Args:
-            model: Moved to the run's device. Wrap it in nothing: the strategy does the wrapping.
-            optimizer: Of this model's parameters; `foreach` and `fused` are pinned where left open.
-            scheduler: ``step()`` is called after every optimizer step.
+            model: Moved to the run's device. Wrap it in nothing: the strategy does the wrapping. Of several, those
+                without an optimizer (a teacher, an average of weights) are saved and compared like the others.
+            optimizer: Of this model's parameters; `foreach` and `fused` are pinned where left open. One of several may
+                hold parameters of any model, but none that another one holds.
+            scheduler: ``step()`` is called after every optimizer step; of several, by the names of their optimizers.
+            clip_norm: Of several optimizers, by name: `Run`'s setting for this one alone.
 
         Returns:
-            What to call in place of the model (with ``exact``, the model itself), and the same optimizer.
+            What to call in place of the model (with ``exact``, the model itself), and the same optimizer; of several,
+            dictionaries of both.
 
         Raises:
             ConfigError: The parts do not fit each other, cannot be trained exactly, or have nothing to train.
@@ -135,86 +167,66 @@ class Run:
             RankDivergence: The ranks have built different models or run on different software.
         """
         self._joined.claim.check()
-        checks.check_kinds(model, optimizer, is_again=self._stepper is not None)
-        own = ("transport", "placement", "seed", "device", "clipping")
+        checks.check_again(is_again=self._stepper is not None)
+        front, limits = None, None
+        if isinstance(model, Mapping) or isinstance(optimizer, Mapping) or clip_norm is not None:
+            limits = check_several(
+                model, optimizer, scheduler, clip_norm, self.clipping, self.strategy, self.precision.name
+            )
+            front, optimizer, scheduler = dict(model), dict(optimizer), dict(scheduler or {})
+            model = nn.ModuleDict(front)
+        checks.check_kinds(model, optimizer if limits is None else next(iter(optimizer.values())))
+        own = ("transport", "placement", "seed", "device", "clipping", "precision")
         setting = StrategyContext(**{name: getattr(self, name) for name in own})
-        parts = Parts(model.to(self.device), optimizer, scheduler, self._registered)
-        environment = parts.compare(self.strategy, setting, threads=self.threads)
+        parts = Parts(model.to(self.device), optimizer, scheduler, self._registered, limits)
+        environment = parts.compare(self.strategy, setting, threads=self.threads, witness=self._joined.witness)
         self.first_look.at_parts(model, self.seed)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
         parts.strategy = build(self.strategy, model, optimizer, setting)
-        self._stepper = Stepper(
+        kind = Stepper if self.world.examine is None else functools.partial(Examined, examine=self.world.examine)
+        self._stepper = kind(
             parts, self.strategy, setting, progress=self._progress, record=self._record, link=self._link,
             between=self.between, non_finite=self.non_finite, first_look=self.first_look, live=self._joined.live,
         )  # fmt: skip
-        return parts.strategy.front, optimizer
-
-    def load_weights(self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True) -> Loaded:
-        """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
-
-        Args:
-            path: Read by the leader alone; as `unisono.load_weights` takes it.
-            model: One that `prepare` will get. None: the one that it has got.
-            strict: Whether missing or unexpected names are an error.
-
-        Raises:
-            CheckpointError: The file cannot be read or does not fit; no rank's model has changed.
-            ConfigError: There is no model yet; steps have begun; or copies of the model's weights would stay behind.
-            RankDivergence: The ranks hold different weights where the file has none.
-        """
-        if model is not None:
-            return load_on_all(self.transport, model, Path(path), strict=strict)
-        return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._progress.is_open)
-
-    def register(self, name: str, part: Any) -> None:
-        """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
-
-        Call it before `steps`, with the object as it stands at the run's start.
-
-        Args:
-            name: Under which it is saved.
-            part: With ``state_dict()`` and ``load_state_dict()``; the state holds tensors and JSON's types.
-
-        Raises:
-            ConfigError: The name is taken, the methods are missing, or the run has been opened already.
-        """
-        checks.check_new_part(name, part, self._registered, is_open=self._progress.is_open)
-        self._registered[name] = part
+        return front or parts.strategy.front, optimizer
 
     @answers_keywords
     def loader(
         self,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | BatchSchedule,
         transform: Transform | None = None,
         collate: Collate | None = None,
         shuffle: bool = True,
         num_workers: int = 0,
         prefetch: int = 2,
         plan: Plan | None = None,
+        last: str = "short",
     ) -> AnyLoader:
         """Return the training batches of this rank.
 
         Args:
             dataset: Map-style, or a `Stream`.
-            batch_size: Samples per optimizer step, over all ranks.
+            batch_size: Samples per optimizer step, over all ranks; a `BatchSchedule` where they change.
             transform: Applied to each sample; its randomness is keyed by (seed, epoch, sample index).
             collate: From a list of samples to a micro-batch; torch's default where None.
             shuffle: A new order every epoch.
             num_workers: Processes per rank that fetch ahead.
             prefetch: Micro-batches each of them keeps ready.
             plan: Which sample comes when, as `Weighted` says it; None: each once an epoch, as `dataset` would have it.
+            last: What becomes of samples that do not fill an epoch's last batch: a ``short`` batch; ``drop`` leaves
+                them out; ``join`` adds them to the batch before. Part of the score.
 
         Raises:
-            ConfigError: ``batch_size < 1``, not a map-style data set, or not a plan.
-            DataError: The data set is empty, or the plan does not fit it.
+            ConfigError: ``batch_size < 1``, not a map-style data set, not a plan, or another `last`.
+            DataError: The data set is empty, the plan does not fit it, or ``drop`` leaves nothing.
         """
-        self.first_look.at_sizes(batch_size := BATCH.take("batch_size", batch_size), self.replicas)
+        self.first_look.at_sizes((schedule := schedule_of(batch_size)).first, self.replicas)
         how: Any = {"transform": transform, "collate": collate, "num_workers": num_workers, "prefetch": prefetch}
-        return make_loader(self, dataset, batch_size, shuffle=shuffle, plan=plan, **how)
+        return make_loader(self, dataset, schedule, shuffle=shuffle, plan=plan, last=last, **how)
 
-    def steps(self, loader: AnyLoader, *, epochs: int, max_steps: int | None = None) -> Generator[Batch]:
+    def steps(self, loader: AnyLoader, *, epochs: int | None = None, max_steps: int | None = None) -> Generator[Batch]:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
 
         Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves as it
@@ -223,39 +235,60 @@ class Run:
 
         Args:
             loader: From `loader`.
-            epochs: Passes over the data, counted from the run's start.
+            epochs: Passes over the data, counted from the run's start; None: no end, where `max_steps` sets one.
             max_steps: Stop after this many steps, counted from the run's start.
 
         Raises:
-            ConfigError: `epochs` or `max_steps` is out of range, or `loader` is not from `loader`.
+            ConfigError: `epochs` or `max_steps` is out of range, both are None, or `loader` is not from `loader`.
             ScoreMismatch: The run directory was started with another score.
             CheckpointError: There are checkpoints but none can be trusted.
             StepError: A batch was not passed to `step`.
         """
-        epochs, max_steps = EPOCHS.take("epochs", epochs), STEPS.maybe("max_steps", max_steps)
+        epochs, max_steps = EPOCHS.maybe("epochs", epochs), STEPS.maybe("max_steps", max_steps)
         checks.check_loader(loader)
         self._joined.claim.use()
         stepper = self._need_stepper()
         last = last_step(loader, epochs, max_steps, self.world.last_step)
+        self._joined.watch(stepper, loader)
         score = functools.partial(describe_run, self, stepper.parts.description, self.strategy, loader)
         return self._joined.over(stepper.steps(loader, last, score))
 
-    def step(self, batch: Batch, loss_function: LossFunction) -> float:
+    def step(
+        self,
+        batch: Batch,
+        loss_function: LossFunction,
+        *,
+        weight: WeightFunction | None = None,
+        reduction: str = "mean",
+        update: str | None = None,
+        embed: Embed | None = None,
+    ) -> float:
         """Do one optimizer step and return the mean loss over the whole batch; collective.
 
         Args:
-            batch: From `steps`; each exactly once.
-            loss_function: Gets one micro-batch, returns its mean loss.
+            batch: From `steps`; each exactly once, or with several optimizers as often as you like.
+            loss_function: Gets one micro-batch, returns its mean loss; with `embed`, the loss over the whole batch.
+            weight: Gets it too, after that: how much the mean counts (its tokens, say), at least 0. None: its samples.
+            reduction: ``sum``: the losses are sums, and the step's is their sum over that of the weights, where there
+                are some. Both belong to the score.
+            update: Of several optimizers the one that steps, by name; only its parameters get gradients.
+            embed: For a loss over the whole batch: from a micro-batch to tensors with a row per sample. `loss_function`
+                gets the same for all samples, in order. Called twice per micro-batch, with the same generators.
 
         Raises:
-            ConfigError: `batch` is not from `steps`.
-            StepError: The batch has been used, or the loss is not a scalar with a graph.
+            ConfigError: `batch` is not from `steps`, or the strategy has no weights or knows no `embed`.
+            ScoreMismatch: The steps before had a weight, or another reduction, and this one has not.
+            StepError: The batch has been used, no optimizer has that name, the loss is not a scalar with a graph,
+                `embed` is not repeatable, or a weight no finite number of at least 0; or all are 0.
             NonFiniteError: NaN or infinity in a loss or gradient; weights and checkpoints are untouched.
             RankDivergence: The ranks no longer hold the same weights.
             PeerLost: Another rank went away.
         """
         checks.check_batch(batch)
-        return self._need_stepper().step(batch, loss_function)
+        if self._objective is None or not self._objective.asks(weight, reduction, update, embed):
+            asked = Objective(loss_function, weight, reduction, update, embed=embed)
+            self._objective = checks.check_objective(asked, self.strategy)
+        return (self._stepper or self._need_stepper()).step(batch, self._objective, loss_function)
 
     @answers_keywords
     def evaluate(
@@ -270,6 +303,7 @@ class Run:
         num_workers: int = 0,
         inference_mode: bool = True,
         limit: int | None = None,
+        part: int | None = None,
     ) -> dict[str, float]:
         """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
 
@@ -283,48 +317,14 @@ class Run:
             num_workers: As in `loader`.
             inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
             limit: Only the first so many samples.
+            part: In place of that: only so many samples, chosen by the seed, the same ones every time.
 
         Raises:
             ConfigError: A setting is out of range, or `predict` has returned something else than two values.
         """
-        batch_size, limit = BATCH.take("batch_size", batch_size), SAMPLES.maybe("limit", limit)
+        batch_size, limit = BATCH.take("batch_size", batch_size), checked_limit(limit, part)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
         return self._need_stepper().evaluate(
             fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
-            limit=limit,
+            limit=limit, part=part,
         )  # fmt: skip
-
-    def record(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
-        self.first_look.measured |= metrics.keys()
-        self._progress.measured(metrics)
-
-    def stop(self, reason: str) -> None:
-        """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
-        self._progress.stopped_by = reason
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 over the model's parameters and buffers in name order."""
-        return self._progress.fingerprint(self._prepared())
-
-    def result(self) -> dict[str, Any]:
-        """Return what ``result.json`` holds; empty before the last step is done."""
-        return dict(self._progress.result)
-
-    def close(self) -> None:
-        """Leave the world, with everything kept that the last loop has done; safe to call twice."""
-        self._joined.leave(self._progress, None if self._stepper is None else self._stepper.parts.strategy)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _prepared(self) -> Parts:
-        return self._need_stepper().parts
-
-    def _need_stepper(self) -> Stepper:
-        if self._stepper is None:
-            raise ConfigError("expected run.prepare(model, optimizer) first.")
-        return self._stepper

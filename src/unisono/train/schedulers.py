@@ -96,7 +96,8 @@ class Plateau(Callback):
         self._scheduler = ReduceLROnPlateau(loop.optimizer, mode=mode, **self._settings)
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        self._scheduler.step(score_of(loop, self._monitor))
+        if (score := score_of(loop, self._monitor)) is not None:
+            self._scheduler.step(score)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._scheduler.state_dict())

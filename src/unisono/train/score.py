@@ -17,6 +17,7 @@ from unisono.data.sampler import ExactSampler
 from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import CheckpointError, ConfigError
 from unisono.strategies.options import StrategyOptions
+from unisono.strategies.parts.flat import sparse_parameters
 
 SCORE_VERSION = 1
 
@@ -48,6 +49,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "structure": hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16],
         "initial_weights": fingerprint(model)[:16],
+        **({"sparse": sparse} if (sparse := [*sparse_parameters(model)]) else {}),
     }
 
 
@@ -86,6 +88,7 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
         "shuffle": sampler.shuffle,
         "fingerprint": getattr(dataset, "fingerprint", None),
         **({} if sampler.order is None else {"plan": sampler.order.score}),
+        **({} if sampler.last == "short" else {"last": sampler.last}),
     }
 
 
@@ -93,14 +96,17 @@ def describe_run(
     run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader | StreamLoader
 ) -> dict[str, Any]:
     """Return the score of a run, in JSON's types; `parts` are what `describe_model` and `describe_optimizer` say."""
+    schedule = loader.schedule if isinstance(loader, StreamLoader) else loader.sampler.schedule
     score = {
         "version": SCORE_VERSION,
         "seed": run.seed,
         "replicas": run.replicas,
-        "batch_size": loader.batch_size if isinstance(loader, StreamLoader) else loader.sampler.batch_size,
+        "batch_size": schedule.first,
+        **schedule.score,
         "threads": run.threads,
         **run.clipping.score,
         **run.non_finite.score,
+        **run.precision.score,
         "strategy": strategy.score(),
         **parts,
         "data": loader.described

@@ -1,6 +1,6 @@
-"""What a run trains: model, optimizer, scheduler, and whatever else it has been given to keep."""
+"""What a run trains: model, optimizer, scheduler (or several by name), and whatever else it has been given to keep."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from torch import nn
@@ -14,9 +14,14 @@ from unisono.determinism.switches import describe_environment
 from unisono.errors import CheckpointError, ConfigError, StepError
 from unisono.strategies.base import Strategy, StrategyContext
 from unisono.strategies.options import StrategyOptions
-from unisono.train.guards.checks import check_clipping, check_layers, check_parts
-from unisono.train.loop import check_alike, pin
+from unisono.strategies.parts.clipping import Clipping
+from unisono.train.guards.between_steps import BetweenSteps
+from unisono.train.guards.checks import check_clipping, check_closure, check_layers, check_parts, check_precision
+from unisono.train.run_directory.fork import change_settings, settings_of
 from unisono.train.score import describe_model, describe_optimizer
+from unisono.train.steps.closures import takes_closure
+from unisono.train.steps.loop import check_alike, pin
+from unisono.train.steps.updates import Update
 
 
 @final
@@ -25,36 +30,61 @@ class Parts:
 
     Args:
         model: On its device already.
-        optimizer: Of its parameters; `foreach` and `fused` are pinned where left open.
-        scheduler: Or None.
+        optimizer: Of its parameters; `foreach` and `fused` are pinned where left open. Or several by name.
+        scheduler: Or None; beside several optimizers, those there are by name.
         registered: More objects with ``state_dict``, by name; may still grow.
+        limits: How the gradients of each of several optimizers are limited.
 
     Attributes:
+        optimizers: By name; one alone has the name "".
+        schedulers: By the name of their optimizer.
+        updates: What each of several optimizers does; none where there is one.
         strategy: Knows how the state is spread over the ranks; set once it is built.
         flags: Torch's, as they were recorded; set by `compare`.
+        environment: What `compare` has returned.
         before_pack: Called with the parts before each `pack`.
+        takes_closure: Whether the optimizer computes the loss itself, several times in a step.
         is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
 
     Raises:
         ConfigError: See `check_parts`.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, registered: dict[str, Any]) -> None:
-        check_parts(model, optimizer, scheduler)
-        pin(optimizer)
-        optimizer.register_step_pre_hook(self._refuse_foreign_step)
-        self._num_groups = len(optimizer.param_groups)
-        self.model, self.optimizer, self.scheduler, self.registered = model, optimizer, scheduler, registered
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | Mapping[str, Optimizer], scheduler: Any,
+        registered: dict[str, Any], limits: Mapping[str, Clipping] | None = None,
+    ) -> None:  # fmt: skip
+        self.scheduler, self.registered = scheduler, registered
+        self.optimizers = {**optimizer} if isinstance(optimizer, Mapping) else {"": optimizer}
+        self.schedulers: dict[str, Any] = (
+            scheduler if limits is not None else {} if scheduler is None else {"": scheduler}
+        )
+        check_parts(model, self.optimizers, self.schedulers)
+        for each in self.optimizers.values():
+            pin(each)
+            each.register_step_pre_hook(self._refuse_foreign_step)
+        self._num_groups = {name: len(each.param_groups) for name, each in self.optimizers.items()}
+        self.model = model
         self.strategy: Strategy
         self.flags: FlagWatch
-        self.is_changing = False
+        self.environment: dict[str, Any]
+        self.is_changing, self.takes_closure = False, limits is None and takes_closure(self.optimizers[""])
         self.before_pack: Callable[[Parts], None] = lambda _: None
-        self.description = {
-            "model": describe_model(model),
-            "optimizer": describe_optimizer(optimizer, scheduler),
-        }
+        told = {name: describe_optimizer(each, self.schedulers.get(name)) for name, each in self.optimizers.items()}
+        self.description: dict[str, Any] = {"model": describe_model(model)}
+        self.updates: dict[str, Update] = {}
+        if limits is None:
+            self.description["optimizer"] = told[""]
+        else:
+            kinds = {name: type(each).__qualname__ for name, each in model.named_children()}
+            self.description["model"]["class"] = kinds
+            self.description["optimizers"] = {name: {**each, **limits[name].score} for name, each in told.items()}
+            for name, each in self.optimizers.items():
+                self.updates[name] = Update(each, self.schedulers.get(name), limits[name], model)
 
-    def compare(self, options: StrategyOptions, setting: StrategyContext, *, threads: int) -> dict[str, Any]:
+    def compare(
+        self, options: StrategyOptions, setting: StrategyContext, *, threads: int, witness: float = 0.0
+    ) -> dict[str, Any]:
         """Compare what all ranks have built, and on what; return the environment; collective.
 
         Raises:
@@ -64,22 +94,45 @@ class Parts:
         compiler.treat_shapes_alike()  # again: the program may have imported it since the run began
         check_clipping(setting.clipping, self.model)
         check_layers(self.model, options)
+        check_precision(setting.precision.name, self.model)
+        if self.takes_closure:
+            check_closure(self.optimizers[""], options, setting, skips="non_finite" in self.registered)
         environment = describe_environment(threads=threads, device=setting.device)
         if not options.is_exact:
             environment["world_size"] = setting.transport.world_size
-        check_alike(setting.transport, self.description, environment)
-        self.flags = FlagWatch(setting.device.type)
+        check_alike(setting.transport, {**self.description, "witness": witness}, environment)
+        self.flags, self.environment = FlagWatch(setting.device.type), environment
         return environment
+
+    def begin_steps(self) -> None:
+        """Note what the loop between the steps may not change; once the strategy is built."""
+        self._between = BetweenSteps(self.model, self.optimizers.values(), is_kept=not self.strategy.is_sharded)
+
+    def updated(self) -> None:
+        """Note the end of an update."""
+        self.is_changing = False
+        self._between.note()
+
+    def check_loop(self, step: int) -> None:
+        """Refuse (`StepError`) what the loop may not change between two steps; parameters, where steps have doubled."""
+        self.check_groups()
+        self._between.check_gradients(step)
+        if not step & (step - 1):
+            self._between.check_parameters()
 
     def check_groups(self) -> None:
         """Refuse (`StepError`) an optimizer with new groups: a resumed run would not have them when it loads."""
-        if len(self.optimizer.param_groups) != self._num_groups:
-            raise StepError(self._regrouped())
+        for name, each in self.optimizers.items():
+            if len(each.param_groups) != self._num_groups[name]:
+                raise StepError(self._regrouped(name))
 
     def pack(self) -> State:
-        """Return the state of all parts, with the live tensors; `CheckpointError` for new groups of the optimizer."""
-        if len(self.optimizer.param_groups) != self._num_groups:
-            raise CheckpointError(self._regrouped())
+        """Return the state of all parts, with the live tensors; `CheckpointError` for new groups or parameters."""
+        try:
+            self.check_groups()
+            self._between.check_parameters()
+        except StepError as error:
+            raise CheckpointError(str(error)) from None
         self.before_pack(self)
         return self.strategy.pack(self.scheduler, self.registered)
 
@@ -87,17 +140,17 @@ class Parts:
         """Refuse (`ConfigError`) what could not be saved later; of the optimizer alone after a step (`is_begun`)."""
         try:
             if is_begun:
-                check_storable(self.optimizer)
+                check_storable(self.optimizers.values())
             else:
-                check_storable(self.optimizer, self.model, self.scheduler, self.registered)
+                check_storable(self.optimizers.values(), self.model, self.schedulers.values(), self.registered)
         except CheckpointError as error:
             raise ConfigError(
                 f"{error} Hint: no checkpoint of this run could be written. Keep it out of the state, or turn it into "
                 "plain values; without out= (--out) nothing is saved."
             ) from error
 
-    def unpack(self, state: State) -> None:
-        """Put a state back into the live objects.
+    def unpack(self, state: State, fork: dict[str, Any] | None = None) -> None:
+        """Put a state back into the live objects; where it is the parent's of a `fork`, change what this one changes.
 
         Raises:
             CheckpointError: It is of another model or optimizer.
@@ -109,12 +162,18 @@ class Parts:
                 f"the checkpoint holds the registered parts {sorted(registered)}, this program registers "
                 f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
             )
+        begun = {name: settings_of(each) for name, each in self.optimizers.items()}
         self.strategy.unpack(state, self.scheduler, self.registered)
+        if fork is not None:
+            own, parents = (told.get("optimizers") or {"": told.get("optimizer")} for told in (self.description, fork))
+            for name, each in self.optimizers.items():
+                change_settings(each, self.schedulers.get(name), begun[name], own[name], parents.get(name))
 
-    def _regrouped(self) -> str:
+    def _regrouped(self, name: str) -> str:
         return (
-            f"optimizer.add_param_group() was called after run.prepare(): {len(self.optimizer.param_groups)} groups "
-            f"instead of {self._num_groups}, and a resumed run has to have them before it loads a checkpoint. "
+            f"{name and f'{name}: '}optimizer.add_param_group() was called after run.prepare(): "
+            f"{len(self.optimizers[name].param_groups)} groups instead of {self._num_groups[name]}, and a resumed run "
+            "has to have them before it loads a checkpoint. "
             "Hint: give the optimizer all parameters before run.prepare(), those that are to learn later in a group of "
             "their own and with requires_grad_(False); requires_grad_(True) in the loop, by the step's number, lets "
             "them begin, and the group's 'lr' may be set there too."
@@ -125,5 +184,6 @@ class Parts:
         if not self.is_changing:
             raise StepError(
                 "optimizer.step() was called outside run.step(), which does backward, reduction and update itself. "
-                "Hint: return the loss from the function that run.step() is given, and call nothing else."
+                "Hint: return the loss from the function that run.step() is given, and call nothing else; to "
+                "accumulate gradients take a larger batch_size, with more replicas."
             )

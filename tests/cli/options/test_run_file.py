@@ -30,7 +30,7 @@ def planned(monkeypatch, *arguments: str) -> tuple[int, str, dict]:
     """Return exit code, output, and what would be run."""
     seen = {}
 
-    def keep(recipe, as_json, given):
+    def keep(recipe, as_json, output, given):
         seen.update({"recipe": recipe, **given})
 
     monkeypatch.setattr(verb, "_train", keep)

@@ -12,6 +12,7 @@ from unisono.data.datasets import ArrayDataset
 from unisono.data.plans.mixture import Mixture, counts_of
 from unisono.data.plans.windows import Windows
 from unisono.data.sampler import ExactSampler
+from unisono.data.sets.augment import Augment
 from unisono.data.sets.pictures import Pictures
 from unisono.errors import ConfigError, DataError
 
@@ -20,6 +21,9 @@ class Shelf(list):
     """A data set with windows of its own."""
 
     plan = Windows([10, 20, 30], 2)
+
+
+AUGMENTED = Pictures(np.zeros((2, 4, 4), np.uint8), np.zeros(2, np.int64), augment=Augment(flip=True))
 
 
 def test_counts():
@@ -114,7 +118,7 @@ def test_a_mixture_within_a_mixture():
         ([([1], "much")], DataError, "got 'much'"),
         ([([], 1)], DataError, "expected at least one sample"),
         ([(iter([1]), 1)], ConfigError, "expected a map-style data set"),
-        ([(Pictures(np.zeros((2, 4, 4), np.uint8), np.zeros(2, np.int64)), 1)], ConfigError, "a Pictures changes its"),
+        ([(AUGMENTED, 1)], ConfigError, "a Pictures changes its"),
     ],
 )
 def test_what_is_refused(given, error, match):

@@ -102,3 +102,34 @@ def test_weights_of_another_data_set():
         Weighted([1, 2]).order(range(3), seed=0, shuffle=True)
     with pytest.raises(DataError, match="expected shuffle=True beside Weighted"):
         Weighted([1, 2]).order(range(2), seed=0, shuffle=False)
+
+
+def test_weights_that_change_with_the_epoch():
+    """Those of each epoch, in any order asked for; later ones have the last; the score tells them apart."""
+    plan = Weighted(lambda epoch: np.eye(4)[epoch], epochs=3, num_samples=5)
+    order = plan.order(range(4), seed=0, shuffle=True)
+    for epoch in (2, 0, 1, 7):
+        assert order.at(epoch, 0, 5).tolist() == [min(epoch, 2)] * 5
+    other = Weighted(lambda epoch: np.eye(4)[min(epoch, 1)], epochs=3, num_samples=5).order(
+        range(4), seed=0, shuffle=True
+    )
+    assert order.score["weights"].endswith(" of 3 epochs")
+    assert order.score != other.score
+    constant = Weighted(lambda _: [1, 0, 2, 5], epochs=1).order(range(4), seed=0, shuffle=True)
+    plain = Weighted([1, 0, 2, 5]).order(range(4), seed=0, shuffle=True)
+    assert (constant.score, constant.at(3, 0, 9).tolist()) == (plain.score, plain.at(3, 0, 9).tolist())
+
+
+def test_weights_that_are_no_function_of_the_epoch():
+    """What says something else when its epoch has come is refused; so is a function without an end."""
+    learnt = [1.0, 1.0]
+    order = Weighted(lambda epoch: learnt, epochs=2).order(range(2), seed=0, shuffle=True)
+    order.at(0, 0, 2)
+    learnt[0] = 2.0
+    with pytest.raises(DataError, match="the weights of epoch 1 are others than when the plan was made"):
+        order.at(1, 0, 2)
+    for wrong in (lambda: Weighted(lambda epoch: [1.0]), lambda: Weighted([1.0], epochs=2)):
+        with pytest.raises(ConfigError, match=r"expected epochs= beside weights that are a function"):
+            wrong()
+    with pytest.raises(DataError, match="expected 3 weights, one per sample, got 2"):
+        Weighted(lambda epoch: [1.0] * (3 - epoch), epochs=2).order(range(3), seed=0, shuffle=True)

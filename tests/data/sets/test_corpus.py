@@ -33,7 +33,7 @@ def documents(path):
 def test_documents_come_back_and_every_tenth_is_held_out(tmp_path):
     """The tokens of each document decode to its text, in the order of the names; number 9, 19, ... are held out."""
     found = load_corpus(texts(tmp_path / "own"), vocabulary=600, cache=tmp_path / "cache")
-    tokeniser = load_tokeniser(found.tokeniser)
+    tokeniser = load_tokeniser(found.tokeniser.read_bytes())
     expected = [path.read_text().strip() for path in sorted((tmp_path / "own").iterdir())]
     for path, wanted in (
         (found.test, expected[9::10]),
@@ -69,7 +69,7 @@ def test_what_is_a_document(tmp_path):
     assert (found.facts["train_documents"], found.facts["test_documents"]) == (2, 1)
     (tmp_path / "poem").write_text("".join(f"line {number}\n" for number in range(20)))
     found = load_corpus(tmp_path / "poem", cache=tmp_path)
-    assert load_tokeniser(found.tokeniser).decode(documents(found.test)[0]) == "line 18\nline 19"
+    assert load_tokeniser(found.tokeniser.read_bytes()).decode(documents(found.test)[0]) == "line 18\nline 19"
     for split in ("train", "test"):
         texts(tmp_path / "split" / split, 3)
     assert load_corpus(tmp_path / "split", cache=tmp_path).facts["test_documents"] == 3
@@ -86,7 +86,7 @@ def test_film_reviews_are_held_out_by_film(tmp_path):
             for number in range(10):
                 (folder / f"{number}_7.txt").write_text(f"{split} {label} {number}<br />good")
     found = load_corpus(tmp_path, cache=tmp_path / "cache")
-    tokeniser = load_tokeniser(found.tokeniser)
+    tokeniser = load_tokeniser(found.tokeniser.read_bytes())
     assert [tokeniser.decode(tokens) for tokens in documents(found.test)] == ["test neg 0\ngood", "test pos 0\ngood"]
     assert found.facts["train_documents"] == 20
 

@@ -48,7 +48,7 @@ def test_told_how_far(folder, tmp_path):
 def test_a_second_start_decodes_nothing(folder, tmp_path, monkeypatch):
     """Same files, same cache; one changed file, another."""
     key = load_images(folder, cache=tmp_path / "cache").key
-    monkeypatch.setattr(module, "_decode", None)
+    monkeypatch.setattr(module, "decode", None)
     assert load_images(folder, cache=tmp_path / "cache").key == key
     monkeypatch.undo()
     Image.fromarray(np.zeros((7, 9), np.uint8)).save(folder / "cat" / "00.png")

@@ -69,11 +69,10 @@ def test_vocabulary_order_and_specials():
     assert vocabulary.words == ("<pad>", "<unk>", "z", "a", "b")
     assert len(vocabulary) == 5
     assert vocabulary.encode(["z", "rare", "<pad>", "<unk>", "b"]).tolist() == [2, UNK, UNK, UNK, 4]
-    assert build_vocabulary(counts, min_freq=2, max_tokens=4).words == ("<pad>", "<unk>", "z", "a")
     assert build_vocabulary(dict(reversed(counts.items())), min_freq=2) == vocabulary
 
 
-@pytest.mark.parametrize("wrong", [{"min_freq": 0}, {"max_tokens": 2}, {"min_freq": 99}])
+@pytest.mark.parametrize("wrong", [{"min_freq": 0}, {"min_freq": 99}])
 def test_vocabulary_settings_are_checked(wrong):
     """Settings that leave no word are refused with the bound."""
     with pytest.raises(ConfigError, match="expected"):

@@ -69,9 +69,23 @@ def test_a_compressed_shard_is_unpacked_once(ending, tmp_path, looks):
     for most in (-3, len(path.read_bytes()) // 2):
         cut = tmp_path / "cut" / path.name
         cut.write_bytes(path.read_bytes()[:most])
-        with pytest.raises(DataError, match=rf"expected a whole {ending} file and room to unpack it, found: "):
+        with pytest.raises(DataError, match=rf"expected a whole {ending} file, found: "):
             read(cut, cache)
     assert len(list(cache.glob("*.plain"))) == 1
+
+
+def test_a_full_disk_is_named(tmp_path):
+    """No part of a file that did not fit stays in the cache."""
+    path, cache = tmp_path / "a.jsonl.gz", tmp_path / "cache"
+    path.write_bytes(gzip.compress(lines_bytes(ROWS)))
+    expected = read(path, cache)
+    (plain,) = cache.glob("*.plain")
+    plain.unlink()
+    plain.symlink_to("/dev/full")
+    with pytest.raises(DataError, match=r"room to unpack .*a\.jsonl\.gz, found: No space left on device\. Hint: free"):
+        read(path, cache)
+    assert not plain.is_symlink()
+    assert read(path, cache) == expected
 
 
 def test_compressed_tars(tmp_path):

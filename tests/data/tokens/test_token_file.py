@@ -245,8 +245,11 @@ def test_files_that_are_none(tmp_path, name, told):
 
 def test_settings_that_are_none(plain, tmp_path):
     """Wrong words and numbers are named; a file is no data set by itself, and it is said what is."""
-    with pytest.raises(ConfigError, match="dtype as one of uint8, uint16, uint32, got 'int7'"):
+    with pytest.raises(ConfigError, match="dtype as one of uint8, uint16, uint32, int32, int64, got 'int7'"):
         unisono.TokenFile(plain, dtype="int7")
+    for wrong in (np.arange(100), b"a.bin", [3]):
+        with pytest.raises(ConfigError, match="expected the path of a file of tokens"):
+            unisono.TokenFile(wrong)
     with pytest.raises(ConfigError, match="'blocks' or 'whole'"):
         unisono.TokenFile(plain, fingerprint="all")
     with pytest.raises(ConfigError, match=r"got TokenFile. Hint: tokens.crops\(length\)"):
@@ -260,6 +263,30 @@ def test_settings_that_are_none(plain, tmp_path):
         unisono.TokenFile(write(tmp_path / "one.bin", [3])).rows(8)
     with pytest.raises(ConfigError, match="length"):
         unisono.TokenFile(plain).rows(0)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "int64"])
+def test_wider_numbers_are_not_read_as_narrow_ones(tmp_path, dtype):
+    """A file says nothing of its type: what looks wider than uint16 is refused, and read right by the hint; with
+    `dtype=` the user's word counts.
+    """
+    path = write(tmp_path / "wide.bin", np.arange(300) % 50, dtype)
+    hinted = "int64" if dtype == "int64" else "uint32"
+    with pytest.raises(DataError, match=f"every second of its first .* Hint: dtype='{hinted}'"):
+        unisono.TokenFile(path, vocabulary=50)
+    assert torch.equal(unisono.TokenFile(path, dtype=hinted).rows(100)[0][1], torch.arange(1, 101) % 50)
+    assert unisono.TokenFile(path, dtype=np.uint16).num_tokens == 300 * np.dtype(dtype).itemsize // 2
+    assert unisono.TokenFile(write(tmp_path / "zeros.bin", np.zeros(300))).num_tokens == 300
+
+
+def test_samples_are_a_sequence(plain):
+    """A `for` over crops, rows and packed rows ends; numbers may count from the end, as in a list."""
+    tokens = unisono.TokenFile(plain)
+    for data in (tokens.crops(300), tokens.rows(300), tokens.packed(300, end_of_text=END)):
+        assert len([*data]) == len(data) in (3, 4)
+        with pytest.raises(IndexError, match=f"one of {len(data)} samples"):
+            data[len(data)]
+    assert torch.equal(tokens.rows(300)[-1][0], tokens.rows(300)[3][0])
 
 
 def test_a_number_outside_the_vocabulary_is_found_where_it_is_read(tmp_path):

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import unisono
 from ranks import run_threads
 from unisono.collectives.loopback import LoopbackTransport
+from unisono.data.loader import Fetcher, Task
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "token_file.py"
 END, LENGTH = 0, 12
@@ -53,7 +54,8 @@ class KeyedByRank:
 def train(transport, path, kind, loaders=0, *, is_wrong=False):
     """Train two epochs as one rank; return the fingerprint."""
     tokens = unisono.TokenFile(path, vocabulary=50)
-    data = tokens.crops(LENGTH) if kind == "crops" else tokens.packed(LENGTH, end_of_text=END)
+    kinds = {"crops": tokens.crops(LENGTH), "packed": tokens.packed(LENGTH, end_of_text=END)}
+    data = unisono.Mixture({kinds["crops"]: 3, tokens.rows(LENGTH): 1}) if kind == "mixed" else kinds[kind]
     run = unisono.Run(seed=0, replicas=4, transport=transport)
     model, _ = run.prepare(model := Bigrams(), torch.optim.SGD(model.parameters(), lr=0.5))
     loader = run.loader(KeyedByRank(data, run.world.rank) if is_wrong else data, batch_size=10, num_workers=loaders)
@@ -71,7 +73,7 @@ def path(tmp_path):
     return tmp_path / "train.bin"
 
 
-@pytest.mark.parametrize("kind", ["crops", "packed"])
+@pytest.mark.parametrize("kind", ["crops", "packed", "mixed"])
 def test_equal_bits_on_every_number_of_workers(path, kind):
     """1, 2 and 3 ranks, and a loader process, end with one fingerprint; a control that knows its rank does not."""
     (alone,) = run_threads(train, 1, path, kind)
@@ -85,6 +87,16 @@ def test_samples_that_know_their_rank_are_noticed(path):
     (alone,) = run_threads(train, 1, path, "crops")
     found = run_threads(lambda transport: train(transport, path, "crops", is_wrong=True), 2)
     assert set(found) != {alone}
+
+
+def test_a_mixture_draws_crops_anew_in_every_pass(path):
+    """A sample that comes round again is another crop; in an evaluation it is always the same."""
+    data = unisono.Mixture({unisono.TokenFile(path).crops(LENGTH, samples=4): 1})
+    fetcher = Fetcher(data, seed=0)
+    passes = [fetcher[Task(np.array([epoch] * 4), np.arange(4))].x for epoch in (0, 1, 0)]
+    assert torch.equal(passes[0], passes[2])
+    assert not any(torch.equal(a, b) for a, b in zip(passes[0], passes[1], strict=True))
+    assert torch.equal(fetcher[Task(-1, np.arange(4))].x, fetcher[Task(-1, np.arange(4))].x)
 
 
 def test_the_score_names_the_file(path, tmp_path):

@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
+import functools
 import io
 
 import pytest
+import torch
 
 from unisono.errors import DataError, PeerLost
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
@@ -48,7 +50,7 @@ def secondary(rank, time_s):
 
 
 def test_the_place_is_one_to_look_at():
-    """The innermost line outside unisono and Python's own library, and not where contextlib or argparse pass it on."""
+    """The innermost line outside unisono, torch and Python's library: not what passes it on."""
 
     def refused_on_the_way_out():
         with contextlib.ExitStack() as stack:
@@ -58,7 +60,12 @@ def test_the_place_is_one_to_look_at():
         with contextlib.redirect_stderr(io.StringIO()):
             argparse.ArgumentParser().parse_args(["--unknown"])
 
-    for raiser in (refused_on_the_way_out, refused_arguments):
+    def refused_in_torch():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1)
+        optimizer.register_step_pre_hook(functools.partial(LaunchSpec, "a.py"))
+        optimizer.step()
+
+    for raiser in (refused_on_the_way_out, refused_arguments, refused_in_torch):
         file, _, line = report_of(raiser).location.rpartition(":")
         first = raiser.__code__.co_firstlineno
         assert (file, int(line) in range(first, first + 4)) == (__file__, True)

@@ -5,6 +5,7 @@ import queue
 import pytest
 
 from unisono.launchers.supervision.live_recovery import Channels, LiveRecovery, Told
+from unisono.launchers.supervision.replacements import Replacements
 
 KILLED = -9
 
@@ -12,14 +13,24 @@ KILLED = -9
 class Launcher:
     """A rule with all workers within their steps, and what it has sent and said."""
 
-    def __init__(self, size=3, is_open=True):
+    def __init__(self, size=3, is_open=True, spares=0, budget=0):
         self.sent, self.said = [], []
-        self.live = LiveRecovery(range(size), lambda rank, message: self.sent.append((rank, message)), self.said.append)
+        send, more = lambda rank, message: self.sent.append((rank, message)), Replacements(size, spares, budget)
+        self.live = LiveRecovery(range(size), send, self.said.append, more)
         for rank in range(size) if is_open else ():
             self.live.heard(Told(rank, {"open": True, "why": ""}))
 
     def dies(self, rank, code=KILLED, place=(4, -1), *, has_report=False):
         return self.live.died(rank, code, place, has_report=has_report)
+
+    def leaves(self, rank):
+        return self.live.heard(Told(rank, {"open": False, "why": ""}))
+
+    def begins(self, rank):
+        return self.live.heard(Told(rank, {"open": True, "why": ""}))
+
+    def finishes(self, rank, passed=9):
+        return self.live.heard(Told(rank, {"finished": passed}))
 
     def ready(self, epoch, rank, passed=7, refusal=""):
         message = {"ready": epoch, "passed": passed, "refusal": refusal, "offer": f"at {rank}"}
@@ -30,11 +41,11 @@ def test_a_death_that_the_others_live_through():
     """All are called, told the new world when all are ready, and the dead one counts no more when all are up."""
     launcher = Launcher()
     assert launcher.dies(1) == ""
-    assert launcher.said == ["rank 1 was killed by SIGKILL in step 4; 2 workers go on in the same step."]
+    assert launcher.said == ["rank 1 was killed by SIGKILL in step 4; 2 workers go on without it."]
     assert launcher.sent == [(rank, {"halt": 1, "members": (0, 2)}) for rank in (0, 2)]
     launcher.sent.clear()
     assert [launcher.ready(1, 2, passed=8), launcher.ready(1, 0)] == ["", ""]
-    world = {"form": 1, "members": (0, 2), "passed": 8, "offer": "at 0"}
+    world = {"form": 1, "members": (0, 2), "passed": 8, "offer": "at 0", "door": False}
     assert launcher.sent == [(0, world), (2, world)]
     assert (launcher.live.is_forming, launcher.live.excluded) == (True, set())
     for rank in (0, 2):
@@ -42,12 +53,24 @@ def test_a_death_that_the_others_live_through():
     assert (launcher.live.is_forming, launcher.live.excluded) == (False, {1})
 
 
+def test_the_leader_dies_while_the_others_finish():
+    """Who has finished is not waited for; its last meeting is told to those that are still in it."""
+    launcher = Launcher()
+    launcher.finishes(2)
+    assert (launcher.live.can_lose(0), launcher.live.can_lose(2)) == (True, False)
+    assert launcher.dies(0) == ""
+    launcher.sent.clear()
+    assert launcher.ready(1, 1, passed=8) == ""
+    assert launcher.sent[0] == (1, {"form": 1, "members": (1,), "passed": 9, "offer": "at 1", "door": False})
+    assert launcher.finishes(1) == launcher.live.ended(2) == launcher.live.ended(1) == ""
+    assert (launcher.live.is_forming, launcher.live.excluded) == (False, {0})
+
+
 @pytest.mark.parametrize(
     ("how", "reason", "is_told"),
     [
         (lambda one: one.dies(1, code=1), "it ended by an error of its own", False),
         (lambda one: one.dies(1, has_report=True), "it ended by an error of its own", False),
-        (lambda one: one.dies(0), "it was the leader", True),
         (
             lambda one: one.dies(1, place=(4, 2)) or one.dies(2, place=(4, 2)),
             "a worker died in step 4, replica 2",
@@ -55,7 +78,10 @@ def test_a_death_that_the_others_live_through():
         ),
         (lambda one: one.dies(1) or one.ready(1, 2, refusal="it is busy"), "it is busy", True),
         (lambda one: one.live.ended(2) or one.dies(1), "a worker has ended already", True),
-        (lambda one: one.live.heard(Told(2, {"open": False, "why": ""})) or one.dies(1), "not all workers were", True),
+        (lambda one: one.leaves(2) or one.dies(1), "not all workers had begun", True),
+        (lambda one: one.dies(1) or one.leaves(2), "a worker has left its steps early", True),
+        (lambda one: one.finishes(1) or one.dies(1), "its steps were over", True),
+        (lambda one: one.finishes(2) or one.dies(1) or one.begins(2), "a worker that had finished has begun", True),
     ],
 )
 def test_what_ends_all_workers(how, reason, is_told):
@@ -72,13 +98,12 @@ def test_workers_that_do_not_meet_in_time(monkeypatch):
     launcher = Launcher()
     launcher.dies(1)
     assert launcher.live.look() == ""
-    monkeypatch.setattr("unisono.launchers.supervision.live_recovery._FORM_S", -1.0)
+    monkeypatch.setattr("unisono.launchers.supervision.live_recovery._GATHER_S", -1.0)
     launcher.ready(1, 0)
     assert launcher.live.look() == ""
     launcher.ready(1, 2)
     assert launcher.live.look() == "they have not met in time"
     second = Launcher()
-    monkeypatch.setattr("unisono.launchers.supervision.live_recovery._GATHER_S", -1.0)
     second.dies(2)
     assert second.live.look() == "they have not met in time"
 
@@ -89,6 +114,108 @@ def test_why_it_is_off_is_said_once():
     for rank in range(3):
         launcher.live.heard(Told(rank, {"open": False, "why": "the strategy is ddp"}))
     assert [text.partition(". ")[0] for text in launcher.said] == ["live recovery is off: the strategy is ddp"]
+    assert launcher.dies(1) == "the strategy is ddp"  # and not that somebody had not begun
+
+
+def grown(launcher, number=3, epoch=1):
+    """Let a rank that is ready join the two that are left in a world of an epoch."""
+    launcher.live.heard(Told(number, {"arrived": True}))
+    for rank in (0, 2):
+        launcher.live.heard(Told(rank, {"door": epoch}))
+    for rank in (0, 2, number):
+        launcher.ready(epoch + 1, rank)
+    for rank in (0, 2, number):
+        launcher.live.heard(Told(rank, {"up": epoch + 1}))
+
+
+def lost(launcher):
+    """Let rank 1 die, and the others meet."""
+    launcher.dies(1)
+    for rank in (0, 2):
+        launcher.ready(1, rank)
+    for rank in (0, 2):
+        launcher.live.heard(Told(rank, {"up": 1}))
+
+
+def test_a_rank_joins_in_place_of_one_that_has_died():
+    """It is started at once, the others hear that it is ready, all are called from the door, and it is told when."""
+    launcher = Launcher(budget=3)
+    assert launcher.live.start() == []
+    lost(launcher)
+    assert (launcher.live.start(), launcher.live.start(), launcher.live.guests) == ([3], [], {3})
+    launcher.sent.clear()
+    launcher.live.heard(Told(3, {"arrived": True}))
+    assert launcher.sent == [(0, {"knock": True}), (2, {"knock": True})]
+    launcher.sent.clear()
+    grown(launcher)
+    assert launcher.sent[:3] == [(rank, {"halt": 2, "members": (0, 2, 3)}) for rank in (0, 2, 3)]
+    assert launcher.sent[3][1] | {"form": 2, "members": (0, 2, 3), "door": True} == launcher.sent[3][1]
+    assert launcher.live.guests == set()
+    launcher.begins(3)
+    assert launcher.said[-1].startswith("rank 3 has joined the others, 0.")
+    assert launcher.dies(3, place=(9, -1)) == ""
+    assert launcher.live.start() == [4]
+
+
+def test_a_spare_is_started_with_the_others():
+    """It joins though nothing may be restarted; none is started for it then."""
+    launcher = Launcher(spares=1)
+    assert launcher.live.start() == [3]
+    launcher.live.heard(Told(3, {"arrived": True}))
+    assert launcher.sent == []
+    launcher.dies(1)
+    assert launcher.sent[-1] == (2, {"halt": 1, "members": (0, 2)})
+    for rank in (0, 2):
+        launcher.ready(1, rank)
+    for rank in (0, 2):
+        launcher.live.heard(Told(rank, {"up": 1}))
+    assert launcher.sent[-2:] == [(0, {"knock": True}), (2, {"knock": True})]
+    assert launcher.live.start() == []
+
+
+def test_who_dies_while_it_joins():
+    """The others go on, also where it has failed by an error; one that is ready but not called harms nobody."""
+    launcher = Launcher(budget=2)
+    lost(launcher)
+    launcher.live.start()
+    grown(launcher)
+    assert launcher.dies(3, code=1, place=(0, -1), has_report=True) == ""
+    assert launcher.said[-1] == "rank 3 has ended with code 1 before it had joined the others."
+    assert launcher.sent[-1][1] == {"halt": 3, "members": (0, 2)}
+    assert launcher.live.start() == [4]
+    assert launcher.dies(4, code=1, place=(0, -1)) == ""
+    assert launcher.said[-1].startswith("No other worker is started in its place: ")
+    assert launcher.live.start() == []
+    assert launcher.live.excluded >= {1, 4}
+
+
+def test_nobody_is_left_that_has_the_state():
+    """Where all die but one that has not got it yet, the workers are started again."""
+    launcher = Launcher(size=2, budget=3)
+    launcher.dies(1)
+    launcher.ready(1, 0)
+    launcher.live.heard(Told(0, {"up": 1}))
+    assert launcher.live.start() == [2]
+    launcher.live.heard(Told(2, {"arrived": True}))
+    launcher.live.heard(Told(0, {"door": 1}))
+    assert launcher.dies(0, place=(5, -1)) == "no worker is left that has the state"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda one: one.live.heard(Told(3, {"refused": "it has another score"})),
+        lambda one: one.live.heard(Told(0, {"open": False, "why": "the strategy is ddp"})),
+        lambda one: one.live.ended(0),
+    ],
+)
+def test_nobody_joins_any_more(how):
+    """A worker that does not fit, a run that cannot be joined, and the end: those that wait are to be ended."""
+    launcher = Launcher(spares=1, budget=3)
+    launcher.live.start()
+    how(launcher)
+    assert launcher.live.unwanted == {3}
+    assert launcher.live.start() == []
 
 
 def test_messages_are_lines_both_ways():

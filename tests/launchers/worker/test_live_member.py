@@ -66,12 +66,12 @@ def test_nobody_has_called(worker):
 def test_it_completes_what_others_have_passed_and_moves(worker):
     """It says what it has passed and offers a place, as the first one; then meetings up to the world's are over."""
     called(worker)
-    worker.order(form=1, members=[2, 3], passed=5, offer="2 in 1")
+    worker.order(form=1, members=[2, 3], passed=5, offer="2 in 1", door=True)
     assert worker.live.at(5) is True
     assert worker.said() == {"ready": 1, "passed": 4, "refusal": "", "offer": "2 in 1"}
     with pytest.raises(WorldChanged):
         worker.live.at(6)
-    assert worker.live.move() == Form(1, (2, 3), 5, "2 in 1")
+    assert worker.live.move() == Form(1, (2, 3), 5, "2 in 1", is_door=True)
     assert not worker.live.is_called
     worker.live.up(1)
     assert worker.said() == {"up": 1}
@@ -81,13 +81,40 @@ def test_another_death_calls_again(worker):
     """It answers the newer call; only the first member offers a place."""
     called(worker)
     called(worker, 2, (1, 2))
-    worker.order(form=2, members=[1, 2], passed=3, offer="by 1")
+    worker.order(form=2, members=[1, 2], passed=3, offer="by 1", door=False)
     with pytest.raises(WorldChanged):
         worker.live.at(4)
     answers = [worker.said()]
     if answers[0]["ready"] == 1:
         answers.append(worker.said())
     assert answers[-1] == {"ready": 2, "passed": 3, "refusal": "", "offer": ""}
+
+
+def test_it_comes_to_the_door_and_waits(worker):
+    """It says so, once, and is called with those that join; the knock is answered then."""
+    worker.order(knock=True)
+    worker.order(halt=1, members=[2, 3, 4])
+    worker.order(form=1, members=[2, 3, 4], passed=7, offer="3 in 1", door=True)
+    with pytest.raises(WorldChanged):
+        worker.live.wait_at_door(8)
+    assert worker.live.is_knocked
+    assert worker.live.move().members == (2, 3, 4)
+    assert not worker.live.is_knocked
+    said = worker.said()
+    assert (worker.said() if "door" in said else said)["ready"] == 1
+
+
+def test_it_joins_others(worker):
+    """It says that it is ready, has passed no meeting, and completes none of theirs; a newer call is followed."""
+    worker.order(halt=3, members=[0, 2])
+    worker.order(form=3, members=[0, 2], passed=40, offer="by 0", door=True)
+    worker.live.enter()
+    assert [worker.said(), worker.said()] == [
+        {"arrived": True}, {"ready": 3, "passed": 0, "refusal": "", "offer": ""},
+    ]  # fmt: skip
+    worker.order(halt=4, members=[0, 2])
+    worker.order(form=4, members=[0, 2], passed=40, offer="again by 0", door=True)
+    assert worker.live.move().epoch in (3, 4)
 
 
 def test_outside_of_a_step_it_refuses(worker):
@@ -98,6 +125,13 @@ def test_outside_of_a_step_it_refuses(worker):
     with pytest.raises(PeerLost, match="cannot go on without it: a rank waits"):
         worker.live.at(5)
         worker.live.at(5)
+
+
+def test_the_end_is_told(worker):
+    """Who has finished says which meeting was its last; who leaves early that it has left."""
+    worker.live.finish(12)
+    worker.live.close()
+    assert [worker.said(), worker.said()] == [{"finished": 12}, {"open": False, "why": ""}]
 
 
 def test_the_launchers_word_is_waited_for_a_while(worker, monkeypatch):

@@ -210,6 +210,20 @@ def test_weights_changed_in_a_round_are_refused():
     assert batch.step == 5
 
 
+def test_an_optimizer_state_that_is_put_between_steps_is_refused():
+    """Islands hold theirs, so it would be lost; before `prepare` it is each island's first (see the cases)."""
+    run, front, optimizer = start(None)
+    other = torch.optim.AdamW(front.parameters())
+    front(toy_data(8)[0][0][None].expand(8, -1)).sum().backward()
+    other.step()
+    other.zero_grad()
+    with run, pytest.raises(StepError, match="step 4: the optimizer was given a state between steps"):
+        for batch in run.steps(run.loader(toy_data(93), batch_size=BATCH), epochs=20, max_steps=8):
+            run.step(batch, loss_of(front))
+            if batch.step == 3:
+                optimizer.load_state_dict({**optimizer.state_dict(), "state": other.state_dict()["state"]})
+
+
 def _froze(transport, steps=7):
     """Train with a layer that is thawed within a round, and one that is frozen there; return the weights."""
     run, front, _ = start(transport, dropout=0.0)

@@ -1,9 +1,13 @@
 """A comparison of weights names the rank, the first parameter and the step, alike on all ranks."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
+import unisono
+from ranks import run_threads
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
 from unisono.errors import RankDivergence
 from unisono.strategies.parts.drift import compare_now
@@ -98,3 +102,30 @@ def test_every_so_many_steps():
     assert watch(2, harm, every=3)[0].startswith("step 3: ")
     assert watch(2, harm, every=4) == ["", ""]
     compare_now(build(), LoopbackTransport(), 1)
+
+
+def _evaluating(transport, culprit, options):
+    """Train a model with dropout, which rank `culprit` leaves in evaluation mode after step 2; return what is told."""
+    strategy = unisono.strategy("allreduce") if options is None else unisono.strategy("exact", **options)
+    with unisono.Run(seed=0, replicas=2, transport=transport, strategy=strategy) as run:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = run.loader(unisono.ArrayDataset(torch.ones(16, 3)), batch_size=4)
+        for batch in run.steps(loader, epochs=1):
+            try:
+                run.step(batch, lambda micro: model(micro[0]).sum())
+            except RankDivergence as error:
+                return str(error)
+            if (batch.step, transport.rank) == (2, culprit):
+                model.eval()
+        return ""
+
+
+@pytest.mark.parametrize("options", [{}, {"island_steps": 4}, None], ids=["exact", "islands", "allreduce"])
+def test_a_rank_that_is_left_in_evaluation_mode(options):
+    """Its weights stay those of the others, and the result would depend on who evaluates: named in the next step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (told,) = {*run_threads(_evaluating, 2, 1, options)}
+        assert "step 3: the model of rank 1 is in evaluation mode, those of the others in training mode" in told
+        assert run_threads(_evaluating, 2, None, options) == [""] * 2

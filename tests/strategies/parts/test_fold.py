@@ -12,6 +12,7 @@ from unisono.collectives.placement import place_evenly
 from unisono.errors import StepError
 from unisono.strategies.base import Micro, StrategyContext
 from unisono.strategies.exact import Exact
+from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions
 
 WIDTH, LAYERS, REPLICAS = 512, 4, 5  # a layer's weight is 1 MiB
@@ -72,7 +73,7 @@ def train(model, transport, overlap="auto", steps=2, data=None):
     hosted = strategy.placement[transport.rank]
     for step in range(1, steps + 1):
         micros = [Micro(replica=replica, num_samples=1, data=(data or sample)(step, replica)) for replica in hosted]
-        gradients = strategy.compute_gradients(step, micros, REPLICAS, model)
+        gradients = strategy.compute_gradients(step, micros, REPLICAS, Objective(model))
         found.append((gradients.checksum, gradients.loss.hex(), list(gradients.bad_replicas)))
         strategy.optimizer.step()
     grads = [None if parameter.grad is None else bits(parameter.grad).hex() for parameter in model.parameters()]
@@ -144,7 +145,7 @@ def test_a_hook_that_writes_is_waited_for():
         strategy._sum.start_step(REPLICAS)  # lays out: hooks of its own come first
         model.layers[0].weight.register_post_accumulate_grad_hook(shrink)
         micros = [Micro(replica=replica, num_samples=1, data=sample(1, replica)) for replica in range(REPLICAS)]
-        found = strategy.compute_gradients(1, micros, REPLICAS, model).checksum
+        found = strategy.compute_gradients(1, micros, REPLICAS, Objective(model)).checksum
         strategy.close()
         return found
 

@@ -32,7 +32,7 @@ def test_all_ranks_know_what_each_has_found():
     assert counted == [-5, 2**62]  # the other rank knows nothing
     assert losses == ["-0x0.0p+0", "nan", (0.1).hex(), (1e-300).hex()]
     assert (bad, present, changed) == ([1, 2], [True, True, False], [False, True])
-    assert told == [[7, HUGE, 0, 1, 1, 0, 0, 0], [7, HUGE + 1, 0, 1, 1, 1, 0, 0]]
+    assert told == [[7, HUGE, 0, 1, 1, 0, 0, 0, 1], [7, HUGE + 1, 0, 1, 1, 1, 0, 0, 1]]
 
 
 def test_a_step_leaves_nothing_for_the_next_one():
@@ -42,6 +42,6 @@ def test_a_step_leaves_nothing_for_the_next_one():
     report.present[0] = True
     own = RankReport(1, 5)
     assert report.merge(LoopbackTransport(), own) == [own]
-    assert (report.bad_replicas(), report.present.tolist(), own.head) == ((1,), [True], (1, 5))
+    assert (report.bad_replicas(), report.present.tolist(), own.head) == ((1,), [True], (1, 5, 1))
     report.clear()
     assert (report.bad_replicas(), report.present.tolist(), report.losses.tolist()) == ((), [False], [0.0, 0.0])

@@ -175,7 +175,7 @@ def test_training_in_evaluation_mode(toy, layer, is_told):
         model.eval()
         train(toy, run, model)
     said = [str(each.message) for each in caught]
-    assert len(said) == is_told
+    assert [each.filename for each in caught] == [__file__] * is_told
     assert all("in evaluation mode" in each and ": 1 (" in each for each in said)
 
 
@@ -216,6 +216,7 @@ def schedules(toy, out, make, *, register=False, step=True, hold=lambda schedule
             run.register("schedule", hold(schedule))
         after = [lambda: schedule.step(*([1.0] if isinstance(schedule, Plateau) else []))] if step else []
         train(toy, run, model, optimizer=optimizer, after=after, steps=5)
+    assert {each.filename for each in caught} <= {__file__}
     return [str(each.message) for each in caught]
 
 

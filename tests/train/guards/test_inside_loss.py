@@ -76,7 +76,8 @@ REFUSED = {
     "backward_for_the_input": r"take torch\.autograd\.grad",
     "backward_into_a_weight": r"second gradient",
     "step": r"optimizer\.step\(\) was called inside",
-    "step_of_another": r"Adam\.step\(\) was called inside .* the weights would depend on the number of workers",
+    "step_of_another": r"Adam\.step\(\) was called inside .* the weights would depend on the number of workers"
+    r".*Hint: give the run all models .*run\.step\(batch, loss, update='D'\)",
     "clear": r"optimizer\.zero_grad\(\) was called inside",
     "clear_model": r"model\.zero_grad\(\) was called inside",
     "clear_layer": r"model\.zero_grad\(\) was called inside",
@@ -276,6 +277,35 @@ def test_gradients_that_leak_to_another_model(toy):
         before = critic.weight.clone()
         optimizer.step()
         assert not torch.equal(before, critic.weight)
+
+
+@pytest.mark.parametrize("way", ["term", "clear", "clear_model", "input", "grad"])
+def test_gradients_that_the_loop_adds(toy, way):
+    """A backward pass between two steps is not dropped in silence; cleared, or asked for the input alone, it may be."""
+    expected = toy.train(epochs=1)[0]
+    with toy.run() as (run, model, optimizer):
+
+        def train():
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                if batch.step == 2:
+                    probe = toy.data[0][0][None].clone().requires_grad_()
+                    loss = model.eval()(probe).sum()
+                    model.train()
+                    if way == "grad":
+                        torch.autograd.grad(loss, probe)
+                    else:
+                        loss.backward(inputs=[probe] if way == "input" else None)
+                    if way.startswith("clear"):
+                        (optimizer if way == "clear" else model).zero_grad(set_to_none=False)
+
+        if way == "term":
+            said = rf"step 3: backward\(\) was called in the loop \({__file__}:\d+\) and has added a"
+            with pytest.raises(unisono.StepError, match=said):
+                train()
+        else:
+            train()
+            assert run.fingerprint() == expected
 
 
 def test_calls_of_the_run(toy):

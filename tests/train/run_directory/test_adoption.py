@@ -33,7 +33,7 @@ def launch(path, score=SCORE, steps=(), environment=ENVIRONMENT):
         found, _ = record.resume(score)
         for step in steps:
             record.append(lambda step=step: entry(step))
-            record.checkpoints.save(step, lambda step=step: state(step), ledger_head=record.flush())
+            record.checkpoints.save(step, lambda step=step: state(step), ledger_head=record.ledgers.flush())
         return found
     finally:
         record.close()
@@ -140,7 +140,9 @@ def test_launches_are_counted_and_what_they_spent_is_kept(run):
     record.resume(SCORE)
     assert (record.launches, record.spent) == (2, {})
     record.append(lambda: entry(3))
-    record.checkpoints.save(3, lambda: state(3), spent={"launches": 2, "train_s": 1.5}, ledger_head=record.flush())
+    record.checkpoints.save(
+        3, lambda: state(3), spent={"launches": 2, "train_s": 1.5}, ledger_head=record.ledgers.flush()
+    )
     record.close()
     again = RunRecord(run, LoopbackTransport())
     again.resume(SCORE)

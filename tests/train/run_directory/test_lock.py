@@ -72,6 +72,26 @@ def test_refused_while_the_holder_lives_then_taken_over(tmp_path, monkeypatch):
     lock.release()
 
 
+def test_another_rank_goes_on_with_the_lock(tmp_path):
+    """It keeps the launch's token once the holder is dead; a holder that lived after all could commit nothing."""
+    with holder(tmp_path) as process:
+        process.kill()
+        process.wait()
+    with holder(tmp_path) as process:
+        process.kill()
+        process.wait()
+        before = Holder(**json.loads((tmp_path / LOCK_FILE).read_text()))
+    with pytest.raises(CheckpointError, match="has been taken over by process"):
+        RunLock(Directory.open(tmp_path), 1)  # of an earlier launch
+    lock = RunLock(Directory.open(tmp_path), 2)
+    lock.check()
+    assert (lock.token, json.loads((tmp_path / LOCK_FILE).read_text())["pid"]) == (2, os.getpid())
+    (tmp_path / LOCK_FILE).write_text(json.dumps(asdict(before)))
+    with pytest.raises(CheckpointError, match="may no longer write"):
+        lock.check()
+    lock.release()
+
+
 @pytest.mark.parametrize("habit", ["copy", "closing fork"])
 def test_what_the_program_does_does_not_drop_the_lock(tmp_path, monkeypatch, habit):
     """A program that copies its run directory, or whose forked child ends, still holds it; a process's lock would fall.

@@ -36,7 +36,7 @@ def test_what_a_program_consists_of(modules, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
     told = describe_program(modules)
     assert told["script"] == str(tmp_path / "train.py")
-    assert told["args"] == ["--lr", "1"]
+    assert (told["args"], told["directory"]) == (["--lr", "1"], str(Path.cwd()))
     assert list(told["files"]) == [str(tmp_path / name) for name in ("beside.py", "parts/net.py", "train.py")]
 
 
@@ -61,7 +61,7 @@ def test_a_changed_file_is_named(modules, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "program.json").write_text(json.dumps(describe_program(modules)))
     program = read_program(tmp_path / "run")
-    assert changed_files(program) == []
+    assert changed_files(program) == [] and program.directory == str(Path.cwd())
     (tmp_path / "beside.py").write_text("other")
     (tmp_path / "parts" / "net.py").unlink()
     assert changed_files(program) == [

@@ -41,7 +41,7 @@ def test_keeps_nothing_without_a_path():
     assert record.recorded("replicas", "threads") == [None, None]
     assert record.resume({"replicas": 2}) == (0, None)
     record.append(lambda: pytest.fail("made an entry for nobody"))
-    assert record.checkpoints is None and record.flush() == ""
+    assert record.checkpoints is None and record.ledgers.flush() == ""
     record.write_result({})
     record.close()
 
@@ -53,7 +53,7 @@ def test_resume(tmp_path):
     for step in (1, 2, 3):
         record.append(lambda step=step: entry(step))
         if step == 2:
-            record.checkpoints.save(2, lambda: state(2), ledger_head=record.flush())
+            record.checkpoints.save(2, lambda: state(2), ledger_head=record.ledgers.flush())
     record.close()
     record.close()
     again = alone(tmp_path / "a" / "b")
@@ -73,7 +73,7 @@ def test_all_ranks_hear_the_leader(tmp_path):
     first.resume({"replicas": 4})
     for step in (1, 2):
         first.append(lambda step=step: entry(step))
-    first.checkpoints.save(2, lambda: state(2), ledger_head=first.flush())
+    first.checkpoints.save(2, lambda: state(2), ledger_head=first.ledgers.flush())
     first.close()
 
     def program(transport):
@@ -81,7 +81,7 @@ def test_all_ranks_hear_the_leader(tmp_path):
         (replicas,) = record.recorded("replicas")
         step, found = record.resume({"replicas": 4})
         record.append(lambda: entry(3))
-        record.checkpoints.save(3, lambda: state(3), ledger_head=record.flush())
+        record.checkpoints.save(3, lambda: state(3), ledger_head=record.ledgers.flush())
         record.write_result({"by": transport.rank})
         record.close()
         return replicas, step, found.tensors["model"]["w"].tolist()
@@ -158,7 +158,7 @@ def test_each_host_keeps_the_run(tmp_path):
         assert found is None or found.tensors["model"]["w"].tolist() == [float(step)] * 3
         for number in range(step + 1, at + 1):
             record.append(lambda number=number: entry(number))
-        record.checkpoints.save(at, lambda: state(at), ledger_head=record.flush())
+        record.checkpoints.save(at, lambda: state(at), ledger_head=record.ledgers.flush())
         record.checkpoints.settle()
         record.write_result({"steps": at})
         record.close()

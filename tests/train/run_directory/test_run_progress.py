@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import unisono
+from unisono.checkpoint.store import list_steps
 from unisono.errors import ConfigError
 
 
@@ -171,3 +172,10 @@ def test_an_optimizers_own_state(toy, tmp_path):
     with pytest.raises(ConfigError, match=r"optimizer\.state\[0\]\.seen.*got set"):
         train({1}, tmp_path / "bad")
     assert not list(tmp_path.glob("bad/checkpoints/step*"))
+
+
+def test_checkpoints_that_stay_for_good(toy, tmp_path):
+    """They are saved although no checkpoint is due, stay beside the newest, and one can be gone on from."""
+    policy = unisono.CheckpointPolicy(keep=1, keep_sparse="doubling")
+    toy.train(out=tmp_path, epochs=2, checkpoints=policy)
+    assert [step for step, _ in list_steps(tmp_path / "checkpoints")] == [10, 8, 4, 2, 1]

@@ -2,7 +2,7 @@
 
 import click
 
-from unisono.cli.lazy import LazyGroup
+from unisono.cli.options.lazy import LazyGroup
 
 MEASUREMENTS = {
     "collectives": "Time collectives over message sizes, or explain one.",

@@ -6,8 +6,8 @@ import click
 
 from unisono.cli.options.fields import json_option, picture_option, single
 from unisono.cli.options.lists import MOST_BYTES, parse_names, parse_ranks, parse_sizes
-from unisono.cli.outcome import nothing_kept, tell, verb
-from unisono.cli.tables import answer, table
+from unisono.cli.output.outcome import nothing_kept, tell, verb
+from unisono.cli.output.tables import answer, table
 from unisono.errors import ConfigError
 from unisono.options.quantities import RUNS, Count
 from unisono.system.words import spell_bytes, spell_seconds

@@ -9,8 +9,8 @@ import click
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import field_options, json_option, recipe_options, repeat_option, single, steps_option
 from unisono.cli.options.lists import parse_names
-from unisono.cli.outcome import nothing_kept, tell, verb
-from unisono.cli.tables import answer, table
+from unisono.cli.output.outcome import nothing_kept, tell, verb
+from unisono.cli.output.tables import answer, table
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
 from unisono.options.quantities import WORKERS

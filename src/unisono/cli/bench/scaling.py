@@ -8,8 +8,8 @@ import click
 from unisono.cli.completion import target_arguments
 from unisono.cli.options import fields
 from unisono.cli.options.lists import parse_workers
-from unisono.cli.outcome import FAILED, command_line, nothing_kept, tell, verb
-from unisono.cli.tables import section_lines, table
+from unisono.cli.output.outcome import FAILED, command_line, nothing_kept, tell, verb
+from unisono.cli.output.tables import section_lines, table
 from unisono.options.quantities import LOADERS, REPLICAS, THREADS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, as_json: bool, **given: Any) -> int:
     """Train RECIPE or SCRIPT on each number of workers, and show where a step's time goes and what more workers give.
 
-    Every run starts anew. A step lasts as long as on its slowest rank; start-up, checkpoints and evaluation are counted
+    Every run is new. A step lasts as long as on its slowest rank; start-up, checkpoints and evaluation are counted
     apart; the first steps are dropped. Repetitions take turns, so that a busy machine slows all alike. Fingerprints are
     compared along the way. A script trains through unisono.Run or unisono.Trainer; its own ARGS stand after ``--``;
     with --weak it must let its batch grow with the world size.

@@ -6,8 +6,8 @@ import click
 
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import json_option, picture_option, recipe_options, single
-from unisono.cli.outcome import nothing_kept, tell, verb
-from unisono.cli.tables import answer, table
+from unisono.cli.output.outcome import nothing_kept, tell, verb
+from unisono.cli.output.tables import answer, table
 from unisono.options.quantities import WORKERS
 from unisono.strategies.catalog import CATALOG
 

@@ -9,8 +9,8 @@ from unisono.cli.bench.links import spell_rates
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options import fields
 from unisono.cli.options.lists import parse_loaders
-from unisono.cli.outcome import nothing_kept, tell, verb
-from unisono.cli.tables import answer, table
+from unisono.cli.output.outcome import nothing_kept, tell, verb
+from unisono.cli.output.tables import answer, table
 from unisono.options.quantities import REPLICAS
 from unisono.scaling.choice import spell
 

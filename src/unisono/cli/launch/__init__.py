@@ -2,7 +2,7 @@
 
 import click
 
-from unisono.cli.lazy import LazyGroup
+from unisono.cli.options.lazy import LazyGroup
 
 ENGINES = {
     "slurm": "Write a batch script, submit it, follow the job.",

@@ -9,7 +9,7 @@ import click
 from unisono.cli.launch import ENGINES
 from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, follow_options, program_arguments, tell
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import INTERRUPTED, verb
+from unisono.cli.output.outcome import INTERRUPTED, verb
 from unisono.launchers.engines.kubernetes import KubernetesJob, render
 from unisono.options.fields import taken
 

@@ -10,7 +10,7 @@ import click
 from unisono.cli.launch import ENGINES
 from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, join_command, program_arguments, python_option
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import verb
+from unisono.cli.output.outcome import verb
 from unisono.launchers.engines.mpi import MpiJob, render
 from unisono.options.fields import taken
 

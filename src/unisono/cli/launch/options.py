@@ -42,11 +42,7 @@ def follow_options(what: str) -> Decorator:
 def join_command(
     python: str, script: str, args: tuple[str, ...], *, is_module: bool, threads: int | None = None
 ) -> tuple[str, ...]:
-    """Return the command that runs a script, which is there, as one rank on any machine.
-
-    Raises:
-        ConfigError: There is no such script or module.
-    """
+    """Return the command that runs a script, which is there, as one rank on any machine."""
     from unisono.launchers.spec import find_program
 
     find_program(script, is_module=is_module)

@@ -7,7 +7,7 @@ import click
 from unisono.cli.launch import ENGINES
 from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, program_arguments
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import verb
+from unisono.cli.output.outcome import verb
 from unisono.launchers.engines.ray_job import RayJob
 from unisono.launchers.engines.ray_runner import run_on_ray
 from unisono.launchers.spec import find_program

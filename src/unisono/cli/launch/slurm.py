@@ -7,7 +7,7 @@ import click
 
 from unisono.cli.launch import ENGINES, options
 from unisono.cli.options.fields import field_options
-from unisono.cli.outcome import INTERRUPTED, verb
+from unisono.cli.output.outcome import INTERRUPTED, verb
 from unisono.errors import ConfigError
 from unisono.launchers.engines.slurm import SlurmJob, render
 from unisono.options.fields import taken

@@ -32,15 +32,7 @@ def take_config(context: click.Context, _: click.Parameter, value: str | None) -
 
 
 def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, Any]:
-    """Return the entries of a run file by parameter name, checked.
-
-    Args:
-        path: The file.
-        parameters: Of the command.
-
-    Raises:
-        UsageError: See `take_config`.
-    """
+    """Return the entries of a run file by parameter name, checked."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

@@ -91,17 +91,7 @@ def read_environment_too(command: click.Command) -> None:
 
 
 def understand(words: TorchrunWords, workers: str, hosts: dict[str, Any], *, is_module: bool) -> Understood:
-    """Return what was given, in our words.
-
-    Args:
-        words: torchrun's.
-        workers: Of ``-n``.
-        hosts: What was given of `NodesOptions`.
-        is_module: Whether ``-m`` was given.
-
-    Raises:
-        ConfigError: Words contradict each other, or ask for what is not there.
-    """
+    """Return what was given, in our words."""
     from unisono.launchers.streams import Streams, make_log_directory, parse_ranks, parse_streams
 
     if words.no_python and is_module:

@@ -187,21 +187,13 @@ def _refuse(expected: str, found: str) -> RankDivergence:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What was measured of a link, and of the codec on what is to cross it.
+    """What was measured of a link, and of the codec on what is to cross it."""
 
-    Attributes:
-        link: Bytes per second and direction.
-        encoded: Bytes of gradients that a rank encodes in a second.
-        decoded: The same for decoding.
-        ratio: How many times fewer bytes.
-        computing: Seconds that a rank computes for each byte it sends.
-    """
-
-    link: float
-    encoded: float
-    decoded: float
-    ratio: float
-    computing: float = 0.0
+    link: float  #: Bytes per second and direction.
+    encoded: float  #: Bytes of gradients that a rank encodes in a second.
+    decoded: float  #: The same for decoding.
+    ratio: float  #: How many times fewer bytes.
+    computing: float = 0.0  #: Seconds that a rank computes for each byte it sends.
 
 
 def pick(found: Measured) -> str:

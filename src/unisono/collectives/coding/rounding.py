@@ -52,17 +52,11 @@ class Coder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounding(ABC):
-    """How a stretch of the flat gradient is rounded: float32, contiguous, one-dimensional, whole blocks.
+    """How a stretch of the flat gradient is rounded: float32, contiguous, one-dimensional, whole blocks."""
 
-    Attributes:
-        seed: The run's.
-        step: 1-based.
-        first: Place of the stretch's first element in the flat gradient.
-    """
-
-    seed: int = 0
-    step: int = 0
-    first: int = 0
+    seed: int = 0  #: The run's.
+    step: int = 0  #: 1-based.
+    first: int = 0  #: Place of the stretch's first element in the flat gradient.
 
     def at_step(self, step: int) -> Self:
         """Return the rounding of another step."""

@@ -58,11 +58,6 @@ def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float) -> T
     """Return a transport that uses shared memory inside hosts; `below` itself where that gains nothing or cannot be.
 
     All ranks call it and get the same kind. Warns, on rank 0, where ranks of one host are not consecutive.
-
-    Args:
-        below: Joins ranks of several hosts.
-        names: Of each rank's host.
-        timeout_s: Longest wait for a rank that lives.
     """
     hosts = group_by_host(names)
     if hosts is None:

@@ -11,11 +11,7 @@ from unisono.errors import PeerLost
 
 
 class GroupOwner:
-    """Ends the default process group, if it is its own to end.
-
-    Args:
-        owns_group: Whether whoever holds this has made the group.
-    """
+    """Ends the default process group, if it is its own to end."""
 
     def __init__(self, *, owns_group: bool) -> None:
         self._owns_group = owns_group
@@ -38,17 +34,7 @@ def gloo_on_cpu() -> Any:
 
 @contextlib.contextmanager
 def lost_peers_named(rank: int, world_size: int, operation: str, culprit: str = "another rank") -> Iterator[None]:
-    """Say what an error of torch.distributed inside means for the run.
-
-    Args:
-        rank: This rank.
-        world_size: Number of ranks.
-        operation: What was done, as the message names it.
-        culprit: Whom it waited for.
-
-    Raises:
-        PeerLost: In place of a RuntimeError.
-    """
+    """Say what an error of torch.distributed inside means for the run."""
     try:
         yield
     except RuntimeError as error:

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 @final
 class Exchanges:
-    """Makes exchanges, and ends them.
-
-    Args:
-        make: Returns a new one.
-    """
+    """Makes exchanges, and ends them."""
 
     def __init__(self, make: "Callable[[], PieceExchange]") -> None:
         self._make = make

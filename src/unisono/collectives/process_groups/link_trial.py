@@ -24,26 +24,18 @@ class LinkTrial:
 
     Args:
         mode: ``none``, ``planes``, or ``auto``.
-
-    Attributes:
-        mode: As given.
-        wish: What this rank tells the others when a step starts: 1 for coded messages.
     """
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
-        self.wish = 0
+        self.wish = 0  #: What this rank tells the others when a step starts: 1 for coded messages.
         self._is_coded = mode == "planes"
         self._steps = 2 if mode == "auto" else 0  # left to measure
         self._began = self._first = self._last = self._link = 0.0
         self._num_given = 0
 
     def start(self, wishes: Sequence[int]) -> bool:
-        """Start a step, and return whether its messages are coded.
-
-        Args:
-            wishes: Of all ranks.
-        """
+        """Start a step, and return whether its messages are coded."""
         if self.mode == "auto" and not self._steps:
             self._is_coded = all(wishes)
         self._began = self._first = self._last = time.perf_counter()
@@ -57,12 +49,7 @@ class LinkTrial:
         self._num_given += 1
 
     def end(self, num_bytes: int, outs: Sequence[Tensor]) -> None:
-        """End a step.
-
-        Args:
-            num_bytes: Sent in it by this rank, to all others.
-            outs: The sums.
-        """
+        """End a step."""
         if not self._steps or not num_bytes:
             return
         self._steps -= 1

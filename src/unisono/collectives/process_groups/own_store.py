@@ -19,10 +19,6 @@ class OwnStore(Store):
 
     Torch keeps no reference to the Python half of a store: whoever makes one keeps it as long as the group lives.
 
-    Args:
-        client: Asks our server.
-        timeout: Longest wait for a key.
-
     Every call raises `DistNetworkError` where the server is lost, `DistStoreError` where a key does not come in time or
     a value is not taken.
     """

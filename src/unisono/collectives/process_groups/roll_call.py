@@ -21,12 +21,6 @@ _FAREWELL = timedelta(seconds=5)
 def call_roll(store: Store, world: World, name: str, timeout_s: float) -> None:
     """Wait until all ranks are here; collective.
 
-    Args:
-        store: Where they meet, with keys of their own.
-        world: Of this rank.
-        name: What tells this process from others, for people.
-        timeout_s: The store's: the longest wait.
-
     Raises:
         WorldError: Two ranks have one number, or they do not agree how many they are; raised on all that are here.
         PeerLost: Not all came in time; says which.

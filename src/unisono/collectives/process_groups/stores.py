@@ -35,11 +35,6 @@ _servers: list[Server] = []  # as long as this process lives
 def meet(world: World, name: str, timeout: timedelta) -> Store:
     """Return the store at which the ranks of a world meet, with keys of their own.
 
-    Args:
-        world: Of this rank.
-        name: Of the meeting.
-        timeout: Longest wait for a key, and for the store itself.
-
     Raises:
         WorldError: The rendezvous is none that is known; or something else, or another run's store, is there.
         RuntimeError: The store cannot be reached.

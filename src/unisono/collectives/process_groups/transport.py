@@ -17,7 +17,7 @@ from torch import Tensor
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.process_groups.default_group import GroupOwner, gloo_on_cpu, lost_peers_named
 from unisono.collectives.process_groups.exchanges import Exchanges
-from unisono.collectives.transport import Transport
+from unisono.collectives.transport import TIMEOUT_S, Transport
 from unisono.errors import ConfigError, PeerLost, WorldError
 from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
 from unisono.system.leaving import leave_groups_at_exit
@@ -77,7 +77,7 @@ def connect(
     world: World,
     *,
     device: str = "cpu",
-    timeout_s: float = 300.0,
+    timeout_s: float = TIMEOUT_S,
     share_memory: bool = True,
     host: str | None = None,
     mpi: bool = False,
@@ -172,16 +172,7 @@ def _fastest(
 
 
 def check_own_devices(group: Transport, world: World, device: str) -> None:
-    """Refuse two ranks on one GPU, unless they are to share it; collective.
-
-    Args:
-        group: Joins the ranks.
-        world: Of this rank.
-        device: Name of its host and GPU, which no other GPU has.
-
-    Raises:
-        ConfigError: Names two of them; raised on all ranks.
-    """
+    """Refuse two ranks on one GPU, unless they are to share it; collective."""
     names = group.all_gather_json(device)
     problem = find_shared(names)
     if problem is not None and not world.shares_devices:

@@ -22,14 +22,7 @@ from unisono.errors import ConfigError
 
 @final
 class WithinHost:
-    """One rank's part in the sums of its host.
-
-    Args:
-        hosts: The ranks of each host.
-        rank: This rank.
-        collecting: Of this host's ranks.
-        spreading: Another one of them.
-    """
+    """One rank's part in the sums of its host."""
 
     def __init__(self, hosts: Hosts, rank: int, collecting: SharedBoard, spreading: SharedBoard) -> None:
         self._hosts, self._host, self._size = hosts, host_of(hosts, rank), hosts[-1].stop
@@ -86,12 +79,7 @@ class WithinHost:
         return targets
 
     def spread(self, out: Tensor) -> None:
-        """Give this rank's slices of a bucket's result to the host's other ranks, and take theirs; the ranks meet.
-
-        Raises:
-            ConfigError: The board is too small for one element of each.
-            PeerLost: A rank went away.
-        """
+        """Give this rank's slices of a bucket's result to the host's other ranks, and take theirs; the ranks meet."""
         board, whole = self._spreading, out.view(self._size, -1)
         most = max(map(len, self._carried))
         for piece in _pieces(board, whole.shape[1], most, out):
@@ -147,11 +135,7 @@ def _add_up(values: dict[Node, Tensor], leaves: int, root: Node, target: Tensor,
 
 
 def _pieces(board: SharedBoard, length: int, rows: int, like: Tensor, *, in_blocks: bool = False) -> list[slice]:
-    """Cut rows of this length so that a piece of all of them fits a slot; in whole blocks where it can be.
-
-    Raises:
-        ConfigError: One element of each does not, or one block where it must be blocks.
-    """
+    """Cut rows of this length so that a piece of all of them fits a slot; in whole blocks where it can be."""
     element, least = rows * like.element_size(), ALIGNMENT if in_blocks else 1
     room = min(board.slot_bytes, board.plan.piece_bytes) // element
     if room < ALIGNMENT and (room := board.slot_bytes // element) < least:

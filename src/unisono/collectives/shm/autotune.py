@@ -23,10 +23,6 @@ def settle_plan(transport: Transport, cache: Path) -> Plan:
     """Give the board of `transport` this host's plan: the kept one, else a measured one; collective.
 
     Where there are more ranks than cores a measurement would only see the scheduler: the default is taken.
-
-    Args:
-        transport: With a board.
-        cache: Directory for what is worth keeping between runs.
     """
     board = transport.board
     assert board is not None

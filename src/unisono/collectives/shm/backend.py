@@ -40,13 +40,6 @@ _OPERATORS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 class ShmProcessGroup(dist.ProcessGroup):
     """Joins the ranks of one host; made by torch through `register`, on all ranks at the same time.
 
-    Args:
-        store: Where the ranks tell each other the memory's address; nothing is left in it.
-        rank: This rank in the group.
-        world_size: Number of ranks in the group.
-        timeout_s: Longest wait for a rank that lives.
-        name: What torch calls the group.
-
     Raises:
         WorldError: The ranks share no memory.
         PeerLost: The other ranks did not come in time.

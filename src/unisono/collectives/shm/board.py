@@ -26,13 +26,9 @@ _GIVEN_UP = struct.Struct("<B")
 
 
 class Watcher(Protocol):
-    """Whom a rank asks, at its meetings, whether the world has changed; `launchers.worker.live_member` has one.
+    """Whom a rank asks, at its meetings, whether the world has changed; `launchers.worker.live_member` has one."""
 
-    Attributes:
-        is_called: Whether it has; looked at before every meeting.
-    """
-
-    is_called: bool
+    is_called: bool  #: Whether it has; looked at before every meeting.
 
     def at(self, meeting: int) -> bool:
         """Return whether a meeting is over without this rank, False to go on; raise where it will not take place."""
@@ -100,11 +96,7 @@ class SharedBoard:
 
     @classmethod
     def attach(cls, address: str, rank: int, world_size: int, slot_bytes: int, timeout_s: float) -> "SharedBoard":
-        """Map the memory that rank 0 has made.
-
-        Raises:
-            OSError: It cannot be reached: another host, user or process namespace.
-        """
+        """Map the memory that rank 0 has made."""
         block = SharedBlock.attach(address, _total_bytes(world_size, slot_bytes))
         return cls(block, rank, world_size, slot_bytes, timeout_s)
 

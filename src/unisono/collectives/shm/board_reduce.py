@@ -138,14 +138,7 @@ class _Reduction:
 
 @final
 class _Places:
-    """Where a piece of `count` elements lies in the areas of all ranks, for both parities.
-
-    Attributes:
-        own: The places of this rank's partials.
-        everything: The places of all ranks' partials, by subtree.
-        shares: The same, cut to this rank's share.
-        results: The combined shares of the ranks; the last ones may be shorter, or missing.
-    """
+    """Where a piece of `count` elements lies in the areas of all ranks, for both parities."""
 
     def __init__(self, board: SharedBoard, owned: Owned, dtype: torch.dtype, count: int) -> None:
         size, rank = board.world_size, board.rank
@@ -153,6 +146,7 @@ class _Places:
         bounds = [min(count, r * self.share_length) for r in range(size + 1)]
         self.share = range(bounds[rank], bounds[rank + 1])
         slots = [[board.slot(r, parity, dtype) for r in range(size)] for parity in range(2)]
+        #: The places of all ranks' partials, by subtree.
         self.everything = [
             {
                 node: slots[parity][r][index * count : (index + 1) * count]
@@ -161,8 +155,11 @@ class _Places:
             }
             for parity in range(2)
         ]
+        #: The places of this rank's partials.
         self.own = [[found[node] for node in owned[rank]] for found in self.everything]
+        #: The same, cut to this rank's share.
         self.shares = [{node: _part(place, self.share) for node, place in found.items()} for found in self.everything]
+        #: The combined shares of the ranks; the last ones may be shorter, or missing.
         self.results = [
             [board.result(r, parity, dtype)[: bounds[r + 1] - bounds[r]] for r in range(size)] for parity in range(2)
         ]

@@ -44,11 +44,7 @@ def make_group(make: Callable[..., Any], call: inspect.BoundArguments) -> Any:
 
 
 def instead_of_gloo(asked: str | None) -> str | None:
-    """Return the backend for a program that asks for `asked` and shall use ``shm`` on the CPU.
-
-    Raises:
-        ConfigError: It asks for gloo beside another backend, see above.
-    """
+    """Return the backend for a program that asks for `asked` and shall use ``shm`` on the CPU."""
     if asked is None:
         return None if torch.accelerator.is_available() else NAME
     parts = dict(part.rpartition(":")[::2] for part in asked.lower().split(","))

@@ -1,16 +1,22 @@
-"""The shared memory of a world that has lost a rank: a new board for those that are left, with no other way to meet.
+"""The shared memory of a world that has lost or gained ranks: a new board for its ranks, with no other way to meet.
 
 The first of them makes the memory before it says that it is ready, and the launcher tells the others where it lies.
 Nothing of an old board is used again: a rank that was lost may still write there until it is gone.
 """
 
+import json
+import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Protocol, final
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm.board import SharedBoard, Watcher
-from unisono.collectives.shm.transport import ShmTransport
-from unisono.collectives.transport import Transport
+from unisono.collectives.shm.transport import SLOT_BYTES, ShmTransport
+from unisono.collectives.shm.tuning import Plan
+from unisono.collectives.transport import TIMEOUT_S, Transport
+
+_NOTE = b"a new world "
 
 
 class World(Protocol):
@@ -32,6 +38,10 @@ class World(Protocol):
     def offer(self) -> str:
         """Where its memory lies."""
 
+    @property
+    def is_door(self) -> bool:
+        """Whether all its ranks have come from the door, or join."""
+
 
 class Speaker(Watcher, Protocol):
     """Who speaks for this rank when worlds change.
@@ -52,6 +62,9 @@ class Speaker(Watcher, Protocol):
     def up(self, epoch: int) -> None:
         """Say that this rank has met the others there."""
 
+    def wait_at_door(self, meeting: int) -> None:
+        """Wait until all are called; always raises `WorldChanged`, or what ends this world."""
+
     def await_call(self) -> None:
         """Return when there is another one, or a little later."""
 
@@ -61,19 +74,44 @@ class LiveBoards:
     """The boards of one rank, an epoch after the other.
 
     Args:
-        board: The first one, at which every member's rank is its number.
+        board: The first one, at which every member's rank is its number; None for a rank that joins others.
         live: Says what has become of the world.
+
+    Attributes:
+        world: That of now; None before the first change.
     """
 
-    def __init__(self, board: SharedBoard, live: Speaker) -> None:
+    def __init__(self, board: SharedBoard | None, live: Speaker) -> None:
         self._first = self._board = board
-        self._live, self._pids = live, board.pids
+        self._live = live
+        self.world: World | None = None
+        self._sizes = (SLOT_BYTES, TIMEOUT_S) if board is None else (board.slot_bytes, board.timeout_s)
         self._offered: SharedBoard | None = None
         live.offer = self._offer
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether meetings ask whether the world has changed."""
+        return self._board is not None and self._board.live is not None
+
+    @property
+    def passed(self) -> int:
+        """How many meetings have been begun, and passed where this rank is in none."""
+        return 0 if self._board is None else self._board.num_barriers
+
+    def look(self) -> None:
+        """Between meetings: raise `WorldChanged` where the world has changed."""
+        if self._live.is_called and self.is_watched:
+            self._live.at(self.passed + 1)
+
     def watch(self, *, is_on: bool) -> None:
         """Ask at meetings whether the world has changed, from now on; or no more."""
-        self._board.live = self._live if is_on else None
+        if self._board is not None:
+            self._board.live = self._live if is_on else None
+
+    def wait_at_door(self) -> None:
+        """Between meetings: wait until all have come here, and are called; always raises, see `move`."""
+        self._live.wait_at_door(self.passed + 1)
 
     def move(self) -> Transport:
         """Return what joins the ranks of the new world, when all of them are there.
@@ -84,30 +122,36 @@ class LiveBoards:
             OSError: The new memory cannot be reached, though whoever has made it lives.
         """
         old, world = self._board, self._live.move()
-        offered, self._offered = self._offered, None
+        offered, self._offered, self.world = self._offered, None, world
         if len(world.members) == 1:
             self.close()
+            if old is not None:
+                old.num_barriers = world.passed
             self._live.up(world.epoch)
             return LoopbackTransport()
         rank = world.members.index(self._live.number)
-        where = rank, len(world.members), old.slot_bytes, old.timeout_s
+        where = rank, len(world.members), *self._sizes
         try:
             board = offered if rank == 0 and offered is not None else SharedBoard.attach(world.offer, *where)
         except OSError:  # whoever has made it is gone
             self._live.await_call()
             self._live.at(world.passed + 1)
             raise
-        board.num_barriers, board.plan, board.live = world.passed, old.plan, self._live
+        board.num_barriers, board.live = world.passed, self._live
+        plan = None if old is None else asdict(old.plan)
         self.close()
         self._board = board
-        board.barrier(b"a new world")
-        board.watch([self._pids[member] for member in world.members])
+        told = [
+            json.loads(note[len(_NOTE) :]) for note in board.barrier(_NOTE + json.dumps([os.getpid(), plan]).encode())
+        ]
+        board.watch([pid for pid, _ in told])
+        board.plan = Plan(**next(plan for _, plan in told if plan is not None))  # whoever joins has none
         self._live.up(world.epoch)
         return ShmTransport(board, None)
 
     def close(self) -> None:
         """Leave the present board, unless it is the first one, which is not this object's; safe to call twice."""
-        if self._board is not self._first:
+        if self._board is not None and self._board is not self._first:
             self._board.close()
 
     def _offer(self, size: int, epoch: int) -> str:
@@ -116,5 +160,5 @@ class LiveBoards:
         self._offered = None
         if size == 1:
             return ""
-        self._offered, address = SharedBoard.create(size, self._board.slot_bytes, self._board.timeout_s, epoch)
+        self._offered, address = SharedBoard.create(size, *self._sizes, epoch)
         return address

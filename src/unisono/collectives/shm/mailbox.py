@@ -66,11 +66,7 @@ class Mailbox:
 
     @classmethod
     def attach(cls, address: str, rank: int, world_size: int, piece_bytes: int, timeout_s: float) -> "Mailbox":
-        """Map the memory that rank 0 has made.
-
-        Raises:
-            OSError: It cannot be reached: another host, user or process namespace.
-        """
+        """Map the memory that rank 0 has made."""
         block = SharedBlock.attach(address, _total_bytes(world_size, piece_bytes))
         return cls(block, rank, world_size, piece_bytes, timeout_s)
 

@@ -34,10 +34,6 @@ _NOTE_CHARS = 100
 class Collectives:
     """The operations of the ranks that have attached one board.
 
-    Args:
-        board: Attached and watched by all ranks; not closed here.
-        told: Returns what is told to the other ranks from what is done.
-
     Raises (every method):
         PeerLost: A rank has died or has not come within the board's timeout; names it.
         RankDivergence: The ranks called different operations, or with other shapes, dtypes or roots.

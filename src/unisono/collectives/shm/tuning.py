@@ -20,15 +20,10 @@ PLAN_VERSION = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How to cut a reduction.
+    """How to cut a reduction."""
 
-    Attributes:
-        whole_bytes: Up to this size every rank adds up everything (one meeting less); above, each rank its share.
-        piece_bytes: Largest piece of a buffer between two meetings.
-    """
-
-    whole_bytes: int
-    piece_bytes: int
+    whole_bytes: int  #: Up to this size every rank adds up everything (one meeting less); above, each rank its share.
+    piece_bytes: int  #: Largest piece of a buffer between two meetings.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

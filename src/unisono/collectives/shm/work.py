@@ -23,12 +23,7 @@ Task = Callable[[], None]
 
 @final
 class ShmWork(dist.Work):
-    """The handle of one operation; torch waits for it, or attaches to its future.
-
-    Args:
-        name: What the operation is, for messages.
-        tensors: What the future holds when it has ended.
-    """
+    """The handle of one operation; torch waits for it, or attaches to its future."""
 
     def __init__(self, name: str, tensors: list[Tensor]) -> None:
         super().__init__()
@@ -108,11 +103,7 @@ class ShmWork(dist.Work):
 
 @final
 class Lane:
-    """Runs jobs one after the other, in the order given.
-
-    Args:
-        name: Names the thread.
-    """
+    """Runs jobs one after the other, in the order given."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -29,17 +29,11 @@ _MOST_HEADER_BYTES = 1 << 20
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveLimits:
-    """Bounds that a well-meant archive never reaches and a hostile one cannot pass.
+    """Bounds that a well-meant archive never reaches and a hostile one cannot pass."""
 
-    Attributes:
-        member_bytes: Largest wanted member.
-        num_members: Most members, wanted or not.
-        total_bytes: Largest decompressed size of the archive.
-    """
-
-    member_bytes: int = 1 << 20
-    num_members: int = 250_000
-    total_bytes: int = 1 << 30
+    member_bytes: int = 1 << 20  #: Largest wanted member.
+    num_members: int = 250_000  #: Most members, wanted or not.
+    total_bytes: int = 1 << 30  #: Largest decompressed size of the archive.
 
 
 def stream_members(path: Path, wanted: re.Pattern[str], limits: ArchiveLimits) -> Iterator[tuple[str, bytes]]:
@@ -121,12 +115,7 @@ def _strict(stream: _Bounded) -> type[tarfile.TarInfo]:
 
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-            """Read one block.
-
-            Raises:
-                ReadError: One more header that extends the next, of which tarfile reads any number, each within
-                    the other.
-            """
+            """Read one block."""
             found = super().frombuf(buf, encoding, errors)
             Strict.in_a_row = Strict.in_a_row + 1 if found.type in _EXTENDING else 0
             if Strict.in_a_row > _MOST_IN_A_ROW:

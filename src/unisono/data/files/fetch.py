@@ -45,15 +45,10 @@ def told(items: Iterable[T], what: str, total: int, tell: Tell) -> Iterator[T]:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pin:
-    """What the bytes of a file must be.
+    """What the bytes of a file must be."""
 
-    Attributes:
-        sha256: SHA-256 of the whole file, 64 lower-case hexadecimal digits.
-        size_bytes: Its length; lets a message say "cut short" and caps a download.
-    """
-
-    sha256: str
-    size_bytes: int
+    sha256: str  #: SHA-256 of the whole file, 64 lower-case hexadecimal digits.
+    size_bytes: int  #: Its length; lets a message say "cut short" and caps a download.
 
     def __post_init__(self) -> None:
         if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
@@ -88,7 +83,6 @@ def locate(
     source: Path | None,
     urls: Sequence[str],
     cache: Path,
-    verify: bool = True,
     offline: bool = False,
     tell: Tell = untold,
 ) -> dict[str, Path]:
@@ -100,7 +94,6 @@ def locate(
             None downloads them into `cache`.
         urls: Mirrors, tried in order; each followed by the file name gives an address.
         cache: Directory for downloads.
-        verify: False accepts other bytes in the user's own directory; downloads are always checked.
         offline: Use what an earlier download left in `cache`, and no network.
         tell: Told how far a download is.
 
@@ -111,9 +104,8 @@ def locate(
         allowed = () if offline else urls
         return {name: download(name, pin, urls=allowed, cache=cache, tell=tell) for name, pin in pins.items()}
     paths = {name: _in_source(source, name, alone=len(pins) == 1) for name in pins}
-    if verify:
-        for name, pin in pins.items():
-            check_pin(paths[name], pin)
+    for name, pin in pins.items():
+        check_pin(paths[name], pin)
     return paths
 
 

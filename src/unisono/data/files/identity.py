@@ -20,11 +20,7 @@ BLOCK_BYTES = 1 << 14
 
 
 def sampled_identity(path: Path, num_blocks: int = NUM_BLOCKS) -> str:
-    """Return size and hash of so many blocks of 16 KiB, ``SIZE-HASH``; of a file of no more than these all bytes count.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Return size and hash of so many blocks of 16 KiB, ``SIZE-HASH``; of a smaller file all bytes count."""
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -50,15 +46,7 @@ def places_of(size: int, num_blocks: int = NUM_BLOCKS) -> list[int]:
 
 
 def whole_identity(path: Path, cache: Path | None = None) -> str:
-    """Return size and hash of all bytes, ``SIZE-HASH``; computed once for a file that does not change.
-
-    Args:
-        path: Of the file.
-        cache: The directory for what is worth keeping; ``~/.cache/unisono`` where None.
-
-    Raises:
-        DataError: It cannot be read, or the result cannot be kept.
-    """
+    """Return size and hash of all bytes, ``SIZE-HASH``; computed once for a file that does not change."""
     key = hashlib.sha256(place_on_machine(path).encode()).hexdigest()[:32]
     entry = (cache or default_cache({})) / "hashes" / key
     size = path.stat().st_size

@@ -27,6 +27,7 @@ MAX_FILE = 1 << 33
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
 NUM_SHOWN = 5
+NO_LABEL = "-"
 
 
 class LabelledText(NamedTuple):
@@ -40,17 +41,11 @@ class LabelledText(NamedTuple):
 @final
 @dataclass(slots=True)
 class Broken:
-    """What happens to broken rows: refused at once, or counted.
+    """What happens to broken rows: refused at once, or counted."""
 
-    Attributes:
-        skip: Whether to go on.
-        count: How many were skipped.
-        first: Places and reasons of the first few.
-    """
-
-    skip: bool = False
-    count: int = 0
-    first: list[str] = field(default_factory=list)
+    skip: bool = False  #: Whether to go on.
+    count: int = 0  #: How many were skipped.
+    first: list[str] = field(default_factory=list)  #: Places and reasons of the first few.
 
     def add(self, place: str, expected: str, found: str, hint: str = "") -> None:
         """Count a broken row, or refuse it (`DataError`) where rows are not skipped."""
@@ -65,10 +60,10 @@ class Broken:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Where text and label stand, and how bytes are read."""
+    """Where text and label stand (None: nobody asks for labels), and how bytes are read."""
 
     text: str = "text"
-    label: str = "label"
+    label: str | None = "label"
     encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
@@ -187,13 +182,13 @@ def _table(path: Path, text: str, columns: Columns, broken: Broken) -> Iterator[
         if header is None:
             header = row
             text_at = _column(path, header, columns.text, "--text-column")
-            label_at = _column(path, header, columns.label, "--label-column")
+            label_at = None if columns.label is None else _column(path, header, columns.label, "--label-column")
         elif not row:
             continue  # an empty line
         elif len(row) != len(header):
             broken.add(place, f"{len(header)} columns", f"{len(row)}", f"quote texts that hold {delimiter!r}")
         else:
-            yield from _row(row[text_at], row[label_at], place, broken)
+            yield from _row(row[text_at], NO_LABEL if label_at is None else row[label_at], place, broken)
 
 
 def _column(path: Path, header: list[str], name: str, flag: str) -> int:
@@ -223,13 +218,14 @@ def _json_lines(path: Path, text: str, columns: Columns, broken: Broken) -> Iter
         except RecursionError:
             broken.add(place, "a JSON object", "lists or objects nested without end")
             continue
-        missing = [name for name in (columns.text, columns.label) if not isinstance(found, dict) or name not in found]
+        names = (columns.text, columns.label or columns.text)
+        missing = [name for name in names if not isinstance(found, dict) or name not in found]
         if missing:
-            names = ", ".join(map(repr, list(found)[:12])) if isinstance(found, dict) else type(found).__name__
+            there = ", ".join(map(repr, list(found)[:12])) if isinstance(found, dict) else type(found).__name__
             hint = "name it with --text-column or --label-column"
-            broken.add(place, f"an object with {missing[0]!r}", names or "an empty one", hint)
+            broken.add(place, f"an object with {missing[0]!r}", there or "an empty one", hint)
             continue
-        content, label = found[columns.text], found[columns.label]
+        content, label = found[columns.text], NO_LABEL if columns.label is None else found[columns.label]
         if not isinstance(content, str) or not isinstance(label, str | int | bool):
             kinds = f"{type(content).__name__} and {type(label).__name__}"
             broken.add(place, "a text and a label (text, whole number or truth value)", kinds)

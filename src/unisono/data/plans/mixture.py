@@ -179,7 +179,7 @@ class Mixture:
         self.weights = [_weight(weight, number) for number, (_, weight) in enumerate(pairs)]
         for source in self.sources:
             check_dataset(source)
-            if isinstance(source, KeyedDataset):
+            if isinstance(source, KeyedDataset) and not getattr(source, "is_keyed_singly", False):
                 raise ConfigError(
                     f"a {type(source).__name__} changes its samples at random by itself, which a mixture cannot key. "
                     "Hint: leave that to run.loader(..., transform=...)."

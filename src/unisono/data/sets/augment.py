@@ -40,21 +40,12 @@ _NUMBERS: dict[str, Quantity] = {
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augment:
-    """Which changes an image may undergo in training.
+    """Which changes an image may undergo in training."""
 
-    Attributes:
-        flip: Mirror left and right, every second image.
-        shift: Move by up to so many whole pixels each way; what comes in from outside is background.
-        rotate: Turn by up to so many degrees either way.
-        crop: Cut out a part with sides of at least this share of the image's, and enlarge it; 1 cuts nothing.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
-
-    flip: bool = False
-    shift: int = 0
-    rotate: float = 0.0
+    flip: bool = False  #: Mirror left and right, every second image.
+    shift: int = 0  #: Move by up to so many whole pixels each way; what comes in from outside is background.
+    rotate: float = 0.0  #: Turn by up to so many degrees either way.
+    #: Cut out a part with sides of at least this share of the image's, and enlarge it; 1 cuts nothing.
     crop: float = 1.0
 
     def __post_init__(self) -> None:

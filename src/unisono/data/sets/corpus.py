@@ -18,7 +18,8 @@ from unisono.data.files.fetch import Tell, untold
 from unisono.data.files.identity import whole_identity
 from unisono.data.sets.imdb import PINS, SPLITS, find_source, read_reviews
 from unisono.data.sets.own_texts import sources_of
-from unisono.errors import ConfigError, DataError
+from unisono.errors import DataError
+from unisono.system.loading import needing
 from unisono.world import default_cache
 
 SEPARATOR = "<|endoftext|>"
@@ -32,21 +33,13 @@ _TOGETHER = 1000  # documents that are encoded at a time
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """Texts as token files.
+    """Texts as token files."""
 
-    Attributes:
-        train: uint16 tokens, `END` behind each document.
-        test: The held-out documents.
-        tokeniser: For `load_tokeniser`.
-        vocabulary: How many tokens there are.
-        facts: How many documents and tokens of each kind.
-    """
-
-    train: Path
-    test: Path
-    tokeniser: Path
-    vocabulary: int
-    facts: dict[str, int]
+    train: Path  #: uint16 tokens, `END` behind each document.
+    test: Path  #: The held-out documents.
+    tokeniser: Path  #: The file whose content `load_tokeniser` takes.
+    vocabulary: int  #: How many tokens there are.
+    facts: dict[str, int]  #: How many documents and tokens of each kind.
 
 
 def load_corpus(
@@ -99,16 +92,14 @@ def load_corpus(
     )  # fmt: skip
 
 
-def load_tokeniser(path: Path) -> Any:
-    """Return the tokeniser (``tokenizers.Tokenizer``) of a corpus; `ConfigError` where the library is missing."""
-    return _library().Tokenizer.from_file(str(path))
+def load_tokeniser(content: bytes) -> Any:
+    """Return the ``tokenizers.Tokenizer`` in a corpus' file; `ConfigError` where the library is missing."""
+    return _library().Tokenizer.from_str(content.decode())
 
 
 def _library() -> Any:
-    try:
+    with needing("recipes", "texts are cut by tokenizers: "):
         import tokenizers
-    except ImportError as error:
-        raise ConfigError(f"texts are cut by tokenizers: {error}. Hint: pip install 'unisono[recipes]'.") from error
     return tokenizers
 
 
@@ -134,7 +125,7 @@ def _review_texts(source: Path, tell: Tell) -> list[list[str]]:
 
 def _own_texts(sources: Sequence[Path]) -> list[list[str]]:
     """Return training and held-out documents, each not empty."""
-    parts = [[text for file in _files_of(source) for text in _documents_of(file)] for source in sources]
+    parts = [[text for file in _files_of(source) for text in documents_of(file)] for source in sources]
     if len(parts) == 1:
         texts = parts[0]
         if len(texts) == 1:
@@ -153,7 +144,8 @@ def _own_texts(sources: Sequence[Path]) -> list[list[str]]:
     return parts
 
 
-def _documents_of(file: Path) -> list[str]:
+def documents_of(file: Path) -> list[str]:
+    """Return the documents of a text file; `DataError` where it cannot be read or is no UTF-8."""
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -18,6 +18,8 @@ from unisono.errors import DataError
 
 NUM_SAMPLES = 1797
 TEST_EVERY = 5
+LEVELS = 16
+"""Of ink, beside none: a pixel is a whole number of them."""
 
 
 def load_digits() -> ImageSplits:
@@ -36,7 +38,7 @@ def load_digits() -> ImageSplits:
             f"{images.shape}. Hint: install a released scikit-learn, pip install 'unisono[recipes]'."
         )
     # Values are whole numbers from 0 to 16: the division is exact.
-    scaled = (images[:, np.newaxis] / 16).astype(np.float32)  # (n, 8, 8) -> (n, 1, 8, 8)
+    scaled = (images[:, np.newaxis] / LEVELS).astype(np.float32)  # (n, 8, 8) -> (n, 1, 8, 8)
     targets = labels.astype(np.int64)
     is_test = choose_test(targets)
     return ImageSplits(

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
@@ -22,9 +22,9 @@ from unisono.data.files.cache import check_manifest
 from unisono.data.files.fetch import Tell, told, untold
 from unisono.data.files.npz import read_npz
 from unisono.data.files.tables import Broken
-from unisono.data.sets.own_texts import number_and_split, prepared, sources_of
+from unisono.data.sets.own_texts import TEST_EVERY, number_and_split, prepared, sources_of
 from unisono.errors import ConfigError, DataError
-from unisono.options.quantities import COUNT, Count, shown
+from unisono.options.quantities import Count, shown
 from unisono.system.files import replace_file
 
 FORMAT_VERSION = 1
@@ -37,31 +37,18 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 @final
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ImageData:
-    """Labelled images.
+    """Labelled images."""
 
-    Attributes:
-        train_images: uint8 (n, height, width, channels), memory-mapped.
-        train_labels: int64 (n,).
-        test_images: uint8 (m, height, width, channels).
-        test_labels: int64 (m,).
-        mean: float32 (channels,): of the training images, in [0, 1].
-        std: float32 (channels,).
-        classes: Label number to name.
-        skipped: Broken files that were left out.
-        first_skipped: Why, for the first few, with their places.
-        key: Names content and settings.
-    """
-
-    train_images: npt.NDArray[np.uint8]
-    train_labels: npt.NDArray[np.int64]
-    test_images: npt.NDArray[np.uint8]
-    test_labels: npt.NDArray[np.int64]
-    mean: npt.NDArray[np.float32]
-    std: npt.NDArray[np.float32]
-    classes: tuple[str, ...]
-    skipped: int
-    first_skipped: tuple[str, ...]
-    key: str
+    train_images: npt.NDArray[np.uint8]  #: uint8 (n, height, width, channels), memory-mapped.
+    train_labels: npt.NDArray[np.int64]  #: int64 (n,).
+    test_images: npt.NDArray[np.uint8]  #: uint8 (m, height, width, channels).
+    test_labels: npt.NDArray[np.int64]  #: int64 (m,).
+    mean: npt.NDArray[np.float32]  #: float32 (channels,): of the training images, in [0, 1].
+    std: npt.NDArray[np.float32]  #: float32 (channels,).
+    classes: tuple[str, ...]  #: Label number to name.
+    skipped: int  #: Broken files that were left out.
+    first_skipped: tuple[str, ...]  #: Why, for the first few, with their places.
+    key: str  #: Names content and settings.
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -82,7 +69,6 @@ def load_images(
     test_data: Path | None = None,
     size: tuple[int, int] | None = None,
     skip_broken: bool = False,
-    test_every: int = 10,
     cache: Path | None = None,
     tell: Tell = untold,
 ) -> ImageData:
@@ -91,27 +77,24 @@ def load_images(
     Args:
         data: A folder per class, a folder with ``train`` and ``test`` that each hold one, or an ``.npz`` file with
             ``images`` and ``labels`` (or ``train_images``, ``train_labels``, ``test_images``, ``test_labels``).
-        test_data: For evaluation; None holds out every `test_every`-th image of each class.
+        test_data: For evaluation; None holds out every tenth image of each class.
         size: Height and width that every image is resized to; None: all must have one size.
         skip_broken: Leave broken files out and count them.
-        test_every: See `test_data`.
         cache: Directory for decoded images; ``~/.cache/unisono`` where None.
         tell: Told how far the decoding is.
 
     Raises:
-        ConfigError: `test_every` is below 2.
         DataError: Something is missing, broken or of another size (names the file), or fewer than two classes.
     """
-    test_every = replace(COUNT, low=2).take("test_every", test_every)
     if not data.exists():
         raise DataError(f"{data}: expected a folder per class, or an .npz file, found nothing. Hint: check the path.")
     sources = sources_of(data, test_data)
     settings: dict[str, str | int | None] = {
-        "size": str(size), "skip_broken": skip_broken, "test_every": test_every, "pillow": PIL.__version__,
+        "size": str(size), "skip_broken": skip_broken, "test_every": TEST_EVERY, "pillow": PIL.__version__,
     }  # fmt: skip
 
     def build(directory: Path) -> None:
-        _save(directory, sources, size, Broken(skip=skip_broken), test_every, tell)
+        _save(directory, sources, size, Broken(skip=skip_broken), tell)
 
     entry, about = prepared("images/pixels", sources, settings, FORMAT_VERSION, cache, build)
     check_manifest(entry)
@@ -121,12 +104,10 @@ def load_images(
     )
 
 
-def _save(
-    directory: Path, sources: list[Path], size: tuple[int, int] | None, broken: Broken, test_every: int, tell: Tell
-) -> None:
+def _save(directory: Path, sources: list[Path], size: tuple[int, int] | None, broken: Broken, tell: Tell) -> None:
     parts = [part for source in sources for part in _read(source, size, broken, tell)]
     labels, places, images = [part[1] for part in parts], [part[2] for part in parts], [part[0] for part in parts]
-    classes, targets, is_test = number_and_split(labels, places, test_every, "images", sources[0])
+    classes, targets, is_test = number_and_split(labels, places, "images", sources[0])
     if len(parts) == 2 and images[0].shape[1:] != images[1].shape[1:]:
         raise DataError(
             f"{places[1][0]}: expected images of shape {images[0].shape[1:]} (height, width, channels) as in "
@@ -212,7 +193,7 @@ def _folder(root: Path, size: tuple[int, int] | None, broken: Broken, tell: Tell
             "Hint: check the path."
         )
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        decoding = pool.map(lambda item: _decode(item[0], size), files)
+        decoding = pool.map(lambda item: decode(item[0], size), files)
         decoded = list(told(decoding, f"decoding {root.name}", len(files), tell))
     whole = []
     for (path, label), found in zip(files, decoded, strict=True):
@@ -239,7 +220,7 @@ def _folder(root: Path, size: tuple[int, int] | None, broken: Broken, tell: Tell
     return np.stack([item[0] for item in kept]), [item[1] for item in kept], [item[2] for item in kept]
 
 
-def _decode(path: Path, size: tuple[int, int] | None) -> npt.NDArray[np.uint8] | str:
+def decode(path: Path, size: tuple[int, int] | None) -> npt.NDArray[np.uint8] | str:
     """Return an image as uint8 (height, width, 1 or 3), or what is wrong with it."""
     if path.is_symlink() or not path.is_file():
         return "a link or another kind of file"
@@ -249,10 +230,15 @@ def _decode(path: Path, size: tuple[int, int] | None) -> npt.NDArray[np.uint8] |
             with Image.open(path) as image:
                 if image.width * image.height > MAX_PIXELS:
                     return f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}"
-                plain = image.convert("L" if image.mode in ("1", "L", "LA", "I", "I;16", "F") else "RGB")
+                return pixels_of(image, size)
     except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError,
             Image.DecompressionBombWarning) as error:  # fmt: skip
         return str(error).replace(str(path), path.name)
+
+
+def pixels_of(image: Image.Image, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
+    """Return an image as uint8 (height, width, 1 or 3), resized where `size` says so."""
+    plain = image.convert("L" if image.mode in ("1", "L", "LA", "I", "I;16", "F") else "RGB")
     if size is not None and plain.size != (size[1], size[0]):
         plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = np.asarray(plain)

@@ -67,14 +67,7 @@ class ImdbData:
 
 
 def load_imdb(
-    data: Path | None,
-    *,
-    cache: Path | None = None,
-    min_freq: int = 20,
-    max_tokens: int | None = None,
-    limits: ArchiveLimits = DEFAULT_LIMITS,
-    offline: bool = False,
-    tell: Tell = untold,
+    data: Path | None, *, cache: Path | None = None, min_freq: int = 20, offline: bool = False, tell: Tell = untold
 ) -> ImdbData:
     """Load the reviews as memory-mapped token stores; tokenise them first where nobody did yet.
 
@@ -83,8 +76,6 @@ def load_imdb(
             the original archive.
         cache: Directory for downloads and token stores; ``~/.cache/unisono`` where None.
         min_freq: A word needs so many occurrences in the training split.
-        max_tokens: Largest number of vocabulary entries, ``<pad>`` and ``<unk>`` included; None: no cap.
-        limits: Bounds for archives that are not pinned.
         offline: Use what is in the cache, and no network.
         tell: Told how far the preparation is.
 
@@ -96,21 +87,21 @@ def load_imdb(
     source = find_source(data, cache, offline=offline, tell=tell)
     known: list[Review] = []
     if source.is_dir():
-        known = read_reviews(source, limits=limits, tell=tell)
+        known = read_reviews(source, tell=tell)
         checksum = _digest(known)
     else:
         checksum = PINS[source.name].sha256 if source.name in PINS else sha256_file(source)
     settings: dict[str, str | int | None] = {
         "tokeniser": "basic_english",
         "min_freq": min_freq,
-        "max_tokens": max_tokens,
+        "max_tokens": None,
         "unicode": unicodedata.unidata_version,  # decides what lower case and white space are
     }
     key = cache_key(source_sha256=checksum, settings=settings, format_version=FORMAT_VERSION)
 
     def build(directory: Path) -> None:
-        reviews = known or read_reviews(source, limits=limits, tell=tell)
-        save_stores(directory, reviews, min_freq=min_freq, max_tokens=max_tokens, tell=tell)
+        reviews = known or read_reviews(source, tell=tell)
+        save_stores(directory, reviews, min_freq=min_freq, tell=tell)
 
     entry = cached_directory(cache / "imdb" / f"tokens-{key}", build)
     return ImdbData(
@@ -122,11 +113,7 @@ def load_imdb(
 
 
 def find_source(data: Path | None, cache: Path, *, offline: bool = False, tell: Tell = untold) -> Path:
-    """Return the archive or the directory to read; the bytes of a known archive are verified here.
-
-    Raises:
-        DataError: Nothing usable is there, or a known archive has other bytes than pinned.
-    """
+    """Return the archive or the directory to read; the bytes of a known archive are verified here."""
     name: str | None = ORIGINAL
     if data is not None and data.is_file():
         if data.name not in PINS:
@@ -146,23 +133,12 @@ def find_source(data: Path | None, cache: Path, *, offline: bool = False, tell: 
     return locate(pins, source=data, urls=MIRRORS, cache=cache / "imdb", offline=offline, tell=tell)[name]
 
 
-def save_stores(
-    directory: Path,
-    reviews: Sequence[Review],
-    *,
-    min_freq: int,
-    max_tokens: int | None = None,
-    tell: Tell = untold,
-) -> None:
-    """Tokenise both splits, build the vocabulary from the training split, write all into `directory`.
-
-    Raises:
-        ConfigError: The settings leave no word.
-    """
+def save_stores(directory: Path, reviews: Sequence[Review], *, min_freq: int, tell: Tell = untold) -> None:
+    """Tokenise both splits, build the vocabulary from the training split, write all into `directory`."""
     parts = [[review for review in reviews if review.split == split] for split in SPLITS]
     texts = [[review.text for review in part] for part in parts]
     labels = [np.array([review.label for review in part], dtype=np.int64) for part in parts]
-    save_texts(directory, texts, labels, tell, min_freq=min_freq, max_tokens=max_tokens)
+    save_texts(directory, texts, labels, tell, min_freq)
 
 
 def read_reviews(source: Path, *, limits: ArchiveLimits = DEFAULT_LIMITS, tell: Tell = untold) -> list[Review]:

@@ -11,18 +11,10 @@ from pathlib import Path
 from unisono.data.files.fetch import Pin, Tell, locate, untold
 from unisono.world import default_cache
 
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 
 # Names in the order of `ImageSplits`. The .gz files are those that torchvision pins by md5.
-NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _PINNED = (
     ("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
     ("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
@@ -37,18 +29,9 @@ PINS = {name: Pin(sha256=sha256, size_bytes=size_bytes) for name, sha256, size_b
 
 
 def find_mnist(
-    data: Path | None,
-    *,
-    cache: Path | None = None,
-    verify: bool = True,
-    offline: bool = False,
-    tell: Tell = untold,
+    data: Path | None, *, cache: Path | None = None, offline: bool = False, tell: Tell = untold
 ) -> list[Path]:
-    """Return the four files, in the order of `NAMES`, their bytes verified; see `unisono.data.sets.mnist.load_mnist`.
-
-    Raises:
-        DataError: A file is missing or not the pinned one; or it cannot be downloaded.
-    """
+    """Return the four files, in the order of `NAMES`, their bytes verified; see `load_mnist`."""
     folder = None if data is None else _folder(data)
     chosen = [_choose(folder, name) for name in NAMES]
     paths = locate(
@@ -56,7 +39,6 @@ def find_mnist(
         source=folder,
         urls=MIRRORS,
         cache=(cache or default_cache({})) / "mnist",
-        verify=verify,
         offline=offline,
         tell=tell,
     )

@@ -9,7 +9,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -22,35 +22,26 @@ from unisono.data.files.tables import Broken, Columns, LabelledText, read_rows
 from unisono.data.sets.parallel import save_texts
 from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary
 from unisono.errors import DataError
-from unisono.options.quantities import COUNT
 from unisono.system.files import replace_file
 from unisono.world import default_cache
 
 MAX_CLASSES = 1000
+TEST_EVERY = 10
+"""Of each class every so many-th sample is held out where no test part is given."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TextData:
-    """Labelled texts as token numbers.
+    """Labelled texts as token numbers."""
 
-    Attributes:
-        train: Training texts.
-        test: Held-out texts.
-        vocabulary: Built from the training texts.
-        classes: Label number to name.
-        skipped: Broken rows that were left out.
-        first_skipped: Why, for the first few, with their places.
-        key: Names content and settings.
-    """
-
-    train: TokenStore
-    test: TokenStore
-    vocabulary: Vocabulary
-    classes: tuple[str, ...]
-    skipped: int
-    first_skipped: tuple[str, ...]
-    key: str
+    train: TokenStore  #: Training texts.
+    test: TokenStore  #: Held-out texts.
+    vocabulary: Vocabulary  #: Built from the training texts.
+    classes: tuple[str, ...]  #: Label number to name.
+    skipped: int  #: Broken rows that were left out.
+    first_skipped: tuple[str, ...]  #: Why, for the first few, with their places.
+    key: str  #: Names content and settings.
 
 
 def load_texts(
@@ -59,9 +50,7 @@ def load_texts(
     test_data: Path | None = None,
     columns: Columns | None = None,
     skip_broken: bool = False,
-    test_every: int = 10,
     min_freq: int = 2,
-    max_tokens: int | None = None,
     cache: Path | None = None,
     tell: Tell = untold,
 ) -> TextData:
@@ -70,12 +59,10 @@ def load_texts(
     Args:
         data: A CSV, TSV or JSON lines file (gzipped or not), a folder per class, or a folder with ``train`` and
             ``test`` that each hold a folder per class.
-        test_data: The same, for evaluation; None holds out every `test_every`-th text of each class.
+        test_data: The same, for evaluation; None holds out every tenth text of each class.
         columns: Names of the columns, and the encoding.
         skip_broken: Leave broken rows out and count them, instead of refusing the file.
-        test_every: See `test_data`.
         min_freq: A word needs so many occurrences in the training texts.
-        max_tokens: Largest vocabulary; None: no cap.
         cache: Directory for token stores; ``~/.cache/unisono`` where None.
         tell: Told how far the preparation is.
 
@@ -84,18 +71,17 @@ def load_texts(
         ConfigError: The settings leave no word.
     """
     columns = columns or Columns()
-    test_every = replace(COUNT, low=2).take("test_every", test_every)
     sources = sources_of(data, test_data)
     settings: dict[str, str | int | None] = {
-        "tokeniser": "basic_english", "min_freq": min_freq, "max_tokens": max_tokens,
+        "tokeniser": "basic_english", "min_freq": min_freq, "max_tokens": None,
         "unicode": unicodedata.unidata_version, "text": columns.text, "label": columns.label,
-        "encoding": columns.encoding, "skip_broken": skip_broken, "test_every": test_every,
+        "encoding": columns.encoding, "skip_broken": skip_broken, "test_every": TEST_EVERY,
     }  # fmt: skip
 
     def build(directory: Path) -> None:
         broken = Broken(skip=skip_broken)
         parts = [read_rows(source, columns, broken) for source in sources]
-        _save(directory, parts, test_every, broken, tell, min_freq=min_freq, max_tokens=max_tokens)
+        _save(directory, parts, broken, tell, min_freq)
 
     entry, about = prepared("text/tokens", sources, settings, FORMAT_VERSION, cache, build)
     return TextData(
@@ -141,11 +127,7 @@ def content_checksum(source: Path) -> str:
 
 
 def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str]], source: Path) -> list[str]:
-    """Return the classes of the training part, sorted (numbers by value); the test part's labels must be among them.
-
-    Raises:
-        DataError: Fewer than two classes, too many, or a class that only the test part has.
-    """
+    """Return the classes of the training part, sorted (numbers by value); the test part's labels must be among them."""
     found = Counter(labels[0])
     if len(found) < 2:
         only = next(iter(found), "none")
@@ -170,7 +152,7 @@ def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str
 
 
 def number_and_split(
-    labels: Sequence[Sequence[str]], places: Sequence[Sequence[str]], every: int, noun: str, source: Path
+    labels: Sequence[Sequence[str]], places: Sequence[Sequence[str]], noun: str, source: Path
 ) -> tuple[list[str], list[npt.NDArray[np.int64]], npt.NDArray[np.bool_] | None]:
     """Return the classes, the labels' numbers by split and, where there is one part only, which samples it holds out.
 
@@ -181,16 +163,12 @@ def number_and_split(
     targets = [np.array([numbers[label] for label in part], dtype=np.int64) for part in labels]
     if len(labels) > 1:
         return classes, targets, None
-    is_test = hold_out(targets[0], every, noun, source)
+    is_test = hold_out(targets[0], TEST_EVERY, noun, source)
     return classes, [targets[0][~is_test], targets[0][is_test]], is_test
 
 
 def hold_out(labels: npt.NDArray[np.int64], every: int, noun: str, source: Path) -> npt.NDArray[np.bool_]:
-    """Mark every `every`-th sample of each class, counted within the class: a pure function of the labels.
-
-    Raises:
-        DataError: No class has so many; names `source` and, as `noun`, what a sample is.
-    """
+    """Mark every `every`-th sample of each class, counted within the class: a pure function of the labels."""
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
         is_test[np.flatnonzero(labels == label)[every - 1 :: every]] = True
@@ -202,19 +180,17 @@ def hold_out(labels: npt.NDArray[np.int64], every: int, noun: str, source: Path)
     return is_test
 
 
-def _save(
-    directory: Path, parts: list[list[LabelledText]], test_every: int, broken: Broken, tell: Tell, **settings: Any
-) -> None:
+def _save(directory: Path, parts: list[list[LabelledText]], broken: Broken, tell: Tell, min_freq: int) -> None:
     """Number the labels, split, tokenise, write."""
     source = Path(parts[0][0].place.partition(", line")[0])
     texts = [[row.text for row in part] for part in parts]
     labels, places = [[row.label for row in part] for part in parts], [[row.place for row in part] for part in parts]
-    classes, targets, is_test = number_and_split(labels, places, test_every, "texts", source)
+    classes, targets, is_test = number_and_split(labels, places, "texts", source)
     if is_test is not None:
         held = is_test.tolist()
         texts = [
             [text for text, is_held in zip(texts[0], held, strict=True) if is_held is flag] for flag in (False, True)
         ]
-    save_texts(directory, texts, targets, tell, **settings)
+    save_texts(directory, texts, targets, tell, min_freq)
     about = {"classes": classes, "skipped": broken.count, "first": broken.first}
     replace_file(directory / "about.json", json.dumps(about).encode("ascii"))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,11 +63,11 @@ def tokenise_all(texts: Sequence[str], *, num_processes: int | None = None, tell
 
 
 def save_texts(
-    directory: Path, texts: Sequence[Sequence[str]], labels: Sequence[NDArray[np.int64]], tell: Tell, **settings: Any
+    directory: Path, texts: Sequence[Sequence[str]], labels: Sequence[NDArray[np.int64]], tell: Tell, min_freq: int
 ) -> None:
-    """Tokenise training and test texts, build the vocabulary from the first (`settings`), and write all of it."""
+    """Tokenise training and test texts, build the vocabulary from the first, and write all of it."""
     tokenised = [tokenise_all(part, tell=tell) for part in texts]
-    vocabulary = build_vocabulary(tokenised[0].counts(), **settings)
+    vocabulary = build_vocabulary(tokenised[0].counts(), min_freq=min_freq)
     for split, part, target in zip(("train", "test"), tokenised, labels, strict=True):
         TokenStore(tokens=part.encode(vocabulary), offsets=part.offsets, labels=target).save(directory, split)
     vocabulary.save(directory / "vocabulary.json")

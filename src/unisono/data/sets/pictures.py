@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,11 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def describe(self) -> dict[str, Any]:
+        """Return shape and normalisation, for those who will show the model other images."""
+        mean, std = self._mean.tolist(), self._std.tolist()
+        return {"kind": "images", "shape": [*self.images.shape[1:]], "mean": mean, "std": std}
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         images, labels = self.fetch_micro_batch(np.array([index]))
         return images[0], int(labels[0])
@@ -97,6 +102,11 @@ class Pictures:
         # Whole rows at a time: a step over three numbers only costs more than it computes.
         values.view(n, height, width * channels).div_(255).sub_(self._means).div_(self._stds)
         return values.permute(0, 3, 1, 2), torch.from_numpy(self.labels[indices])
+
+    @property
+    def is_keyed_singly(self) -> bool:
+        """Whether an image fetched by itself is what training sees: it is not changed then."""
+        return self.augment == Augment()
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -9,7 +9,7 @@ import json
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, final
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from unisono.data.files.cache import check_manifest
 from unisono.errors import ConfigError, DataError
-from unisono.options.quantities import COUNT, TOKENS
+from unisono.options.quantities import COUNT
 from unisono.system.files import replace_file
 
 PAD, UNK = 0, 1
@@ -66,12 +66,9 @@ class Vocabulary:
 
     Number 0 is ``<pad>`` and never stands for a word; 1 is ``<unk>`` and stands for every other word, also
     for a text that spells ``<pad>`` itself.
-
-    Attributes:
-        words: Number to word, the two specials first.
     """
 
-    words: tuple[str, ...]
+    words: tuple[str, ...]  #: Number to word, the two specials first.
     _numbers: dict[str, int] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -90,10 +87,13 @@ class Vocabulary:
         """Return the number of each token, (num_tokens,) int32; unknown ones are `UNK`, none is `PAD`."""
         return np.fromiter((self._numbers.get(token, UNK) for token in tokens), dtype=np.int32)
 
+    def to_json(self) -> bytes:
+        """Return the words as a JSON list."""
+        return json.dumps(self.words).encode("ascii")
+
     def save(self, path: Path) -> None:
-        """Write the words as a JSON list, atomically."""
-        content = json.dumps(self.words).encode("ascii")
-        replace_file(path, content)
+        """Write `to_json`, atomically."""
+        replace_file(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -107,21 +107,17 @@ class Vocabulary:
         return cls(words=tuple(words))
 
 
-def build_vocabulary(
-    token_counts: Mapping[str, int], *, min_freq: int = 1, max_tokens: int | None = None
-) -> Vocabulary:
+def build_vocabulary(token_counts: Mapping[str, int], *, min_freq: int = 1) -> Vocabulary:
     """Choose the words that get a number: the frequent ones, ordered by (-count, word).
 
     Args:
         token_counts: How often each token occurs in the training texts; its order does not matter.
         min_freq: A word needs at least so many occurrences.
-        max_tokens: Largest number of entries, the two specials included; the rarest words go. None: no cap.
 
     Raises:
-        ConfigError: `min_freq` below 1, `max_tokens` below 3, or no word is left.
+        ConfigError: `min_freq` below 1, or no word is left.
     """
     min_freq = COUNT.take("min_freq", min_freq)
-    max_tokens = replace(TOKENS, low=len(SPECIALS) + 1).maybe("max_tokens", max_tokens)
     kept = [word for word, count in token_counts.items() if count >= min_freq and word not in SPECIALS]
     if not kept:
         most = max(token_counts.values(), default=0)
@@ -130,25 +126,17 @@ def build_vocabulary(
             f"Hint: use min_freq={max(1, most)} or less, or more text."
         )
     kept.sort(key=lambda word: (-token_counts[word], word))
-    if max_tokens is not None:
-        kept = kept[: max_tokens - len(SPECIALS)]
     return Vocabulary(words=(*SPECIALS, *kept))
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenisedTexts:
-    """Texts after the tokeniser, before a vocabulary is chosen: one pass over the texts serves both.
+    """Texts after the tokeniser, before a vocabulary is chosen: one pass over the texts serves both."""
 
-    Attributes:
-        ids: (num_tokens,) int32, position of each token in `words`; all texts one after another.
-        offsets: (num_texts + 1,) int64; text i is ``ids[offsets[i]:offsets[i + 1]]``.
-        words: The distinct tokens in order of first appearance.
-    """
-
-    ids: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    words: tuple[str, ...]
+    ids: NDArray[np.int32]  #: (num_tokens,) int32, position of each token in `words`; all texts one after another.
+    offsets: NDArray[np.int64]  #: (num_texts + 1,) int64; text i is ``ids[offsets[i]:offsets[i + 1]]``.
+    words: tuple[str, ...]  #: The distinct tokens in order of first appearance.
 
     def counts(self) -> dict[str, int]:
         """Return how often each token occurs."""
@@ -179,17 +167,12 @@ class TokenStore:
     """The texts of one split as one flat array; ``store[i]`` is ``(tokens, label)``.
 
     A store opened from a directory is memory-mapped and pickles as its path: workers share its pages.
-
-    Attributes:
-        tokens: (num_tokens,) int32, all texts one after another.
-        offsets: (num_texts + 1,) int64; text i is ``tokens[offsets[i]:offsets[i + 1]]``.
-        labels: (num_texts,) int64.
-        origin: Directory and split name it was opened from, None for one built in memory.
     """
 
-    tokens: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    tokens: NDArray[np.int32]  #: (num_tokens,) int32, all texts one after another.
+    offsets: NDArray[np.int64]  #: (num_texts + 1,) int64; text i is ``tokens[offsets[i]:offsets[i + 1]]``.
+    labels: NDArray[np.int64]  #: (num_texts,) int64.
+    #: Directory and split name it was opened from, None for one built in memory.
     origin: tuple[Path, str] | None = None
 
     def __post_init__(self) -> None:
@@ -232,11 +215,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, directory: Path, split: str) -> Self:
-        """Map the arrays of one split from a directory that `cached_directory` made, checksums verified.
-
-        Raises:
-            DataError: A file is missing, changed, or not what a store holds.
-        """
+        """Map the arrays of one split from a directory that `cached_directory` made, checksums verified."""
         check_manifest(directory, f"{split}_")
         try:
             found = {name: np.load(directory / f"{split}_{name}.npy", mmap_mode="r") for name in ARRAYS}

@@ -19,27 +19,17 @@ from unisono.options.quantities import BATCHES, TOKENS
 
 
 class PackedTexts(NamedTuple):
-    """Texts one after another.
+    """Texts one after another."""
 
-    Attributes:
-        tokens: int64 (places,): each text's tokens, then pads up to its place's end.
-        lengths: int64 (n,): tokens of each text, pads not counted.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
+    tokens: Tensor  #: int64 (places,): each text's tokens, then pads up to its place's end.
+    lengths: Tensor  #: int64 (n,): tokens of each text, pads not counted.
 
 
 class PaddedTexts(NamedTuple):
-    """Texts side by side.
+    """Texts side by side."""
 
-    Attributes:
-        tokens: int64 (n, longest): one text a row, then pads.
-        lengths: int64 (n,).
-    """
-
-    tokens: Tensor
-    lengths: Tensor
+    tokens: Tensor  #: int64 (n, longest): one text a row, then pads.
+    lengths: Tensor  #: int64 (n,).
 
 
 def pack(texts: list[npt.NDArray[np.int32]], *, align: int = 49, least: int = 147, behind: int = 34) -> PackedTexts:

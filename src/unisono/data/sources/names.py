@@ -22,9 +22,6 @@ _SPELLED = ".tar, .jsonl, .ndjson (each also with .gz or .zst), .tgz, .parquet"
 def find_shards(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return the files that are meant, in their order.
 
-    Args:
-        given: A path, folder or pattern, or several of them.
-
     Raises:
         ConfigError: It is an address, or no path at all.
         DataError: Nothing is there, something is twice, or the files are of several kinds.
@@ -48,11 +45,7 @@ def find_shards(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def kind_of(path: Path) -> str:
-    """Return ``tar``, ``lines`` or ``parquet``.
-
-    Raises:
-        DataError: The name ends otherwise.
-    """
+    """Return ``tar``, ``lines`` or ``parquet``."""
     name = path.name.lower()
     if name.endswith(".tgz"):
         return "tar"

@@ -1,13 +1,14 @@
 """Parquet shards: row groups are read whole, since that is what can be read by itself; some are kept (pyarrow)."""
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unisono.data.sources.packages import needed
 from unisono.errors import DataError
+from unisono.system.loading import needing
 
 _NUMBERS = "iufb"  # NumPy's kinds of numbers
 
@@ -28,13 +29,9 @@ def scan_parquet(path: Path, columns: Sequence[str] | None) -> list[int]:
 
 
 def open_parquet(path: Path) -> Any:
-    """Return a ``pyarrow.parquet.ParquetFile``.
-
-    Raises:
-        DataError: It is no Parquet file, or cut short.
-        ConfigError: pyarrow is missing.
-    """
-    parquet, arrow = needed("pyarrow.parquet", path), needed("pyarrow", path)
+    """Return a ``pyarrow.parquet.ParquetFile``."""
+    with needing("shards", f"{path} cannot be read: "):
+        parquet, arrow = importlib.import_module("pyarrow.parquet"), importlib.import_module("pyarrow")
     try:
         return parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as error:

@@ -14,11 +14,7 @@ Put = Callable[[bytes], object]
 
 
 def hash_item(item: Any) -> bytes:
-    """Return 16 bytes that depend on types, shapes and values of an item and of all that is in it.
-
-    Raises:
-        DataError: It holds something without bytes of its own.
-    """
+    """Return 16 bytes that depend on types, shapes and values of an item and of all that is in it."""
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest.update, item)
     return digest.digest()

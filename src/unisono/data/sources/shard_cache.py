@@ -6,6 +6,7 @@ disk once, and every sample a single read after that. An entry is found by the s
 """
 
 import gzip
+import importlib
 import json
 import os
 import zlib
@@ -21,9 +22,9 @@ from unisono.data.files.identity import sampled_identity
 from unisono.data.lengths import Indices
 from unisono.data.sources.line_records import scan_lines
 from unisono.data.sources.names import packing_of
-from unisono.data.sources.packages import needed
 from unisono.data.sources.tar_records import scan_tar
 from unisono.errors import DataError
+from unisono.system.loading import needing
 
 _FORMAT = 1
 _PIECE_BYTES = 1 << 20
@@ -43,18 +44,7 @@ class Indexed(NamedTuple):
 
 
 def indexed(path: Path, kind: str, name: str, cache: Path) -> Indexed:
-    """Return the index of a shard of kind ``tar`` or ``lines``; build it where nobody did yet.
-
-    Args:
-        path: The shard.
-        kind: As `names.kind_of` says it.
-        name: Its `shard_identity`.
-        cache: The directory of all indexes.
-
-    Raises:
-        DataError: The shard is damaged, or the cache cannot be written.
-        ConfigError: A package is missing that unpacks it.
-    """
+    """Return the index of a shard of kind ``tar`` or ``lines``; build it where nobody did yet."""
     changed = path.stat().st_mtime_ns
     key = cache_key(source_sha256=name, settings={"kind": kind, "changed": changed}, format_version=_FORMAT)
     entry, plain = cache / key, path
@@ -71,7 +61,7 @@ def indexed(path: Path, kind: str, name: str, cache: Path) -> Indexed:
 
 
 def _unpack_once(path: Path, plain: Path) -> None:
-    """Write what `path` holds to `plain`, unless it is there as it was written."""
+    """Write what `path` holds to `plain`, unless it is there as it was written; `DataError` where there is no room."""
     about = plain.with_suffix(".json")
     if _is_as_written(plain, about):
         return
@@ -85,10 +75,16 @@ def _unpack_once(path: Path, plain: Path) -> None:
                     target.write(piece)
                 target.flush()
                 os.fsync(target.fileno())
+            about.write_text(json.dumps({"identity": shard_identity(plain), "of": str(path)}))
+        except OSError as error:
+            plain.unlink(missing_ok=True)
+            raise DataError(
+                f"{plain.parent}: expected room to unpack {path}, found: {error.strerror}. "
+                "Hint: free some space, or pass another cache=."
+            ) from None
         except BaseException:
             plain.unlink(missing_ok=True)
             raise
-        about.write_text(json.dumps({"identity": shard_identity(plain), "of": str(path)}))
 
 
 def _is_as_written(plain: Path, about: Path) -> bool:
@@ -100,11 +96,12 @@ def _is_as_written(plain: Path, about: Path) -> bool:
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:
-    """Yield what a compressed file holds; `DataError` where it is damaged or cut short, or the disk is full."""
+    """Yield what a compressed file holds; `DataError` where it is damaged or cut short."""
     failures: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError)
     zstandard = None
     if packing_of(path) == ".zst":
-        zstandard = needed("zstandard", path)
+        with needing("shards", f"{path} cannot be read: "):
+            zstandard = importlib.import_module("zstandard")
         failures = (*failures, zstandard.ZstdError)
     try:
         if zstandard is None:
@@ -114,8 +111,7 @@ def _unpacked(path: Path) -> Iterator[bytes]:
             yield from _frames(path, zstandard.ZstdDecompressor())
     except failures as error:
         raise DataError(
-            f"{path}: expected a whole {packing_of(path)} file and room to unpack it, found: {error}. "
-            "Hint: fetch or write it again, free some space, or pass another cache=."
+            f"{path}: expected a whole {packing_of(path)} file, found: {error}. Hint: fetch or write it again."
         ) from None
 
 

@@ -33,19 +33,12 @@ _UNREADABLE = (ValueError, OSError, EOFError, RecursionError, SyntaxError, tarfi
 
 
 class _Piece(NamedTuple):
-    """What is shuffled as a whole: a file, or a row group of one.
+    """What is shuffled as a whole: a file, or a row group of one."""
 
-    Attributes:
-        path: The shard.
-        plain: What is read: the shard, or what was unpacked of it.
-        records: int64 (n, 2): begin and length of each sample; None for a row group.
-        group: Number of the row group.
-    """
-
-    path: Path
-    plain: Path
-    records: Indices | None
-    group: int
+    path: Path  #: The shard.
+    plain: Path  #: What is read: the shard, or what was unpacked of it.
+    records: Indices | None  #: int64 (n, 2): begin and length of each sample; None for a row group.
+    group: int  #: Number of the row group.
 
 
 @final

@@ -1,8 +1,8 @@
 """`Stream`: items that come in order and have no numbers, for `Run.loader`; and how a stream is read and found again.
 
-Step s takes the next items, replica by replica. Every rank reads the whole stream and prepares only what it hosts. What
-was consumed is known by a count and a chain of hashes over the items, so a run that is resumed finds its place, and
-notices a stream that has changed.
+Step s takes the next items, replica by replica. Every rank reads the whole stream, or the leader alone does, and
+prepares only what it hosts. What was consumed is known by a count and a chain of hashes over the items, so a run that
+is resumed finds its place, and notices a stream that has changed.
 """
 
 import hashlib
@@ -43,9 +43,11 @@ class Stream:
         use_state: Whether the source's own state is asked for. There are sources whose state loses something: a
             shuffle buffer of Hugging Face's is filled anew.
         fingerprint: What names the stream in the score, a short text; its items are in the ledger anyway.
+        read: ``all``: every rank reads the whole stream. ``leader``: rank 0 alone does, and hands each rank the items
+            that it hosts. The same bits.
 
     Raises:
-        ConfigError: It can be read only once, is split by rank, or is no stream.
+        ConfigError: It can be read only once, is split by rank, or is no stream; another `read`.
 
     Example:
         >>> def lines():
@@ -54,9 +56,19 @@ class Stream:
         >>> stream = unisono.Stream(lines, window=1000)
     """
 
-    _loader_hint = "a stream is for run.loader alone. Elsewhere, where samples need numbers, list(...) of its items."
+    _loader_hint = (
+        "a stream is to train on, by run.loader or Trainer.fit. Elsewhere, where samples need numbers, list(...) of it."
+    )
 
-    def __init__(self, source: Any, *, window: int = 0, use_state: bool = True, fingerprint: str | None = None) -> None:
+    def __init__(
+        self,
+        source: Any,
+        *,
+        window: int = 0,
+        use_state: bool = True,
+        fingerprint: str | None = None,
+        read: str = "all",
+    ) -> None:
         kind = type(source).__name__
         is_iterable = isinstance(source, Iterable)
         if isinstance(source, str | bytes | dict | set | frozenset) or not (callable(source) or is_iterable):
@@ -73,7 +85,9 @@ class Stream:
                 f"the {kind} is split by rank, but every rank reads the whole stream and takes its part of each batch. "
                 "Hint: leave split_dataset_by_node out."
             )
-        self.source, self.fingerprint = source, fingerprint
+        if read not in ("all", "leader"):
+            raise ConfigError(f"expected read as 'all' or 'leader', got {read!r}.")
+        self.source, self.fingerprint, self.read = source, fingerprint, read
         self.has_state = use_state and hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self.window = WINDOW.take("window", window)
 
@@ -84,23 +98,18 @@ class Stream:
 
 
 class Place(NamedTuple):
-    """How far a stream has been consumed; equal on all ranks, in JSON's types but for the source's own state.
+    """How far a stream has been consumed; equal on all ranks, in JSON's types but for the source's own state."""
 
-    Attributes:
-        passes: Passes that are complete.
-        items: Items of the present one.
-        chain: Hash over these, in the order in which they were consumed.
-        anchor: How many of them had been consumed when `state` was taken, at the beginning of a batch or window.
-        anchor_chain: Hash over those.
-        state: The source's own; None where it has none, and reads from its start.
-    """
-
-    passes: int = 0
-    items: int = 0
-    chain: str = ""
+    passes: int = 0  #: Passes that are complete.
+    items: int = 0  #: Items of the present one.
+    chain: str = ""  #: Hash over these, in the order in which they were consumed.
+    #: How many of them had been consumed when `state` was taken, at the beginning of a batch or window.
     anchor: int = 0
-    anchor_chain: str = ""
-    state: Any = None
+    anchor_chain: str = ""  #: Hash over those.
+    state: Any = None  #: The source's own; None where it has none, and reads from its start.
+    #: The place at the end of the pass before, from where the source goes over into this one by itself: what it carries
+    #: from pass to pass has no other witness. None behind the first anchor, and without a state.
+    before: dict[str, Any] | None = None
 
 
 class Items(NamedTuple):
@@ -113,11 +122,6 @@ class Items(NamedTuple):
 @final
 class Reader:
     """One pass over a stream, from a place on.
-
-    Args:
-        stream: What is read.
-        start: What has been consumed of the pass; it is read again from its anchor on, and compared.
-        seed: The run's seed.
 
     Attributes:
         num_skipped: Items that were read again.
@@ -134,7 +138,7 @@ class Reader:
             source.set_epoch(start.passes)
         self._has_state = stream.has_state
         if not self._has_state:
-            start = start._replace(anchor=0, anchor_chain="", state=None)
+            start = start._replace(anchor=0, anchor_chain="", state=None, before=None)
         elif start.state is not None:
             source.load_state_dict(start.state)
         self._anchors = deque([start])
@@ -185,6 +189,14 @@ class Reader:
             self._anchors.popleft()
         return self._anchors[0]._replace(items=self._count, chain=self._chain)
 
+    def end(self) -> Place:
+        """Return the place at the end of the pass, where the next one begins."""
+        last = self._anchors[-1]
+        if last.state is None:
+            return Place(self._passes + 1)
+        before = last._replace(items=self._count, chain=self._chain, before=None)
+        return Place(self._passes + 1, before=before._asdict())
+
     def _fill(self) -> bool:
         """Read the next window, and say whether there was anything left."""
         if self._is_exhausted:
@@ -211,6 +223,16 @@ class Reader:
         if self._has_state and not self._is_exhausted and self._count > self._anchors[-1].anchor:
             state = self._source.state_dict()
             self._anchors.append(Place(self._passes, anchor=self._count, anchor_chain=self._chain, state=state))
+
+
+def begin_pass(stream: Stream, place: Place, *, seed: int) -> None:
+    """Bring a source with a state of its own over the end of the pass before; `DataError` where that has changed."""
+    if stream.has_state and place.before is not None:
+        before = Place(**place.before)
+        if Reader(stream, before, seed=seed).take(1).values:
+            raise _changed(
+                f"goes on after {before.items:,} items of pass {before.passes}, where it had ended when they were"
+            )
 
 
 def _changed(how: str, more: str = "") -> DataError:

@@ -1,7 +1,7 @@
 """The training batches of a run that reads a stream: what `Loader` is for data sets with numbers."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, final
 
 import numpy as np
@@ -10,26 +10,20 @@ from unisono.collectives.placement import parts_of
 from unisono.collectives.transport import Transport
 from unisono.data.lengths import Indices
 from unisono.data.loader import Collate, Fetcher, Task, Transform, refuse_iteration
-from unisono.data.sources.stream import Items, Place, Reader, Stream
+from unisono.data.plans.batch_schedule import BatchSchedule
+from unisono.data.sources.item_bytes import handed, pack, unpack
+from unisono.data.sources.stream import Items, Place, Reader, Stream, begin_pass
 from unisono.errors import DataError, RankDivergence
 
 
 class StreamBatch(NamedTuple):
-    """One step's items.
+    """One step's items."""
 
-    Attributes:
-        step: 1-based.
-        epoch: The pass, 0-based.
-        numbers: int64 (n,): of the items in the pass, in the batch's order.
-        micros: This rank's micro-batches, made when they are asked for.
-        chain: Hash over all items of the pass up to the last of these.
-    """
-
-    step: int
-    epoch: int
-    numbers: Indices
-    micros: Iterator[Any]
-    chain: str
+    step: int  #: 1-based.
+    epoch: int  #: The pass, 0-based.
+    numbers: Indices  #: int64 (n,): of the items in the pass, in the batch's order.
+    micros: Iterator[Any]  #: This rank's micro-batches, made when they are asked for.
+    chain: str  #: Hash over all items of the pass up to the last of these.
 
 
 @final
@@ -38,10 +32,10 @@ class StreamLoader:
 
     Args:
         stream: What is read.
-        batch_size: Items of a step, over all ranks.
+        schedule: Items of each step, over all ranks.
         replicas: Parts of a batch.
-        hosted: The replicas of this rank.
-        transport: Joins the ranks, which compare what they have read.
+        placement: The replicas of each rank.
+        transport: Joins the ranks, which compare what they have read, or get it from the leader.
         seed: The run's seed.
         transform: Applied to each item that this rank hosts.
         collate: From a list of items to a micro-batch.
@@ -55,9 +49,9 @@ class StreamLoader:
     def __init__(
         self,
         stream: Stream,
-        batch_size: int,
+        schedule: BatchSchedule,
         replicas: int,
-        hosted: range,
+        placement: Sequence[range],
         *,
         transport: Transport,
         seed: int,
@@ -65,22 +59,19 @@ class StreamLoader:
         collate: Collate | None = None,
         tell: Callable[[str], object] = str,
     ) -> None:
-        self.stream, self.batch_size, self.epochs, self._tell = stream, batch_size, sys.maxsize, tell
+        self.stream, self.schedule, self.epochs, self._tell = stream, schedule, sys.maxsize, tell
         self.done: Callable[[], int] = int
-        self._replicas, self._hosted, self._transport, self._seed = replicas, hosted, transport, seed
+        self.cuts: None = None  # nobody knows where its epochs end
+        self._replicas, self._placement, self._transport, self._seed = replicas, placement, transport, seed
         self._held: dict[int, Any] = {}
         self._fetcher = Fetcher(_Held(self._held), seed, transform=transform, collate=collate)
         self._places: dict[int, Place] = {0: Place()}
 
     def __len__(self) -> int:
-        """Refuse: nobody knows.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse: nobody knows."""
         raise TypeError(
-            "a stream has no length, by which Trainer.fit and intervals in epochs are counted. Hint: intervals in "
-            "steps, in a loop of your own over run.steps(loader, epochs=..., max_steps=...)."
+            "a stream has no length, by which epochs are counted. Hint: count steps: fit(stream, max_steps=...), "
+            "run.steps(loader, max_steps=...), intervals in steps."
         )
 
     def __iter__(self) -> NoReturn:
@@ -122,23 +113,24 @@ class StreamLoader:
         """
         place, reader = self._place, None
         self._places = {first_step - 1: place}
+        reads = self.stream.read == "all" or self._transport.rank == 0
+        if reads:
+            begin_pass(self.stream, place, seed=self._seed)
         step = first_step
         while step <= last_step and place.passes < self.epochs:
-            if reader is None:
+            if reader is None and reads:
                 reader = Reader(self.stream, place, seed=self._seed)
                 if reader.num_skipped:
                     self._tell(
                         f"finds its place in the stream: {reader.num_skipped:,} items were read again in "
                         f"{reader.skipped_s:.1f} s."
                     )
-            items, now = reader.take(self.batch_size), reader.place()
-            self._compare(step, now)
+            items, now, end = self._taken(reader, step, self.schedule.size_of(step, place.passes))
             if not now.items:
                 raise DataError(f"expected a stream with items, got none in pass {now.passes}. Hint: is it empty?")
-            place = Place(passes=now.passes + 1) if reader.is_at_end else now
-            if reader.is_at_end:
-                reader = None
-            if not items.values:
+            place = end or now
+            reader = None if end else reader
+            if not items.numbers:
                 self._places[step - 1] = place
                 continue
             self._places = {step - 1: self._places[step - 1], step: place}
@@ -148,14 +140,38 @@ class StreamLoader:
 
     def _batch(self, step: int, items: Items, place: Place) -> StreamBatch:
         numbers, values = items
-        parts = [
-            part for part in parts_of(len(numbers), self._replicas)[self._hosted.start : self._hosted.stop] if part
-        ]
+        parts = self._parts(len(numbers), self._transport.rank)
         self._held.clear()
         self._held.update({numbers[at]: values[at] for part in parts for at in part})
         own = np.array(numbers, dtype=np.int64)
         tasks = [Task(place.passes, own[part.start : part.stop]) for part in parts]
         return StreamBatch(step, place.passes, own, (self._fetcher[task] for task in tasks), place.chain)
+
+    def _parts(self, num_items: int, rank: int) -> list[range]:
+        """Return the parts of a batch that a rank hosts, none of them empty."""
+        hosted = self._placement[rank]
+        return [part for part in parts_of(num_items, self._replicas)[hosted.start : hosted.stop] if part]
+
+    def _taken(self, reader: Reader | None, step: int, most: int) -> tuple[Items, Place, Place | None]:
+        """Return the items of a step, the place behind them, and where the next pass begins if it is at its end."""
+        if self.stream.read == "all":
+            assert reader is not None
+            items, now = reader.take(most), reader.place()
+            self._compare(step, now)
+            return items, now, reader.end() if reader.is_at_end else None
+        everyones: list[bytes] = []
+        if reader is not None:
+            items, now = reader.take(most), reader.place()
+            told = [items.numbers, [*now], [*reader.end()] if reader.is_at_end else None]
+            for rank in range(self._transport.world_size):
+                hosted = [items.values[at] for part in self._parts(len(items.numbers), rank) for at in part]
+                everyones.append(pack([*told, hosted]))
+        numbers, where, end, hosted = unpack(handed(self._transport, everyones))
+        at_places = [at for part in self._parts(len(numbers), self._transport.rank) for at in part]
+        values = [None] * len(numbers)
+        for at, value in zip(at_places, hosted, strict=True):
+            values[at] = value
+        return Items(numbers, values), Place(*where), Place(*end) if end else None
 
     def _compare(self, step: int, place: Place) -> None:
         """Find out whether all ranks have read the same: a message of a few bytes in every step."""

@@ -115,11 +115,7 @@ def _split(name: str) -> tuple[str, str] | None:
 
 
 def _check_end(path: Path, offset: int) -> None:
-    """Refuse a tar that does not end in zeros, which tarfile takes for its end too.
-
-    Raises:
-        DataError: Names the byte.
-    """
+    """Refuse a tar that does not end in zeros, which tarfile takes for its end too."""
     with path.open("rb") as file:
         file.seek(offset)
         rest = file.read(_BLOCK)

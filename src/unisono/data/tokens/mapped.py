@@ -8,7 +8,7 @@ a file that somebody writes to. It pickles as its paths.
 import glob
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -25,7 +25,8 @@ Indices = npt.NDArray[np.int64]
 Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _LLMC_MAGIC, _LLMC_HEADER_BYTES = 20240520, 1024
-_RAW = ("uint8", "uint16", "uint32")
+_RAW = ("uint8", "uint16", "uint32", "int32", "int64")
+_LOOKED_AT, _ENOUGH = 4096, 64
 
 
 @final
@@ -53,23 +54,24 @@ class Mapped:
 
     Args:
         paths: As `TokenFile` takes them.
-        dtype: Of raw numbers; None: uint16.
+        dtype: Of raw numbers; None: uint16, if that is what the first of them look like.
         vocabulary: Numbers from there on are refused where they are read; None: all are taken.
         expected: Size and time of change of each file, where it has been open before.
 
     Raises:
-        ConfigError: `dtype` is none of those that raw files have.
+        ConfigError: `dtype` is none of those that raw files have, or there is no path.
         DataError: A file is missing, empty, cut short, of other numbers, or not as it was.
     """
 
     def __init__(
-        self, paths: Given, dtype: str | None = None, vocabulary: int | None = None, expected: tuple[Any, ...] = ()
+        self, paths: Given, dtype: Any = None, vocabulary: int | None = None, expected: tuple[Any, ...] = ()
     ) -> None:
-        if dtype is not None and dtype not in _RAW:
+        name = getattr(dtype, "__name__", str(dtype))  # also np.uint16
+        if dtype is not None and name not in _RAW:
             raise ConfigError(f"expected dtype as one of {', '.join(_RAW)}, got {dtype!r}.")
-        self._dtype, self.vocabulary = dtype, vocabulary
+        self._dtype, self.vocabulary = None if dtype is None else name, vocabulary
         self.paths = _paths_of(paths)
-        self._files = [_open(path, np.dtype(dtype or "uint16").newbyteorder("<")) for path in self.paths]
+        self._files = [_open(path, self._dtype) for path in self.paths]
         self._windows: dict[tuple[int, int], Tokens] = {}
         kinds = {file.tokens.dtype: file.path for file in reversed(self._files)}
         if len(kinds) > 1:
@@ -151,7 +153,9 @@ class Mapped:
 
 def _paths_of(given: Given) -> list[Path]:
     """Return the files that are meant; those that a pattern gives are sorted."""
-    several: Iterable[Any] = [given] if isinstance(given, str | os.PathLike) else given
+    several: Any = [given] if isinstance(given, str | os.PathLike) else given
+    if not isinstance(several, list | tuple) or not all(isinstance(one, str | os.PathLike) for one in several):
+        raise ConfigError(f"expected the path of a file of tokens, or a list of paths, got {type(given).__name__}.")
     found: list[Path] = []
     for one in several:
         spelled = os.fspath(one)
@@ -165,8 +169,9 @@ def _paths_of(given: Given) -> list[Path]:
     return found
 
 
-def _open(path: Path, raw: np.dtype[Any]) -> _File:
-    """Map one file, read-only."""
+def _open(path: Path, asked: str | None) -> _File:
+    """Map one file, read-only; raw numbers are of the type that is asked for."""
+    raw = np.dtype(asked or "uint16").newbyteorder("<")
     try:
         handle = _Handle(path)  # stays open: `_check` asks for its size
         held = os.fstat(handle.fileno())
@@ -184,7 +189,20 @@ def _open(path: Path, raw: np.dtype[Any]) -> _File:
         )
     count = (size - first) // dtype.itemsize
     tokens = np.frombuffer(pages, dtype, count, first)
+    if asked is None and first == 0:
+        _check_width(path, tokens[:_LOOKED_AT])
     return _File(path, handle, size, held.st_mtime_ns, first, tokens)
+
+
+def _check_width(path: Path, first: Tokens) -> None:
+    """Refuse what looks like wider numbers than those that are read: small ones have zeros in their upper halves."""
+    if len(first) < _ENOUGH or first[1::2].any() or not first.any():
+        return
+    wider = "uint32" if first[2::4].any() else "int64"
+    raise DataError(
+        f"{path}: every second of its first {len(first):,} numbers is 0, as where a file of {wider} is read as "
+        f"{first.dtype.name}. Hint: dtype={wider!r}; or dtype={first.dtype.name!r}, if they are meant."
+    )
 
 
 def _after_raw_header(path: Path, pages: mmap.mmap, raw: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:

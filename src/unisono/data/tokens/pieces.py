@@ -33,19 +33,13 @@ _READ_TOKENS = 1 << 24  # at a time
 @final
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pieces:
-    """The pieces of all rows.
+    """The pieces of all rows."""
 
-    Attributes:
-        starts: int64 (n,): the first target of each piece, longest pieces first.
-        first_of_length: int64 (length + 2,): pieces longer than k come before number ``first_of_length[k]``; a last 0.
-        slots: int64 (n,): the pieces in the order of the rows.
-        offsets: int64 (rows + 1,): row r has the slots ``offsets[r]:offsets[r + 1]``.
-    """
-
-    starts: Indices
+    starts: Indices  #: int64 (n,): the first target of each piece, longest pieces first.
+    #: int64 (length + 2,): pieces longer than k come before number ``first_of_length[k]``; a last 0.
     first_of_length: Indices
-    slots: Indices
-    offsets: Indices
+    slots: Indices  #: int64 (n,): the pieces in the order of the rows.
+    offsets: Indices  #: int64 (rows + 1,): row r has the slots ``offsets[r]:offsets[r + 1]``.
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -141,11 +135,7 @@ def cut_documents(mapped: Mapped, length: int, end_of_text: int, cache: Path | N
 
 
 def find_documents(mapped: Mapped, end_of_text: int) -> Indices:
-    """Return first place and size of each document, int64 (n, 2), its end-of-text token counted, empty ones left out.
-
-    Raises:
-        DataError: There is no such token.
-    """
+    """Return first place and size of each document, int64 (n, 2), its end-of-text token counted; no empty ones."""
     found, ends_seen = [], 0
     for number, begin in enumerate(mapped.begins[:-1].tolist()):
         tokens = mapped.sequence(number)

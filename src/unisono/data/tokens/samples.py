@@ -24,17 +24,12 @@ IGNORED = -100
 
 
 class PackedTokens(NamedTuple):
-    """Rows that documents share, (n, length) each.
+    """Rows that documents share, (n, length) each."""
 
-    Attributes:
-        tokens: int64; 0 behind a row's last document.
-        segments: int64: which document of its row a place belongs to, from 0; the places behind the last have one more.
-        positions: int64: how far a place is from the begin of its piece of a document.
-    """
-
-    tokens: Tensor
+    tokens: Tensor  #: int64; 0 behind a row's last document.
+    #: int64: which document of its row a place belongs to, from 0; the places behind the last have one more.
     segments: Tensor
-    positions: Tensor
+    positions: Tensor  #: int64: how far a place is from the begin of its piece of a document.
 
     def attention_mask(self) -> Tensor:
         """Return where a place may look, bool (n, 1, length, length): at itself, and back within its document."""
@@ -48,8 +43,11 @@ class Crops:
     """Crops at random places: (tokens, the tokens after them), int64 (n, length) each; made by `TokenFile.crops`.
 
     Sample i of epoch e begins where the key (seed, e, i) says, every place of a file with the same chance. Fetched one
-    by one, with a transform or collate function, the place comes from torch's generator, which the loader has keyed.
+    by one (in a mixture, with a transform or collate function), the place comes from torch's generator, which the
+    loader has keyed.
     """
+
+    is_keyed_singly = True
 
     def __init__(self, mapped: Mapped, length: int, samples: int | None, content: str) -> None:
         sizes = np.diff(mapped.begins)
@@ -68,7 +66,7 @@ class Crops:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         key = int(torch.randint(1 << 62, ()))
-        x, y = self.fetch_keyed(np.array([index]), seed=key, epoch=0)
+        x, y = self.fetch_keyed(_numbered(index, len(self)), seed=key, epoch=0)
         return x[0], y[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,8 +96,10 @@ class Rows:
     """Rows of a table of pieces: (x, targets); made by `TokenFile.rows` and `TokenFile.packed`.
 
     x is int64 (n, length), or `PackedTokens` where documents share rows. Targets are int64 (n, length), `IGNORED`
-    where there is none.
+    where there is none. Fetched one by one, the same documents share a row in every epoch.
     """
+
+    is_keyed_singly = True
 
     def __init__(
         self, mapped: Mapped, length: int, end_of_text: int | None, content: str, cache: Path | None = None
@@ -117,7 +117,7 @@ class Rows:
         return Rows, (self._mapped, self._length, self._end, self._content, self._cache)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        x, y = self.fetch_micro_batch(np.array([index]))
+        x, y = self.fetch_micro_batch(_numbered(index, len(self)))
         return PackedTokens(*(part[0] for part in x)) if isinstance(x, PackedTokens) else x[0], y[0]
 
     @property
@@ -161,3 +161,10 @@ class Rows:
         positions.reshape(-1)[place] = run - np.repeat(before, lengths)
         packed = PackedTokens(*map(torch.from_numpy, (tokens, segments, positions)))
         return packed, torch.from_numpy(targets)
+
+
+def _numbered(index: int, count: int) -> Indices:
+    """Return a sample's number, counted from the end where it is negative; Python ends a `for` by the `IndexError`."""
+    if not -count <= index < count:
+        raise IndexError(f"expected the number of one of {count:,} samples, got {index}.")
+    return np.array([index % count])

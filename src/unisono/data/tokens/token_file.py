@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, final
 
+import numpy as np
+
 from unisono.data.tokens.mapped import Given, Mapped
 from unisono.data.tokens.samples import Crops, Rows
 from unisono.errors import ConfigError, DataError
@@ -23,7 +25,7 @@ class TokenFile:
 
     Args:
         paths: A file, a pattern with ``*``, or several of them.
-        dtype: Of raw numbers: ``uint8``, ``uint16``, ``uint32``.
+        dtype: Of raw numbers: ``uint8``, ``uint16``, ``uint32``, ``int32``, ``int64``; None: ``uint16``.
         vocabulary: How many tokens there are; a larger number is refused when it is read. None: not looked at.
         fingerprint: How the score names the content. ``blocks``: size and hash of 64 blocks of each file, in
             milliseconds; an edit between them is not seen. ``whole``: all bytes, hashed once for a file that does not
@@ -45,7 +47,7 @@ class TokenFile:
         self,
         paths: Given,
         *,
-        dtype: Literal["uint8", "uint16", "uint32"] | None = None,
+        dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | type[np.integer[Any]] | None = None,
         vocabulary: int | None = None,
         fingerprint: Literal["blocks", "whole"] = "blocks",
         cache: str | Path | None = None,

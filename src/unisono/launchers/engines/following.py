@@ -20,16 +20,7 @@ Write = Callable[[bytes], None]
 
 
 def find_tool(name: str, of: str, hint: str) -> str:
-    """Return where a program is.
-
-    Args:
-        name: Of the program.
-        of: Whose it is: ``Slurm's``.
-        hint: What to do where there is none.
-
-    Raises:
-        LaunchError: There is none.
-    """
+    """Return where a program is."""
     found = shutil.which(name)
     if found is None:
         raise LaunchError(f"expected {of} {name} on PATH, got none. Hint: {hint}")
@@ -37,13 +28,7 @@ def find_tool(name: str, of: str, hint: str) -> str:
 
 
 def ask(command: Sequence[str], interval_s: float, is_final: Callable[[str], bool]) -> subprocess.CompletedProcess[str]:
-    """Return a program's answer, asking again as long as it fails, `PATIENCE` times in all.
-
-    Args:
-        command: The question.
-        interval_s: Seconds between two.
-        is_final: Whether an error's text says that asking again is of no use.
-    """
+    """Return a program's answer, asking again as long as it fails, `PATIENCE` times in all."""
     for attempt in range(PATIENCE):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         is_answer = done.returncode == 0 and done.stdout.strip()

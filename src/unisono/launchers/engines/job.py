@@ -28,13 +28,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodesJob(Job):
-    """What engines take that give whole nodes.
+    """What engines take that give whole nodes."""
 
-    Attributes:
-        unit: What the engine calls a node.
-    """
-
-    unit: ClassVar[str] = "node"
+    unit: ClassVar[str] = "node"  #: What the engine calls a node.
 
     nodes: int = option(1, "Number of machines, or pods.", of=NODES, word="N")
     workers_per_node: int = option(1, "Ranks of each.", of=WORKERS, short="-n", word="W")

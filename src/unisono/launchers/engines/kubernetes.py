@@ -38,17 +38,11 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesJob(NodesJob):
-    """One training on a cluster; the fields that users set say what they are.
-
-    Attributes:
-        target: What torchrun runs, as words: the script in the image and its arguments.
-        volumes: Persistent volume claims by the path where they are mounted.
-        secret: That the ranks share, as a Secret of the cluster's; empty makes none.
-    """
+    """One training on a cluster; the fields that users set say what they are."""
 
     unit: ClassVar[str] = "pod"
 
-    target: tuple[str, ...]
+    target: tuple[str, ...]  #: What torchrun runs, as words: the script in the image and its arguments.
     image: str = option(text="Container image with torch, unisono and SCRIPT.", word="IMAGE")
     kind: str = option(
         "job", "job: an Indexed Job with a headless service, on any cluster. jobset: JobSet. trainjob: Kubeflow "
@@ -58,6 +52,7 @@ class KubernetesJob(NodesJob):
     namespace: str | None = option(None, "Namespace.", usual="kubectl's")
     cpu: str = option("", "CPUs of each pod, such as 4 or 500m.", usual="one for each thread", word="CPUS")
     memory: str = option("", "Memory of each pod, such as 8Gi.", word="SIZE")
+    #: Persistent volume claims by the path where they are mounted.
     volumes: Mapping[str, str] = option(
         text="Mount a persistent volume claim.", make=dict, key="volume", word="CLAIM=PATH"
     )
@@ -69,6 +64,7 @@ class KubernetesJob(NodesJob):
         60, "Seconds that a run has to stop and save when its pod must go.", of=GRACE, key="grace", word="S"
     )
     port: int = option(29500, "Where the ranks of several machines meet, on the first.", of=PORT, word="PORT")
+    #: That the ranks share, as a Secret of the cluster's; empty makes none.
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:

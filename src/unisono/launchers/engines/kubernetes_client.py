@@ -46,12 +46,6 @@ def follow(job: KubernetesJob, *, tell: Tell, write: Write, interval_s: float = 
     Lines of several pods begin with the pod's index. Pods that take the place of others are followed too. Output that
     is cut off, because the cluster's server was away, say, goes on where it was.
 
-    Args:
-        job: What `submit` has sent.
-        tell: Takes one line of news.
-        write: Takes a line of output.
-        interval_s: Seconds between two questions.
-
     Raises:
         LaunchError: The cluster does not answer, or somebody has deleted the job.
         BrokenPipeError: Nobody reads the output any more.

@@ -20,27 +20,16 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """One pod.
+    """One pod."""
 
-    Attributes:
-        name: Its own.
-        index: Its place among the job's pods, the node rank; empty while unknown.
-        state: ``pending``, ``running``, ``succeeded``, ``failed`` or ``unknown``.
-        reason: Why it waits or has failed, or empty.
-        machine: Where it runs, or empty.
-        code: Exit code of the ranks' launcher; None until it has ended.
-        ended: When that was, as the cluster writes it; empty until then.
-        has_started: Whether there is output.
-    """
-
-    name: str
-    index: str
-    state: str
-    reason: str
-    machine: str
-    code: int | None
-    ended: str
-    has_started: bool
+    name: str  #: Its own.
+    index: str  #: Its place among the job's pods, the node rank; empty while unknown.
+    state: str  #: ``pending``, ``running``, ``succeeded``, ``failed`` or ``unknown``.
+    reason: str  #: Why it waits or has failed, or empty.
+    machine: str  #: Where it runs, or empty.
+    code: int | None  #: Exit code of the ranks' launcher; None until it has ended.
+    ended: str  #: When that was, as the cluster writes it; empty until then.
+    has_started: bool  #: Whether there is output.
 
     @property
     def has_ended(self) -> bool:
@@ -50,18 +39,12 @@ class PodState:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job and the pods that it has now.
+    """A job and the pods that it has now."""
 
-    Attributes:
-        state: ``pending``, ``suspended``, ``complete`` or ``failed``; while it is none of the last two its pods say
-            more.
-        reason: Why it has failed, or empty.
-        pods: In the order of their names.
-    """
-
+    #: ``pending``, ``suspended``, ``complete`` or ``failed``; while it is none of the last two its pods say more.
     state: str
-    reason: str
-    pods: tuple[PodState, ...]
+    reason: str  #: Why it has failed, or empty.
+    pods: tuple[PodState, ...]  #: In the order of their names.
 
     @property
     def has_ended(self) -> bool:
@@ -73,11 +56,6 @@ def parse_state(text: str, kind: str, name: str) -> JobState | None:
     """Return what kubectl's list says; None where the job is not in it (any more).
 
     Pods that are older than the job were left by another one of the same name.
-
-    Args:
-        text: JSON, of kind ``List``.
-        kind: Of the job: ``Job``, ``JobSet`` or ``TrainJob``.
-        name: Of the job.
 
     Raises:
         LaunchError: It is no such list.
@@ -147,13 +125,7 @@ def _why(entry: Mapping[str, Any]) -> str:
 
 
 def news(name: str, before: JobState | None, now: JobState) -> list[str]:
-    """Return one line for each pod, and one for the job, that is not as it was.
-
-    Args:
-        name: Of the job.
-        before: What was known; None at first.
-        now: What is.
-    """
+    """Return one line for each pod, and one for the job, that is not as it was."""
     old = {pod.name: _told(pod) for pod in before.pods} if before else {}
     lines = [f"pod {pod.name}: {told}" for pod in now.pods if (told := _told(pod)) != old.get(pod.name)]
     gone = sorted(old.keys() - {pod.name for pod in now.pods})

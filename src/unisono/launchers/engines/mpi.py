@@ -19,21 +19,16 @@ _HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::([0-9]{1,5}))?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MpiJob(Job):
-    """One launch by ``mpirun``; the fields that users set say what they are.
+    """One launch by ``mpirun``; the fields that users set say what they are."""
 
-    Attributes:
-        command: What each rank runs, as words.
-        as_root: Whether the caller is root, which Open MPI refuses unless told.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  #: What each rank runs, as words.
     workers: int = option(text="Ranks on all machines together.", of=RANKS, short="-n", word="N")
     hosts: tuple[str, ...] = option((), "Where, rank 0 on the first.", usual="this machine", word="HOST:SLOTS,...")
     port: int = option(29500, "Where the ranks of several machines meet, on the first.", of=PORT, word="PORT")
     options: tuple[str, ...] = option(
         (), "More words for mpirun, one each time.", key="option", word="WORD", repeats=True
     )
-    as_root: bool = False
+    as_root: bool = False  #: Whether the caller is root, which Open MPI refuses unless told.
 
     def __post_init__(self) -> None:
         Job.__post_init__(self)
@@ -46,11 +41,7 @@ class MpiJob(Job):
 
 
 def slots_of(hosts: Sequence[str]) -> dict[str, int]:
-    """Return the slots of each host from ``name:slots``; without a number, 1.
-
-    Raises:
-        ConfigError: Not of that form, or a host stands there twice.
-    """
+    """Return the slots of each host from ``name:slots``; without a number, 1."""
     slots: dict[str, int] = {}
     for host in hosts:
         match = _HOST.fullmatch(host)

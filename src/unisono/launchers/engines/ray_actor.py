@@ -37,11 +37,7 @@ class RankActor:
         return ActorPlacement(node=context.get_node_id(), address=address, port=port, gpus=gpus)
 
     def run_program(self, job: RayJob, place: RankPlace, cwd: str | None) -> Iterator[bytes | int]:
-        """Run the program; yield its output line by line, and its exit code at last (128 + n for signal n).
-
-        Raises:
-            LaunchError: The working directory is not on this node.
-        """
+        """Run the program; yield its output line by line, and its exit code at last (128 + n for signal n)."""
         if cwd is not None and not Path(cwd).is_dir():
             raise LaunchError(
                 f"expected the working directory {cwd} on node {socket.gethostname()}, got none. "

@@ -13,17 +13,11 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayJob(Job):
-    """One launch on Ray; the fields that users set say what they are.
+    """One launch on Ray; the fields that users set say what they are."""
 
-    Attributes:
-        kind: ``script`` or ``module``.
-        target: Path or name of it.
-        args: Its arguments.
-    """
-
-    kind: str
-    target: str
-    args: tuple[str, ...] = ()
+    kind: str  #: ``script`` or ``module``.
+    target: str  #: Path or name of it.
+    args: tuple[str, ...] = ()  #: Its arguments.
     workers: int = option(text="Ranks on all machines together.", of=RANKS, short="-n", word="N")
     cpus: float = option(1, "CPUs that Ray keeps for each rank.", of=CPUS, key="cpus_per_worker", word="C")
     gpus: int = option(0, "GPUs that Ray keeps for each rank.", of=DEVICES, key="gpus_per_worker", word="G")

@@ -12,42 +12,25 @@ from unisono.world import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorPlacement:
-    """Where an actor has been placed.
+    """Where an actor has been placed."""
 
-    Attributes:
-        node: Ray's name of the node.
-        address: The node's address.
-        port: A port that was free there.
-        gpus: The GPUs that Ray has given to this actor.
-    """
-
-    node: str
-    address: str
-    port: int
-    gpus: tuple[str, ...] = ()
+    node: str  #: Ray's name of the node.
+    address: str  #: The node's address.
+    port: int  #: A port that was free there.
+    gpus: tuple[str, ...] = ()  #: The GPUs that Ray has given to this actor.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:
-    """What an actor becomes.
+    """What an actor becomes."""
 
-    Attributes:
-        actor: Its index among the placements.
-        world: Who it is.
-        devices: Value for ``CUDA_VISIBLE_DEVICES``; None where Ray has given no GPU to the node.
-    """
-
-    actor: int
-    world: World
-    devices: str | None
+    actor: int  #: Its index among the placements.
+    world: World  #: Who it is.
+    devices: str | None  #: Value for ``CUDA_VISIBLE_DEVICES``; None where Ray has given no GPU to the node.
 
 
 def assign(placements: Sequence[ActorPlacement], secret: str = "") -> list[RankPlace]:
     """Return the places in rank order; nodes in the order of their first actors.
-
-    Args:
-        placements: Of the actors.
-        secret: That the ranks share.
 
     Example:
         >>> placed = [ActorPlacement(node=node, address="10.0.0.1", port=1) for node in "abab"]

@@ -47,16 +47,11 @@ _TIMED_OUT = 124
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmJob(NodesJob):
-    """One batch job, or an array of them; the fields that users set say what they are.
+    """One batch job, or an array of them; the fields that users set say what they are."""
 
-    Attributes:
-        command: What each rank runs, as words; ``{task}`` in a word becomes the index of the array's task.
-        logs: Absolute, on a file system that all nodes share.
-        chdir: Working directory of all ranks, absolute.
-    """
-
+    #: What each rank runs, as words; ``{task}`` in a word becomes the index of the array's task.
     command: tuple[str, ...]
-    chdir: str
+    chdir: str  #: Working directory of all ranks, absolute.
     time: str | None = option(
         None, "Time limit, such as 1-00:00:00; the run saves before it and goes on.", word="LIMIT"
     )
@@ -73,6 +68,7 @@ class SlurmJob(NodesJob):
         (), "Line of shell before the ranks start (module load ...).", word="LINE", repeats=True
     )
     name: str = option(text="Name of the job.", usual="the script's")
+    #: Absolute, on a file system that all nodes share.
     logs: str = option(text="Where output goes; shared.", usual="logs", word="DIR", is_path=True)
     warn_s: int = option(
         60, "Seconds before the time limit at which the run stops and saves.", of=WARNING, key="warn", word="S"
@@ -178,27 +174,16 @@ exit 75
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """What ``scontrol show job`` says of a job, or of one task of an array.
+    """What ``scontrol show job`` says of a job, or of one task of an array."""
 
-    Attributes:
-        job_id: ``12``, ``12_3``, or ``12_[4-7]`` for tasks that wait together.
-        state: Slurm's word, such as ``PENDING``.
-        reason: Why it waits, or empty.
-        nodes: Slurm's node list, or empty.
-        restarts: How often it has been requeued.
-        code: Exit code of the batch script.
-        signum: Signal that ended it, or 0.
-        log: Output file, or empty while unknown.
-    """
-
-    job_id: str
-    state: str
-    reason: str
-    nodes: str
-    restarts: int
-    code: int
-    signum: int
-    log: str
+    job_id: str  #: ``12``, ``12_3``, or ``12_[4-7]`` for tasks that wait together.
+    state: str  #: Slurm's word, such as ``PENDING``.
+    reason: str  #: Why it waits, or empty.
+    nodes: str  #: Slurm's node list, or empty.
+    restarts: int  #: How often it has been requeued.
+    code: int  #: Exit code of the batch script.
+    signum: int  #: Signal that ended it, or 0.
+    log: str  #: Output file, or empty while unknown.
 
     @property
     def has_ended(self) -> bool:
@@ -216,11 +201,7 @@ class TaskState:
 
 
 def parse_states(text: str) -> list[TaskState]:
-    """Return what ``scontrol -o show job`` says, one entry a line.
-
-    Raises:
-        ConfigError: A line without a job's number or state.
-    """
+    """Return what ``scontrol -o show job`` says, one entry a line."""
     found = []
     for line in filter(str.strip, text.splitlines()):
         # Values may hold spaces (a comment, a path); names are single words that begin with a capital.
@@ -248,11 +229,7 @@ def parse_states(text: str) -> list[TaskState]:
 
 
 def parse_job_id(text: str) -> str:
-    """Return the number that ``sbatch --parsable`` has printed: ``12``, or ``12;cluster``.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Return the number that ``sbatch --parsable`` has printed: ``12``, or ``12;cluster``."""
     last = text.strip().splitlines()[-1:] or [""]
     match = re.fullmatch(r"(\d+)(;.*)?", last[0])
     if not match:

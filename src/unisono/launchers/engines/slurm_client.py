@@ -16,11 +16,7 @@ _PIECE_BYTES = 1 << 16
 
 
 def submit(script: str) -> str:
-    """Send a batch script; return the job's number.
-
-    Raises:
-        LaunchError: There is no ``sbatch`` here, or it refuses; names its reason.
-    """
+    """Send a batch script; return the job's number."""
     done = subprocess.run(
         [_tool("sbatch"), "--parsable"], input=script, capture_output=True, text=True, errors="surrogateescape",
         check=False,
@@ -35,12 +31,6 @@ def follow(job_id: str, *, tell: Tell, write: Write, interval_s: float = INTERVA
 
     Slurm gives no sign when a job changes, so it is asked again and again. Of an array, the output of all tasks is
     written as it comes, and the highest exit code returned.
-
-    Args:
-        job_id: From `submit`.
-        tell: Takes one line of news.
-        write: Takes a piece of the output.
-        interval_s: Seconds between two questions.
 
     Raises:
         LaunchError: Slurm does not answer, or does not know the job (any more).

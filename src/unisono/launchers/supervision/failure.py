@@ -43,33 +43,21 @@ _HINT_ON_GLOO = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureReport:
-    """What one worker says about its own failure.
+    """What one worker says about its own failure."""
 
-    Attributes:
-        rank: Rank of the worker.
-        type_name: Name of the exception's class.
-        message: The exception's text.
-        traceback: The traceback from the user's first frame on.
-        location: ``file:line`` of the innermost frame outside unisono and Python's library, empty if there is none.
-        is_unisono: Whether the exception is a `UnisonoError`: its message says all, no traceback is needed.
-        is_secondary: Whether it looks like the consequence of another rank's failure.
-        is_config: Whether a setting is wrong: then this is what the person must read.
-        is_final: Whether the same program must fail again.
-        exit_code: The worker's exit code.
-        time_s: CLOCK_MONOTONIC, which all processes of a host share.
-    """
-
-    rank: int
-    type_name: str
-    message: str
-    traceback: str
+    rank: int  #: Rank of the worker.
+    type_name: str  #: Name of the exception's class.
+    message: str  #: The exception's text.
+    traceback: str  #: The traceback from the user's first frame on.
+    #: ``file:line`` of the innermost frame outside unisono and Python's library, empty if there is none.
     location: str = ""
+    #: Whether the exception is a `UnisonoError`: its message says all, no traceback is needed.
     is_unisono: bool = False
-    is_secondary: bool
-    is_config: bool = False
-    is_final: bool = False
-    exit_code: int
-    time_s: float
+    is_secondary: bool  #: Whether it looks like the consequence of another rank's failure.
+    is_config: bool = False  #: Whether a setting is wrong: then this is what the person must read.
+    is_final: bool = False  #: Whether the same program must fail again.
+    exit_code: int  #: The worker's exit code.
+    time_s: float  #: CLOCK_MONOTONIC, which all processes of a host share.
 
     @classmethod
     def from_exception(cls, error: BaseException, rank: int, exit_code: int) -> "FailureReport":
@@ -99,17 +87,11 @@ class FailureReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerExit:
-    """The end of one worker, seen from outside.
+    """The end of one worker, seen from outside."""
 
-    Attributes:
-        rank: Rank of the worker.
-        code: Exit code; -n for death by signal n.
-        time_s: CLOCK_MONOTONIC when it was seen.
-    """
-
-    rank: int
-    code: int
-    time_s: float
+    rank: int  #: Rank of the worker.
+    code: int  #: Exit code; -n for death by signal n.
+    time_s: float  #: CLOCK_MONOTONIC when it was seen.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,15 +148,7 @@ def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport])
 
 
 def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iterable[int], known: str = "") -> str:
-    """Return the text of a `WorkerFailed`.
-
-    Args:
-        failure: The root cause.
-        known: What the launcher knows about a death by SIGKILL.
-        workers: Number of workers.
-        ended: Ranks that had ended without failure.
-        running: Ranks that were still running.
-    """
+    """Return the text of a `WorkerFailed`."""
     who = f"rank {failure.rank} of {workers}"
     text = f"{who} {_describe_report(failure.report) if failure.report else _describe_exit(failure, known)}"
     if failure.is_secondary:
@@ -187,12 +161,7 @@ def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iter
 
 
 def describe_kill(killed: str, memory_kills: int) -> str:
-    """Return what is known about a death by SIGKILL.
-
-    Args:
-        killed: Why the launcher itself killed the worker; empty if it did not.
-        memory_kills: Processes that the kernel has killed for want of memory meanwhile.
-    """
+    """Return what is known about a death by SIGKILL."""
     if killed:
         return killed
     if memory_kills:
@@ -264,11 +233,11 @@ def blames_peer(type_name: str, message: str) -> bool:
 
 
 def _user_location(trace: TracebackType | None) -> str:
-    """Return the innermost place outside unisono and Python's own library: there is something to look at."""
+    """Return the innermost place outside unisono, torch and Python's own library: there is something to look at."""
     location = ""
     for frame in traceback.extract_tb(trace):
         path = os.path.realpath(frame.filename)
         is_pythons = frame.filename.startswith("<") or (path.startswith(_LIBRARY + os.sep) and "-packages" not in path)
-        if not is_pythons and not path.startswith(_PACKAGE + os.sep):
+        if not is_pythons and "-packages/torch/" not in path and not path.startswith(_PACKAGE + os.sep):
             location = f"{frame.filename}:{frame.lineno}"
     return location

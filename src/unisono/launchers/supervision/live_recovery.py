@@ -1,8 +1,9 @@
-"""The launcher's side of live recovery: a worker dies, and the others finish the step without it.
+"""The launcher's side of live recovery: a worker dies, the others finish the step without it, and another one joins.
 
-In: how workers end, and what they say over their sockets. Out: orders to them, as `membership.Membership` decides, and
-whether a death is theirs to live through. Where it is not, everything is as without: an attempt ends, and a restart may
-follow. Must not import torch.
+In: how workers end, and what they say over their sockets. Out: orders to them, as `membership.Membership` decides,
+whether a death is theirs to live through, and which workers are to be started for those that have died, as
+`Replacements` decides. Where it is not, everything is as without: an attempt ends, and a restart may follow. Must not
+import torch.
 """
 
 import contextlib
@@ -15,14 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from unisono.launchers.membership import Form, Halt, Leave, Membership, Order
+from unisono.launchers.membership import Form, Halt, Knock, Leave, Membership, Order
+from unisono.launchers.supervision.replacements import Replacements
+from unisono.launchers.supervision.restarts import Ending
 
 LIVE_VARIABLE = "UNISONO_LIVE"
 """Descriptor of a worker's socket to its launcher."""
 
-# Until the others have frozen: one may be in the midst of a long step; as long as ranks wait for one that lives.
+# Until the others have frozen, and until they have met: one may be in the midst of a long step, or of code between
+# steps; as long as ranks wait for one that lives.
 _GATHER_S = 300.0
-_FORM_S = 20.0  # from then on nobody computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,57 +76,101 @@ class Channels:
 
 @final
 class LiveRecovery:
-    """Decides which deaths the others live through.
+    """Decides which deaths the others live through, and who joins them.
 
     Args:
         ranks: Of the workers; their numbers as members.
         send: Takes a rank and a message for it.
         tell: Takes what is worth knowing, in words.
+        replacements: Says which workers are started for others; None: none is.
 
     Attributes:
-        excluded: Ranks whose deaths have been lived through.
+        excluded: Ranks whose deaths have been lived through, or have never mattered.
+        unwanted: Ranks that are to be killed: nobody needs them.
     """
 
-    def __init__(self, ranks: range, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, ranks: range, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None],
+        replacements: Replacements | None = None,
+    ) -> None:  # fmt: skip
         self._send, self._tell = send, tell
         self._members = Membership(tuple(ranks))
+        self._replacements = replacements or Replacements(len(ranks))
         self._open: set[int] = set()
         self._why_not = ""
-        self._deadline = 0.0
+        self._deadline = self._lost_s = 0.0
         self._pending: set[int] = set()
         self._places: set[tuple[int, int]] = set()
         self.excluded: set[int] = set()
+        self.unwanted: set[int] = set()
 
     @property
     def is_forming(self) -> bool:
         """Whether a world is being formed."""
-        return self._members.phase in ("gather", "form")
+        return self._members.phase in ("gather", "form") or bool(self._members.at_door)
+
+    @property
+    def guests(self) -> set[int]:
+        """Ranks that have been started and are no members yet."""
+        return {*self._replacements.guests}
+
+    def start(self) -> list[int]:
+        """Return the ranks that are to be started now; each once."""
+        is_over = self._members.phase == "left" or self._members.is_ending
+        return [] if is_over else self._replacements.start(len(self._members.members))
 
     def heard(self, told: Told) -> str:
         """Take in what a worker says; return why it cannot be gone on with, empty where it can."""
         rank, message = told.rank, told.message
         if "open" in message:
-            (self._open.add if message["open"] else self._open.discard)(rank)
-            if message["why"] and not self._why_not:
-                self._why_not = message["why"]
-                self._tell(off(self._why_not))
-        elif "ready" in message:
+            return self._heard_open(rank, message)
+        if "arrived" in message:
+            self._replacements.ready(rank)
+            return self._invite()
+        if "refused" in message:
+            self.unwanted.add(rank)
+            self.dismiss(f"rank {rank} cannot join: {message['refused']}")
+        if "door" in message:
+            self._deadline = self._deadline if self.is_forming else time.monotonic() + _GATHER_S
+            return self._do(self._members.came_to_door(message["door"], rank))
+        if "finished" in message:
+            return self._do(self._members.has_finished(rank, message["finished"]))
+        if "ready" in message:
             known = {name: message[name] for name in ("passed", "refusal", "offer")}
             return self._do(self._members.heard_ready(message["ready"], rank, **known))
-        elif "up" in message:
-            was_forming = self.is_forming
-            reason = self._do(self._members.heard_up(message["up"], rank))
-            if was_forming and not self.is_forming:
-                self.excluded |= self._pending
-                self._pending = set()
-            return reason
-        return ""
+        return self._do(self._members.heard_up(message["up"], rank)) if "up" in message else ""
+
+    def _heard_open(self, rank: int, message: dict[str, Any]) -> str:
+        (self._open.add if message["open"] else self._open.discard)(rank)
+        if message["why"] and not self._why_not:
+            self._why_not = message["why"]
+            self._tell(off(self._why_not))
+            self.dismiss()
+        if not message["open"]:
+            return self._leave("a worker has left its steps early") if self.is_forming else ""
+        if rank in self._members.new:
+            self._replacements.joined()
+            count, seconds = len(self._members.active), time.monotonic() - self._lost_s
+            self._tell(f"rank {rank} has joined the others, {seconds:.1f} s after a death: {count} workers.")
+            return self._do(self._members.has_state(rank))
+        return self._do(self._members.begins_again(rank))
 
     def ended(self, rank: int) -> str:
         """Take into account that a worker has ended well; returns as `heard`."""
+        if rank in (*self._replacements.guests, *self._members.new):
+            return self.died(rank, 0, (0, -1), has_report=False)
+        self.dismiss()
         return self._do(self._members.ended(rank))
 
-    def died(self, rank: int, code: int, place: tuple[int, int], *, has_report: bool) -> str:
+    def dismiss(self, why: str = "") -> None:
+        """Let nobody join any more."""
+        if why and not self._replacements.why_not:
+            self._tell(f"{why}. The run goes on with fewer workers.")
+        self.unwanted |= {*self._replacements.stop(why)}
+
+    def died(
+        self, rank: int, code: int, place: tuple[int, int], *, has_report: bool, reached: tuple[int, int] = (0, 0)
+    ) -> str:
         """Take a death into account.
 
         Args:
@@ -131,27 +178,70 @@ class LiveRecovery:
             code: Exit code; -n for signal n.
             place: The step that it was in, and the replica that it was computing; -1 where unknown.
             has_report: Whether it has left the report of an exception.
+            reached: The last step that any worker has finished, and that of the newest checkpoint.
 
         Returns:
             Why the others cannot go on without it; empty where they can.
         """
-        others = [member for member in self._members.members if member != rank]
-        if code >= 0 or has_report:
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        how = f"was killed by {name}" if code < 0 else f"has ended with code {code}"
+        is_guest, is_new = rank in self._replacements.guests, rank in self._members.new
+        error = "an exception" if has_report or code >= 0 else ""
+        ending = Ending(
+            rank=-1, what=how, step=place[0], replica=place[1], done=reached[0], saved=reached[1], error=error
+        )
+        if is_guest:
+            self._replacements.became_member(rank)
+            self.excluded.add(rank)
+            self._do(self._members.died(rank))
+            self._replace(rank, ending, how)
+            return ""
+        others = [member for member in self._members.active if member != rank]
+        if error and not is_new:
             # The same error would come to every rank that takes over.
             return self._leave("it ended by an error of its own", is_told=False)
-        if self._members.phase == "left" or not {*self._members.members} <= self._open:
-            return self._leave("not all workers were within their steps")
-        if rank == min(self._members.members):
-            return self._leave("it was the leader")
+        if not self._can_lose_any():
+            return self._leave(self._why_not or "not all workers had begun their steps")
         if place[1] >= 0 and place in self._places:
             return self._leave(f"a worker died in step {place[0]}, replica {place[1]} before")
         self._places.add(place)
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         count = f"{len(others)} workers go" if len(others) > 1 else "1 worker goes"
-        self._tell(f"rank {rank} was killed by {name} in step {place[0]}; {count} on in the same step.")
         self._pending.add(rank)
         self._deadline = time.monotonic() + _GATHER_S
-        return self._do(self._members.died(rank))
+        reason = self._do(self._members.died(rank))
+        if not reason and is_new:
+            self._replace(rank, ending, how)
+        elif not reason:
+            self._lost_s = time.monotonic()
+            self._tell(f"rank {rank} {how} in step {place[0]}; {count} on without it.")
+            self._judge(ending, has_joined=True)
+        return reason or self._invite()
+
+    def _replace(self, rank: int, ending: Ending, how: str) -> None:
+        """Judge the death of a worker that had not joined."""
+        if rank not in self.unwanted:
+            self._tell(f"rank {rank} {how} before it had joined the others.")
+            self._judge(ending, has_joined=False)
+
+    def _judge(self, ending: Ending, *, has_joined: bool) -> None:
+        before = self._replacements.why_not
+        self._replacements.died(ending, has_joined=has_joined)
+        if self._replacements.why_not != before:
+            self._tell(f"No other worker is started in its place: {self._replacements.why_not}.")
+
+    def _invite(self) -> str:
+        """Let those join that are ready, where there is a place."""
+        for rank in self._replacements.invite(len(self._members.active)):
+            self._do(self._members.invite(rank))
+        return ""
+
+    def can_lose(self, rank: int) -> bool:
+        """Whether the others could go on without a worker that does not answer."""
+        return rank in self._replacements.guests or (self._can_lose_any() and rank in self._members.active)
+
+    def _can_lose_any(self) -> bool:
+        members = self._members  # all have begun their steps, or have finished them
+        return members.phase != "left" and {*members.members} - members.new <= self._open
 
     def look(self) -> str:
         """Return why it cannot be gone on with: the world has not been formed in time; empty where it can."""
@@ -165,15 +255,20 @@ class LiveRecovery:
     def _do(self, outcome: tuple[Membership, tuple[Order, ...]], *, is_told: bool = True) -> str:
         self._members, orders = outcome
         reason = ""
+        for number in self._members.members:
+            self._replacements.became_member(number)
         for order in orders:
-            if isinstance(order, Form):
-                self._deadline = time.monotonic() + _FORM_S
+            if isinstance(order, Halt | Form):
+                self._deadline = time.monotonic() + _GATHER_S
             if isinstance(order, Leave):
                 reason = order.reason
                 if is_told:
                     self._tell(f"The other workers cannot go on without it: {reason}.")
             for rank in self._members.members:
                 self._send(rank, _message_of(order))
+        if self._members.phase == "steady":
+            self.excluded |= self._pending
+            self._pending = set()
         return reason
 
 
@@ -187,4 +282,7 @@ def _message_of(order: Order) -> dict[str, Any]:
         return {"leave": order.reason}
     if isinstance(order, Halt):
         return {"halt": order.epoch, "members": order.members}
-    return {"form": order.epoch, "members": order.members, "passed": order.passed, "offer": order.offer}
+    if isinstance(order, Knock):
+        return {"knock": True}
+    told = {"members": order.members, "passed": order.passed, "offer": order.offer, "door": order.is_door}
+    return {"form": order.epoch, **told}

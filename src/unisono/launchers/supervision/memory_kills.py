@@ -18,14 +18,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_address_space(limit_bytes: int | None = None) -> None:
-    """Refuse a limit under which no program could import torch.
-
-    Args:
-        limit_bytes: For tests; None: the limit of this process, which its children inherit.
-
-    Raises:
-        ConfigError: Says the limit, and how it is lifted.
-    """
+    """Refuse a limit under which no program could import torch."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0] if limit_bytes is None else limit_bytes
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
         raise ConfigError(

@@ -32,9 +32,6 @@ while any(map(os.path.isdir, sys.argv[1:])) and time.monotonic() < end:  # a dyi
 class Reaper:
     """Kills the workers' process groups and removes the launch's directories once the launcher is gone.
 
-    Args:
-        places: Directories that nobody needs then.
-
     Raises:
         OSError: No process could be started.
     """

@@ -13,44 +13,26 @@ _NUM_SHOWN = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How one attempt ended.
+    """How one attempt ended."""
 
-    Attributes:
-        rank: The rank that failed first; -1 where all only blame each other.
-        what: A few words on how.
-        step: The step (1-based) in progress in that worker; 0 before the first.
-        done: The last step that any worker has finished, 0 for none.
-        saved: The step of the newest checkpoint, 0 for none.
-        replica: The replica that the worker was computing, -1 when unknown.
-        samples: Its samples' indices, as far as they are known.
-        error: Type of the exception that ended it; empty for a death without one.
-        is_final: Whether the same program on the same data must fail again, as with a wrong setting.
-        is_unkillable: Whether a worker could not be ended, so that a second one beside it would be unsafe.
-    """
-
-    rank: int
-    what: str
-    step: int = 0
-    done: int = 0
-    saved: int = 0
-    replica: int = -1
-    samples: tuple[int, ...] = ()
-    error: str = ""
-    is_final: bool = False
-    is_unkillable: bool = False
+    rank: int  #: The rank that failed first; -1 where all only blame each other.
+    what: str  #: A few words on how.
+    step: int = 0  #: The step (1-based) in progress in that worker; 0 before the first.
+    done: int = 0  #: The last step that any worker has finished, 0 for none.
+    saved: int = 0  #: The step of the newest checkpoint, 0 for none.
+    replica: int = -1  #: The replica that the worker was computing, -1 when unknown.
+    samples: tuple[int, ...] = ()  #: Its samples' indices, as far as they are known.
+    error: str = ""  #: Type of the exception that ended it; empty for a death without one.
+    is_final: bool = False  #: Whether the same program on the same data must fail again, as with a wrong setting.
+    is_unkillable: bool = False  #: Whether a worker could not be ended, so that a second one beside it would be unsafe.
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Start the workers again.
+    """Start the workers again."""
 
-    Attributes:
-        slots: Slots to use, ascending; a slot is a local rank of the first attempt.
-        dropped: The slot that is not used any more, if one has just been given up.
-    """
-
-    slots: tuple[int, ...]
-    dropped: int | None = None
+    slots: tuple[int, ...]  #: Slots to use, ascending; a slot is a local rank of the first attempt.
+    dropped: int | None = None  #: The slot that is not used any more, if one has just been given up.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +51,6 @@ class Restarts:
     after progress is free; `max_restarts` counts those in a row without. Among these, a slot that fails twice running
     is given up while others are left: the run goes on with fewer workers. An exception that comes twice at the same
     step is the program's own.
-
-    Args:
-        max_restarts: Restarts in a row without progress; 0 never restarts.
-        workers: Slots at first.
     """
 
     max_restarts: int

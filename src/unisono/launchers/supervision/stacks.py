@@ -92,13 +92,7 @@ def describe_place(rank: int, reading: Reading, frames: list[Frame]) -> str:
 
 
 def describe_hang(seconds: float, readings: dict[int, Reading], stacks: dict[int, list[Frame]]) -> str:
-    """Return the report on a run in which nothing moves.
-
-    Args:
-        seconds: Since the last sign of progress.
-        readings: By rank, of the running workers.
-        stacks: By rank, of the main threads, innermost frame first.
-    """
+    """Return the report on a run in which nothing moves."""
     waiting = {rank: waits_for_others(stacks[rank]) for rank in readings}
     late = [rank for rank in readings if not waiting[rank]]
     lines = [f"nothing has moved for {seconds:.0f} s; the workers are left alone."]

@@ -1,13 +1,15 @@
 """What the launcher does about silent workers and runs that stand still.
 
 In: the worker group and what `liveness` finds. Out: messages, SIGCONT, SIGKILL. A stopped worker is first told to go
-on; one that stays silent is killed where a restart may follow, and only reported where none may. A run that stands
-still is reported, never killed: a long step is no fault, and a rank that never comes ends the others' wait by itself.
+on; one that stays silent is killed where a restart may follow or the others can go on without it, else only reported.
+A run that stands still is reported, never killed: a long step is no fault, and a rank that never comes ends the others'
+wait by itself.
 """
 
 import time
 from typing import final
 
+from unisono.launchers.supervision.live_recovery import LiveRecovery
 from unisono.launchers.supervision.liveness import Back, Liveness, Silent
 from unisono.launchers.supervision.stacks import describe_hang
 from unisono.launchers.worker_group import WorkerGroup
@@ -23,15 +25,11 @@ _BUSY = "its threads cannot get the interpreter's lock: native code holds it, or
 
 @final
 class Supervisor:
-    """Looks after the workers of one attempt.
+    """Looks after the workers of one attempt."""
 
-    Attributes:
-        unkillable: A rank that does not even end after SIGKILL, else None.
-    """
-
-    def __init__(self, group: WorkerGroup) -> None:
-        self.unkillable: int | None = None
-        self._group = group
+    def __init__(self, group: WorkerGroup, live: LiveRecovery | None = None) -> None:
+        self.unkillable: int | None = None  #: A rank that does not even end after SIGKILL, else None.
+        self._group, self._live = group, live
         self._is_quiet = group.spec.output == "quiet"
         self._liveness = Liveness(group.spec.heartbeat_s, group.spec.hang_s)
 
@@ -58,7 +56,7 @@ class Supervisor:
         else:
             frames = [] if state in _STATES else group.stacks([rank])[rank]
             stack = "".join(f"\n    {frame}" for frame in frames)
-            if group.spec.max_restarts == 0:
+            if group.spec.max_restarts == 0 and (self._live is None or not self._live.can_lose(rank)):
                 self._tell(f"{what}. Hint: --max-restarts lets the launcher replace such workers.{stack}")
                 return
             self._tell(f"{what}; it is killed.{stack}")

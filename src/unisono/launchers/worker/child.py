@@ -25,6 +25,7 @@ from unisono.launchers.spec import BACKEND_VARIABLE
 from unisono.launchers.supervision.alone import has_trained_alone
 from unisono.launchers.supervision.failure import FailureReport
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, stack_file
+from unisono.launchers.worker.environment import JOINS_VARIABLE
 from unisono.launchers.worker.local_rank import with_local_rank
 from unisono.system.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage
 from unisono.system.leaving import leave_groups_at_exit
@@ -49,7 +50,8 @@ def main(argv: list[str]) -> int:
     parent, directory, kind, target, *args = argv
     die_with_parent(int(parent))
     faulthandler.enable()
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = int(os.environ.get(JOINS_VARIABLE) or os.environ["RANK"])  # its number
     # Open for the life of the process: the handler, in C, writes to the descriptor.
     descriptor = os.open(stack_file(directory, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
@@ -143,8 +145,11 @@ def _run_function(file: Path) -> None:
         _load_main_module(call["main_module"])
     elif call["main_file"]:
         _load_main_file(call["main_file"])
-    function = getattr(importlib.import_module(call["module"]), call["name"])
-    args, kwargs = pickle.loads(call["payload"])
+    if call["module"]:
+        function = getattr(importlib.import_module(call["module"]), call["name"])
+        args, kwargs = pickle.loads(call["payload"])
+    else:
+        function, args, kwargs = pickle.loads(call["payload"])  # as cloudpickle wrote it
     function(*args, **kwargs)
 
 

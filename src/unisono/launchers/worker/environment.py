@@ -15,6 +15,8 @@ from unisono.system.heartbeat import HEARTBEAT_VARIABLE
 # From 2 MiB on, the C library copies around the caches, which it would only empty: a checkpoint takes two thirds of
 # the time. glibc's own threshold grows with a cache that virtual machines report for more than they have.
 COPY_AROUND_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+JOINS_VARIABLE = "UNISONO_JOINS"
+"""Number of a worker that joins the others later."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -28,7 +30,7 @@ def worker_environment(
 
     Args:
         spec: The launch.
-        rank: Rank of the worker.
+        rank: Rank of the worker; one after the last: its number, and it joins the others when they let it in.
         rendezvous_dir: Private directory of this launch.
         port: Reserved port for scripts that meet through ``MASTER_ADDR`` and ``MASTER_PORT``.
         base_env: The launcher's own environment; never written to.
@@ -37,6 +39,8 @@ def worker_environment(
     # worker the choice made for that.
     theirs = {BACKEND_VARIABLE, *((VARIABLE, FILE_VARIABLE) if spec.placement else ())}
     outer = {k: v for k, v in base_env.items() if not k.startswith("TORCHELASTIC_") and k not in theirs}
+    outer.pop(JOINS_VARIABLE, None)
+    number, rank = rank, min(rank, spec.ranks.stop - 1)
     local_rank, workers = rank - spec.ranks.start, str(spec.workers)
     devices = {SHARE_VARIABLE: "1"} if spec.share_devices else {}
     if spec.devices is not None:
@@ -60,9 +64,11 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         # With a seat the launcher serves the store; else rank 0 of a script that meets by env:// opens it.
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.placement is not None),
-        ERROR_VARIABLE: str(error_file(rendezvous_dir, rank)),
-        HEARTBEAT_VARIABLE: str(Path(rendezvous_dir) / f"heartbeat-{rank}"),
+        ERROR_VARIABLE: str(error_file(rendezvous_dir, number)),
+        HEARTBEAT_VARIABLE: str(Path(rendezvous_dir) / f"heartbeat-{number}"),
+        **({} if rank == number else {JOINS_VARIABLE: str(number)}),
         "PYTHONUNBUFFERED": "1",
+        **({"UNISONO_WITNESS": repr(float(spec.witness))} if spec.witness and spec.world_size > 1 else {}),
         **_rendezvous_variables(spec.placement, rendezvous_dir, port),
         **({BACKEND_VARIABLE: spec.backend_module} if spec.backend else {}),
     }

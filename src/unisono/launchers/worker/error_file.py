@@ -26,13 +26,7 @@ def error_file(directory: str, rank: int) -> Path:
 def with_recorded(
     directory: str, exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport]
 ) -> dict[int, FailureReport]:
-    """Return the reports, and one from its error file for each failed worker that left none or only called sys.exit.
-
-    Args:
-        directory: The launch's private directory.
-        exits: The workers that have ended.
-        reports: By rank, from `load_reports`.
-    """
+    """Return the reports, and one from its error file for each failed worker that left none or only called sys.exit."""
     completed = dict(reports)
     ends = {end.rank: end for end in exits if end.code}
     for rank in {*ends, *reports}:

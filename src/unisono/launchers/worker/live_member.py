@@ -8,13 +8,17 @@ import torch.
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from unisono.errors import PeerLost
 from unisono.launchers.membership import Form, Halt, Member
+
+ENDLESS = sys.maxsize
+"""A meeting that nobody has passed."""
 
 _WORD_S = 5.0
 """How long the launcher's word is waited for once a peer is seen dead: the kernel tells it as soon as us."""
@@ -32,13 +36,13 @@ class LiveMember:
 
     Args:
         descriptor: Of the socket to the launcher.
-        number: Of this member: its rank at the start.
+        number: Of this member: its rank at the start, or the next number where it joins later.
 
     Attributes:
         is_called: Whether a new world is to be formed; looked at before every meeting.
+        is_knocked: Whether others are ready to join.
         is_anchored: Whether this worker is where it can begin again.
         offer: Makes a place to meet for so many ranks in a world of an epoch, and returns its address.
-        refuse: Says why this worker cannot go on, empty where it can.
     """
 
     def __init__(self, descriptor: int, number: int) -> None:
@@ -48,10 +52,9 @@ class LiveMember:
         self._change = threading.Condition()
         self._members: tuple[int, ...] = ()
         self._left = ""
-        self._seen_dead = 0.0
-        self.is_called = self.is_anchored = False
+        self._seen_dead, self._left_at = 0.0, ENDLESS
+        self.is_called = self.is_anchored = self.is_knocked = False
         self.offer: Callable[[int, int], str] = lambda size, epoch: ""
-        self.refuse: Callable[[], str] = lambda: ""
         threading.Thread(target=self._hear, name="unisono-live", daemon=True).start()
 
     @property
@@ -64,8 +67,12 @@ class LiveMember:
         self._tell(open=not why_not, why=why_not)
 
     def close(self) -> None:
-        """Tell the launcher that steps are over."""
+        """Tell the launcher that steps have been left early."""
         self._tell(open=False, why="")
+
+    def finish(self, passed: int) -> None:
+        """Tell the launcher that steps are over, and which meeting was the last one."""
+        self._tell(finished=passed)
 
     def at(self, meeting: int) -> bool:
         """Ask what to do at a meeting of the present world; may wait for the launcher.
@@ -86,13 +93,46 @@ class LiveMember:
                     raise PeerLost(f"a rank has died, and the others cannot go on without it: {self._left}.")
                 advice = self._side.advise(meeting)
                 if advice == "freeze":
-                    self._freeze(meeting - 1)
+                    self._freeze(0 if meeting == ENDLESS else meeting - 1)
                 elif advice == "wait":
                     self._change.wait()
                 elif advice == "move":
+                    self._left_at = meeting
                     raise WorldChanged
                 else:
                     return advice == "complete"
+
+    def wait_at_door(self, meeting: int) -> None:
+        """Wait until the launcher has called all members, with those that join; raises as `at`, always."""
+        with self._change:
+            if not self.is_called:
+                self._tell(door=self._side.epoch)
+            self._change.wait_for(lambda: self.is_called)
+        self.at(meeting)
+
+    def enter(self) -> None:
+        """Tell the launcher that this worker is ready to join, and return when a world with it is formed; see `move`.
+
+        Raises:
+            PeerLost: The launcher ends the others.
+        """
+        self._tell(arrived=True)
+        with self._change:
+            self._change.wait_for(lambda: self.is_called)
+        self.is_anchored = True
+        with contextlib.suppress(WorldChanged):
+            self.at(ENDLESS)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Tell the launcher why this worker cannot join, and wait for the end that it is given for that.
+
+        Raises:
+            PeerLost: The others have been ended before.
+        """
+        self._tell(refused=why)
+        with self._change:
+            self._change.wait_for(lambda: bool(self._left))
+        raise PeerLost(self._left)
 
     def is_word_due(self) -> bool:
         """Whether the launcher's word on a peer that is seen dead is still to come; then it decides."""
@@ -108,10 +148,12 @@ class LiveMember:
     def move(self) -> Form:
         """Go to the new world, and return what is known of it."""
         with self._change:
-            world = self._side.world
-            assert world is not None
+            while (world := self._side.world) is None:  # one more has died since
+                with contextlib.suppress(WorldChanged):
+                    self.at(self._left_at)
             self._side = self._side.moved()
             self.is_called, self._seen_dead = self._side.called != self._side.epoch, 0.0
+            self.is_knocked &= not world.is_door
             return world
 
     def up(self, epoch: int) -> None:
@@ -119,7 +161,7 @@ class LiveMember:
         self._tell(up=epoch)
 
     def _freeze(self, passed: int) -> None:
-        refusal = self.refuse() if self.is_anchored else "a rank waits outside of a step"
+        refusal = "" if self.is_anchored else "a rank waits for the others in code of the program's own"
         is_first = self._members[0] == self._side.number and not refusal
         offer = self.offer(len(self._members), self._side.called) if is_first else ""
         self._side = self._side.has_passed(passed).froze()
@@ -143,6 +185,8 @@ class LiveMember:
         with self._change:
             if "leave" in message:
                 self._left = message["leave"]
+            elif "knock" in message:
+                self.is_knocked = True
             else:
                 order = _order_of(message)
                 if isinstance(order, Halt) and order.epoch > self._side.called:
@@ -171,4 +215,4 @@ def _order_of(message: dict[str, Any]) -> Halt | Form:
     members = tuple(message["members"])
     if "halt" in message:
         return Halt(message["halt"], members)
-    return Form(message["form"], members, message["passed"], message["offer"])
+    return Form(message["form"], members, message["passed"], message["offer"], message["door"])

@@ -16,9 +16,6 @@ def local_rank_flag(source: bytes) -> str | None:
 
     Counts only a string constant given to ``add_argument`` (argparse) or ``option`` (click, typer). With
     several, the first in the text wins.
-
-    Args:
-        source: The script as bytes; a script that does not parse declares nothing.
     """
     if not any(spelling.encode() in source for spelling in _SPELLINGS):
         return None
@@ -36,13 +33,7 @@ def local_rank_flag(source: bytes) -> str | None:
 
 
 def with_local_rank(source: bytes, args: Sequence[str], local_rank: int) -> list[str]:
-    """Return the script's arguments, with the local rank in front if the script declares that option.
-
-    Args:
-        source: The script as bytes.
-        args: What the user passes to the script; a local rank among them is left as it is.
-        local_rank: Index of the worker on its host.
-    """
+    """Return the script's arguments, with the local rank in front if the script declares that option."""
     given = {argument.partition("=")[0] for argument in args}
     flag = local_rank_flag(source)
     if flag is None or given.intersection(_SPELLINGS):

@@ -37,11 +37,6 @@ class Island:
         model: The program's; as it is whenever no island is inside.
         optimizer: Of its parameters; its groups are all islands', its state is empty whenever none is inside.
         state: What the optimizer has held of each parameter when the run began; copied.
-
-    Attributes:
-        weights: Those of its parameters that may differ from the model's, by name.
-        buffers: All its buffers, floating-point ones first.
-        present: bool (trainable parameters,): it has a gradient for them in this step.
     """
 
     def __init__(
@@ -56,11 +51,13 @@ class Island:
         self._checksum = Checksum()
         self._own_state = empty_state()
         self._own_state.update({parameter: _copied(entry) for parameter, entry in state.items()})
-        self.weights: dict[str, Tensor] = {}
+        self.weights: dict[str, Tensor] = {}  #: Those of its parameters that may differ from the model's, by name.
+        #: All its buffers, floating-point ones first.
         self.buffers: list[Tensor] = [buffer.clone() for buffer in self._live.values()]
         self._left: list[Tensor] = []  # what the step leaves in the buffers
         self._gradients: list[Tensor | None] = []
         self._size = 0  # its replicas with a sample in this step
+        #: bool (trainable parameters,): it has a gradient for them in this step.
         self.present: npt.NDArray[np.bool_] = np.zeros(0, bool)
 
     @property
@@ -152,11 +149,7 @@ class Island:
         _clear(self._parameters.values())
 
     def update(self, clip: Callable[[], None]) -> None:
-        """Clip the gradient and step the optimizer; nothing where it had no sample.
-
-        Raises:
-            StepError: The optimizer keeps something in its groups, which are all islands'.
-        """
+        """Clip the gradient and step the optimizer; nothing where it had no sample."""
         if not self._size:
             return
         trainable, before = self.trainable, _settings(self._optimizer)

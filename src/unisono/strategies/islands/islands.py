@@ -19,10 +19,11 @@ from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import CheckpointError, ConfigError, StepError
-from unisono.strategies.base import Gradients, LossFunction, Micro, Shares, Strategy, StrategyContext, check_reached
+from unisono.strategies.base import Gradients, Micro, Shares, Strategy, StrategyContext, check_reached
 from unisono.strategies.islands.cut import island_size
 from unisono.strategies.islands.island import Island, empty_state
 from unisono.strategies.islands.outer import outer_step
+from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import compare
@@ -63,7 +64,7 @@ class Islands(SpreadStrategy):
         self._common = 0  # checksum of what the model holds, while the islands are under way
 
     def compute_gradients(
-        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+        self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
     ) -> Gradients:
         """See `Strategy.compute_gradients`; each island keeps its gradient to itself."""
         self.whole, self.transport.step = None, step
@@ -76,15 +77,16 @@ class Islands(SpreadStrategy):
         report, mine, gradient = StepReport(self.replicas, trainable), iter(micros), 0
         for island in self._islands:
             try:
-                gradient += self._compute(island, step, mine, shares, loss_function, report)
+                gradient += self._compute(island, step, mine, shares, objective, report)
             except BaseException:
                 island.give_up()
                 raise
         if next(mine, None) is not None:
             raise StepError(f"step {step}: this rank got a micro-batch of another rank's replica.")
-        told = report.merge(
-            self.transport, RankReport(step, weights, add_checksums([gradient]), is_stop_asked=self.is_stop_asked())
-        )
+        asked, is_training = self.is_stop_asked(), self.model.training
+        own = RankReport(step, weights, add_checksums([gradient]), is_stop_asked=asked, is_training=is_training)
+        told = report.merge(self.transport, own)
+        compare([rank.head._replace(weights=0) for rank in told], self._parameters, self.transport)
         check_reached(step, is_reached=report.is_reached())
         losses = tuple(report.losses[: shares.leaves].tolist())
         return Gradients(
@@ -172,6 +174,11 @@ class Islands(SpreadStrategy):
 
     def _start_islands(self, step: int) -> int:
         """Let the islands begin a round, or go on with it; return the checksum of what the model holds."""
+        if any(self.optimizer.state.values()):
+            raise StepError(
+                f"step {step}: the optimizer was given a state between steps (load_state_dict?), which would be lost: "
+                "its islands hold their own. Hint: load it before run.prepare(), or leave island_steps out."
+            )
         common = self._checksum_of_model()
         trainable = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         if self._since == 0:
@@ -193,7 +200,7 @@ class Islands(SpreadStrategy):
         return common
 
     def _compute(
-        self, island: Island, step: int, mine: Iterator[Micro], shares: Shares, loss_function: LossFunction,
+        self, island: Island, step: int, mine: Iterator[Micro], shares: Shares, objective: Objective,
         report: StepReport,
     ) -> int:  # fmt: skip
         """Run the passes of an island's replicas, and return its gradient's checksum."""
@@ -208,8 +215,8 @@ class Islands(SpreadStrategy):
                     raise StepError(f"step {step}: expected the micro-batch of replica {replica}, got {got}.")
                 weight = shares.sizes[replica] / samples
                 island.start_replica()
-                loss = run_backward(
-                    loss_function, micro, weight, seed=self.context.seed, step=step, replicas=self.replicas
+                loss, _ = run_backward(
+                    objective, micro, samples, seed=self.context.seed, step=step, replicas=self.replicas
                 )
                 report.note(replica, loss.item(), is_finite=island.add(replica, weight))
             gradient = island.finish_step()

@@ -66,11 +66,7 @@ class IslandOptions(SendingOptions):
         }  # fmt: skip
 
     def place_islands(self, replicas: int, world_size: int, shares: Sequence[float] | None = None) -> list[range]:
-        """Return each rank's replicas: whole islands, as even as possible or in proportion to `shares`.
-
-        Raises:
-            ConfigError: There are more ranks than islands, or the replicas cannot be cut.
-        """
+        """Return each rank's replicas: whole islands, as even as possible or in proportion to `shares`."""
         size = island_size(replicas, self.islands)
         count = replicas // size
         if world_size > count:

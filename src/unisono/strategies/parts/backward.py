@@ -1,60 +1,96 @@
 """One micro-batch forward and backward, with keyed generators: what every strategy that computes gradients does."""
 
 import contextlib
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unisono.determinism.backward import differentiate
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
-from unisono.strategies.base import LossFunction, Micro
+from unisono.strategies.base import Micro
+from unisono.strategies.objective import Objective
+from unisono.strategies.parts.weighing import read_weight
 
 
-def checked_loss(loss: Any, step: int) -> Tensor:
-    """Return the loss if it is a tensor of one element with a graph.
-
-    Raises:
-        StepError: It is not.
-    """
+def checked_loss(loss: Any, step: int, update: str | None = None) -> Tensor:
+    """Return a loss that is a tensor of one element with a graph, to parameters of the optimizer `update` if named."""
     if not isinstance(loss, Tensor):
         raise StepError(f"step {step}: expected the loss as a tensor of one element, got {type(loss).__name__}.")
     if loss.numel() != 1:
         raise StepError(
             f"step {step}: expected a scalar loss, got shape {tuple(loss.shape)}. "
-            "Hint: return the mean over the micro-batch's samples (reduction='mean')."
+            "Hint: return the mean over the micro-batch's samples, or their sum with run.step(..., reduction='sum')."
         )
     if not loss.requires_grad:
+        whose = f" of the optimizer {update!r}" if update else ""
         raise StepError(
-            f"step {step}: the loss depends on no trainable parameter. "
+            f"step {step}: the loss depends on no trainable parameter{whose}. "
             "Hint: compute it with the prepared model, outside torch.no_grad() and without .detach() or .item()."
         )
     return loss
 
 
 def run_backward(
-    loss_function: LossFunction, micro: Micro, weight: float, *, seed: int, step: int, replicas: int
-) -> Tensor:
-    """Add the weighted gradient of one micro-batch to every ``param.grad`` and return the (unweighted) loss.
+    objective: Objective, micro: Micro, num_samples: int, *, seed: int, **how: Any
+) -> tuple[Tensor, float]:
+    """Do what `add_gradient` does, with the generators as the run's seed, step and replica name them."""
+    key_generators(seed, objective.key(how["step"], micro.replica))
+    return add_gradient(objective, micro, num_samples, **how)
+
+
+def key_generators(seed: int, key: Sequence[int]) -> None:
+    """Put the generators into the state that the run's seed and a replica's `key` name."""
+    set_generators(mix(seed, "replica", *key))
+
+
+def add_gradient(
+    objective: Objective,
+    micro: Micro,
+    num_samples: int,
+    *,
+    step: int,
+    replicas: int,
+    share: Callable[[float, int], float] = operator.truediv,
+    silenced: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+) -> tuple[Tensor, float]:
+    """Add a micro-batch's weighted gradient to every ``param.grad``; return the (unweighted) loss and its weight.
+
+    A mean over nothing (weight 0) is no number: there, the loss is 0 and there is no gradient.
 
     Args:
-        loss_function: Called once.
-        micro: What it gets is ``micro.data``.
-        weight: Factor of the gradient.
-        seed: The run's seed; with step and replica it names the state of the generators.
+        objective: Its functions are called once.
+        micro: What they get is ``micro.data``.
+        num_samples: Of the whole batch.
         step: 1-based.
         replicas: Micro-batches of the whole step; for messages.
+        share: From what the micro-batch counts, and `num_samples`, to the factor of its gradient.
+        silenced: Surrounds the backward pass of a micro-batch that counts nothing, where other ranks wait for that
+            pass: makes its gradients 0. None: it has no backward pass.
     """
-    set_generators(mix(seed, "replica", step, micro.replica))
     try:
-        loss = checked_loss(loss_function(micro.data), step)
-        differentiate(loss, weight)
+        loss, weight = objective.loss(micro.data), float(micro.num_samples)
+        if objective.weight is not None:
+            weight = read_weight(objective.weight(micro.data))
+        if weight > 0 or objective.reduction == "sum":
+            factor = share(objective.amount(micro.num_samples, num_samples, weight), num_samples)
+            loss = checked_loss(loss, step, objective.update)
+            if not (factor <= 1 or factor <= torch.finfo(loss.dtype).max):
+                factor = math.inf
+            differentiate(loss, factor)
+            return loss.detach(), weight
+        if silenced is not None:
+            with silenced():
+                differentiate(checked_loss(loss, step, objective.update), 0.0)
     except Exception as error:
         explain(error, step, micro, replicas)
         raise
-    return loss.detach()
+    return torch.zeros(()), weight
 
 
 @contextlib.contextmanager
@@ -73,8 +109,9 @@ def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
     error.add_note(f"in step {step}, replica {micro.replica} of {replicas}, a micro-batch of {size}")
     if "more than 1 value per channel" in str(error):
         error.add_note(
-            "Hint: batch statistics need two samples in every micro-batch. Choose fewer replicas, a larger "
-            "batch_size, or one that leaves no small last batch (samples modulo batch_size)."
+            "Hint: batch statistics need two samples in every micro-batch. If it is the epoch's short last batch: "
+            "run.loader(..., last='join') adds its samples to the batch before, last='drop' leaves them out. "
+            "Else fewer replicas, a larger batch_size, or GroupNorm."
         )
     if "setStorage" in str(error):
         error.add_note(

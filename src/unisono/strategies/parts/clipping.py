@@ -9,17 +9,10 @@ from unisono.options.quantities import CLIP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clipping:
-    """What an update does to the mean gradient of the whole batch first; nothing by default.
+    """What an update does to the mean gradient of the whole batch first; nothing by default."""
 
-    Attributes:
-        norm: Largest global norm; a longer gradient is scaled down.
-        value: Largest magnitude of an element; a larger one is set to it. Complex gradients have no such limit.
-
-    Raises:
-        ConfigError: A limit is not above 0 or not finite, or there are both.
-    """
-
-    norm: float | None = None
+    norm: float | None = None  #: Largest global norm; a longer gradient is scaled down.
+    #: Largest magnitude of an element; a larger one is set to it. Complex gradients have no such limit.
     value: float | None = None
 
     def __post_init__(self) -> None:

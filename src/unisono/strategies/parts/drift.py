@@ -15,10 +15,11 @@ from unisono.errors import RankDivergence
 
 
 class Head(NamedTuple):
-    """What a rank says of itself: the step it is at, and the checksum of its weights."""
+    """What a rank says of itself: the step it is at, the checksum of its weights, whether its model is training."""
 
     step: int
     weights: int
+    is_training: int = 1
 
 
 def compare(
@@ -51,15 +52,23 @@ def compare(
         return
     usual, strays, regular = found
     stray, head = strays[0], heads[strays[0]]
+    more = f" So does rank {', '.join(map(str, strays[1:]))}." if strays[1:] else ""
+    if head[:2] == usual[:2]:
+        modes = ("evaluation", "training")
+        raise RankDivergence(
+            f"step {usual.step}: the model of rank {stray} is in {modes[head.is_training]} mode, those of the others "
+            f"in {modes[usual.is_training]} mode.{more} Hint: model.train() after an evaluation, also where one rank "
+            "evaluates."
+        )
     every = transport.all_gather_json(checksums(tensors))
     theirs, others = every[stray], every[regular]
     differing = [name for name in others if theirs.get(name) != others[name]]
     where = f"first in {differing[0]!r} ({len(differing)} of {len(others)} tensors), " if differing else ""
-    more = f" So does rank {', '.join(map(str, strays[1:]))}." if strays[1:] else ""
     raise RankDivergence(
         f"step {usual.step}: rank {stray} is at step {head.step} with weights {head.weights:016x}, {where}"
         f"the others have weights {usual.weights:016x}.{more} Hint: nothing but the optimizer may change weights "
-        "between steps, and all ranks must change them alike."
+        "between steps, and all ranks must change them alike. A forward pass in training mode moves BatchNorm's "
+        "statistics: model.eval() where one rank evaluates."
     )
 
 
@@ -67,9 +76,6 @@ def compare_now(model: nn.Module, transport: Transport, step: int) -> None:
     """Compare the parameters and buffers that the ranks hold now; collective.
 
     For strategies that do not do it in every step; costs one pass over the weights and a message of 16 bytes.
-
-    Raises:
-        RankDivergence: As `compare`.
     """
     if transport.world_size == 1:
         return

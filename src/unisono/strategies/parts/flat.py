@@ -7,16 +7,16 @@ zero.
 """
 
 import cmath
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.pieces import ALIGNMENT, cut_into_buckets, padded_length
-from unisono.determinism.switches import add_checksums, adder, checksum
+from unisono.determinism.switches import MODULUS, add_checksums, adder, checksum
 from unisono.errors import StepError
 
 STRIDED = torch.strided
@@ -90,20 +90,13 @@ class Layout:
 
 
 class Bucket(NamedTuple):
-    """A piece of a flat buffer that is exchanged as one.
+    """A piece of a flat buffer that is exchanged as one."""
 
-    Attributes:
-        group: Index of the flat buffer.
-        part: Its elements.
-        gradients: Those of them that are gradients, not buffers or padding.
-        parameters: The parameters with an element there, by their index in the layout.
-        is_rounded: Whether it is rounded, if anything is: all of it are gradients, or places that nothing uses.
-    """
-
-    group: int
-    part: range
-    gradients: range
-    parameters: tuple[int, ...]
+    group: int  #: Index of the flat buffer.
+    part: range  #: Its elements.
+    gradients: range  #: Those of them that are gradients, not buffers or padding.
+    parameters: tuple[int, ...]  #: The parameters with an element there, by their index in the layout.
+    #: Whether it is rounded, if anything is: all of it are gradients, or places that nothing uses.
     is_rounded: bool = False
 
     @property
@@ -157,12 +150,20 @@ class FlatBuffer:
             mine.add_(theirs)
         return self
 
+    def scale(self, factor: float) -> int:
+        """Multiply the gradients, not the buffers; return the checksum."""
+        if factor != 1.0:
+            torch._foreach_mul_(self._gradients, factor)
+        return self.checksum()
+
     def is_finite(self) -> bool:
         """Whether no gradient is NaN or infinite; buffers may be (masks often are)."""
         return all(map(is_finite, self._gradients))
 
     def checksum(self) -> int:
         """Return the sum of the bits as 64-bit integers, modulo 2**64."""
+        if len(self._sums) == 1:
+            return int(self._sums[0]()) % MODULUS
         return add_checksums([int(add_up()) for add_up in self._sums])
 
 
@@ -201,15 +202,34 @@ def fold(views: list[Tensor], tensors: Sequence[Tensor | None], *, adds: bool) -
         torch._foreach_copy_(targets, found)
 
 
-def strided(name: str, grad: Tensor | None) -> Tensor | None:
-    """Return a gradient that can be added up.
+def strided(name: str, grad: Tensor | None, sparse: Container[str] = ()) -> Tensor | None:
+    """Return a gradient that can be added up; one that is sparse and may be so as `dense_of` says."""
+    if grad is None or grad.layout is STRIDED:
+        return grad
+    if name not in sparse or grad.layout is not torch.sparse_coo:
+        raise StepError(
+            f"the gradient of {name!r} is {grad.layout}. Hint: use sparse=False, or a layer of torch's that says "
+            "sparse=True: nn.Embedding, nn.EmbeddingBag."
+        )
+    return dense_of(grad)
 
-    Raises:
-        StepError: It is sparse.
+
+def dense_of(grad: Tensor) -> Tensor:
+    """Return a sparse gradient in which rows that are not there are -0.0, and nothing else is.
+
+    Such places change no bit of what is added to them; and no sum of others is -0.0, so `sparse_again` finds them.
     """
-    if grad is not None and grad.layout is not STRIDED:
-        raise StepError(f"the gradient of {name!r} is {grad.layout}. Hint: use sparse=False.")
-    return grad
+    rows = grad.coalesce()
+    dense = torch.full_like(rows, -0.0, layout=STRIDED)
+    dense[rows.indices()[0]] = rows.values() + 0.0
+    return dense
+
+
+def sparse_again(dense: Tensor) -> Tensor:
+    """Return a sum of gradients from `dense_of` as a sparse one, with the rows that some of them had."""
+    absent = (dense == 0) & dense.signbit()
+    rows = (~absent).flatten(1).any(dim=1).nonzero()[:, 0]
+    return torch.sparse_coo_tensor(rows[None], dense[rows], dense.shape, is_coalesced=True, check_invariants=False)
 
 
 def _view(flat: Tensor, segment: _Segment) -> Tensor:
@@ -250,3 +270,10 @@ def slice_checksum(part: Tensor, start: int) -> int:
     """
     before = start % max(1, 8 // part.element_size())  # elements of the same 64 bits
     return checksum([torch.cat([part.new_zeros(before), part.detach().reshape(-1)]) if before else part])
+
+
+def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of layers whose gradients are sparse, by name."""
+    layers = [part for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse]
+    chosen = {id(layer.weight) for layer in layers}
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in chosen}

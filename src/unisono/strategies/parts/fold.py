@@ -33,10 +33,6 @@ class Fold:
         leaves: Leaves of the whole tree.
         new_leaf: Returns memory for a leaf.
         rounding: How leaves and sums are rounded in this step; None: they are not.
-
-    Attributes:
-        target: What they are copied into, or added to.
-        out: What will hold the sum of the whole tree.
     """
 
     def __init__(
@@ -45,8 +41,8 @@ class Fold:
     ) -> None:  # fmt: skip
         self._sums, self._replica, self.leaves, self.rounding = sums, replica, leaves, rounding
         self._adds = rounding is None and bool(sums) and are_siblings(sums[-1][0], (replica, replica + 1), leaves)
-        self.target = sums[-1][1] if self._adds else new_leaf()
-        self.out = sums[0][1] if sums else self.target
+        self.target = sums[-1][1] if self._adds else new_leaf()  #: What they are copied into, or added to.
+        self.out = sums[0][1] if sums else self.target  #: What will hold the sum of the whole tree.
 
     def put(self, indices: Sequence[int], grads: Sequence[Tensor | None]) -> None:
         """Take in the gradients of some parameters, by their index in the layout; None where there is none."""
@@ -100,9 +96,6 @@ class EarlyFold:
     Args:
         parameters: The trainable ones by name, in the layout's order.
         num_hooks: Of ours on a parameter, this one's among them; where there are more, a program may read gradients.
-
-    Attributes:
-        hooked: The parameters that have its hook, by index.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], num_hooks: int = 1) -> None:
@@ -112,7 +105,7 @@ class EarlyFold:
             for index, (name, parameter) in enumerate(parameters.items())
             if parameter.nbytes >= _LARGE_BYTES and parameter.device.type == "cpu"
         }
-        self.hooked = frozenset(self._large)
+        self.hooked = frozenset(self._large)  #: The parameters that have its hook, by index.
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, (_, parameter) in self._large.items()
@@ -128,11 +121,7 @@ class EarlyFold:
             self._fold = new_fold() if self._is_watched else None
 
     def end(self) -> tuple[Fold | None, Mapping[int, int]]:
-        """Return where gradients have gone, None if nowhere; which ones, by index, and whether each was finite.
-
-        Raises:
-            StepError: A gradient has arrived once more after it was added.
-        """
+        """Return where gradients have gone, None if nowhere; which ones, by index, and whether each was finite."""
         fold, self._fold, is_open, self._is_open = self._fold, None, self._is_open, False
         if fold is None:
             if is_open:

@@ -21,16 +21,9 @@ class Front(nn.Module):
     """Forwards calls to what the strategy chooses, and everything else to the plain model.
 
     Its `state_dict` has the plain model's names: no ``module.`` in front.
-
-    Args:
-        model: The plain model.
-        call: What a call does at first.
-
-    Attributes:
-        call: What a call does; the strategy changes it between training and evaluation.
     """
 
-    call: Callable[..., Any]
+    call: Callable[..., Any]  #: What a call does; the strategy changes it between training and evaluation.
 
     def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()

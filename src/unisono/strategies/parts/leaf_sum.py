@@ -35,27 +35,31 @@ class LeafSum:
             before the backward pass is over.
         codec: How they are coded on their way: ``none``, ``planes``, or ``auto``.
         rounding: How the gradients of every replica and every sum of them are rounded; None: not at all.
-
-    Attributes:
-        trainable: Those of the parameters that are trainable in this step, by name.
+        sparse: The parameters whose gradients may be sparse, by name; they are added densely.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], buffers: ReplicaBuffers, transport: Transport,
         overlaps: bool | None = False, codec: str = "none", rounding: Rounding | None = None,
+        sparse: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self._parameters, self._buffers, self._transport, self._overlaps = parameters, buffers, transport, overlaps
         self._codec, self._rounding, self._all = codec, rounding, [*parameters.values()]
+        self._sparse = sparse
         self._overlap: Overlap | None = None
         self._early: EarlyFold | None = None
         self._sent: Fold | None = None  # the last replica, if its gradients leave while they are computed
         self._flags: list[bool] | None = None
         self._total: FlatBuffer | None = None  # whose views are the gradients now
+        #: Those of the parameters that are trainable in this step, by name.
         self.trainable: dict[str, nn.Parameter] = {}
 
-    def start_step(self, leaves: int, step: int = 0) -> None:
-        """Forget the step before, lay out anew what has been frozen or unfrozen; the tree has so many leaves."""
-        self._rounding = None if self._rounding is None else self._rounding.at_step(step)
+    def start_step(self, leaves: int, step: int = 0, number: int = 0) -> None:
+        """Forget the step before, lay out anew what has been frozen or unfrozen; the tree has so many leaves.
+
+        The `number` is that of updates of the same step before this one.
+        """
+        self._rounding = None if self._rounding is None else self._rounding.at_step(step + (number << 40))
         flags = [parameter.requires_grad for parameter in self._all]
         if flags != self._flags:
             self._flags = flags
@@ -69,19 +73,13 @@ class LeafSum:
             self._start_layout()
         elif self._total is not None:
             self._pool.append(self._total)
-        self._total, self._sent, self._leaves = None, None, leaves
+        self._total, self._sent, self._leaves, self._is_spoilt = None, None, leaves, False
         self._sums: list[tuple[Node, FlatBuffer]] = []
         for parameter in self._all:  # frozen ones too: an old gradient would go on being applied
             parameter.grad = None
 
     def start_replica(self, replica: int, placement: Sequence[range], *, is_last: bool) -> None:
-        """Begin the passes of a replica.
-
-        Args:
-            replica: Its index.
-            placement: The replicas of each rank.
-            is_last: Whether it is the rank's last one in this step.
-        """
+        """Begin the passes of a replica."""
         if is_last and self._overlap is not None:
             if self._overlap.watch():
                 self._sent = self._fold(replica)
@@ -111,7 +109,8 @@ class LeafSum:
             present.fill(True)
         else:
             for index, name in enumerate(self.trainable):
-                present[index] |= strided(name, grads[index]) is not None
+                grads[index] = strided(name, grads[index], self._sparse)
+                present[index] |= grads[index] is not None
         fold = self._fold(replica) if early is None else early
         if taken:
             rest = [index for index in range(len(grads)) if index not in taken]
@@ -126,6 +125,7 @@ class LeafSum:
             for bucket in self._buckets:
                 fold.round_leaf(bucket)
             is_finite = fold.target.is_finite()  # what is finite may have been rounded to infinity
+            self._is_spoilt |= not is_finite
         if floats:
             fold.put_floats(floats)
         self._sums = fold.sums(_whole, self._add, None if self._rounding is None else self._settle)
@@ -135,9 +135,6 @@ class LeafSum:
 
     def reduce(self, placement: Sequence[range]) -> tuple[int, bool]:
         """Finish the tree over all ranks; collective.
-
-        Args:
-            placement: The replicas of each rank.
 
         Returns:
             The checksum of the sum; whether the gradients of this rank's last replica are finite, as far as `add` has
@@ -153,7 +150,7 @@ class LeafSum:
             is_finite = self._overlap.wait_sent()
             self._sums = self._sent.sums(_whole, self._keep_left)  # added already, piece by piece
         self._total = self._sums[0][1] if self._sums else self._new_leaf()
-        if self._sent is None and self._is_exchanged():
+        if self._is_exchanged and self._sent is None:
             roundings = [bucket.rounding(self._rounding) for bucket in self._buckets]
             outs = [bucket.of(self._total) for bucket in self._buckets]
             self._exchange.start(outs, placement, self._leaves, roundings if any(roundings) else ())
@@ -171,7 +168,7 @@ class LeafSum:
         total = self._total
         if self._sent is not None and self._overlap is not None:
             self._overlap.wait()
-        elif self._is_exchanged():
+        elif self._is_exchanged:
             self._exchange.finish()
         if len(self._sums) > 1:
             self._pool += [buffer for _, buffer in self._sums[1:]]
@@ -183,6 +180,16 @@ class LeafSum:
                 if not is_saved:  # a resumed run has other values there: no part of the record
                     view.zero_()
         return total.checksum()
+
+    def scale(self, factor: float) -> tuple[int, bool]:
+        """Multiply the gradients of the whole sum, after `finish`; return its checksum, and whether they are finite."""
+        assert self._total is not None
+        return self._total.scale(factor), self._total.is_finite()
+
+    def is_finite(self) -> bool:
+        """Whether no gradient of the whole sum is NaN or infinite; after `finish`."""
+        assert self._total is not None
+        return self._total.is_finite()
 
     def finish_step(
         self,
@@ -207,6 +214,8 @@ class LeafSum:
             self._buffers.start_replica()
         for parameter, view, has in zip(self._trained, self._total.gradients, present.tolist(), strict=True):
             parameter.grad = view if has else None
+        if not is_kept:
+            self._pool, self._total = [], None  # see `_new_leaf`
 
     def forget(self) -> None:
         """Lay out anew in the next step, and use no sum of this one again: the ranks are others."""
@@ -231,8 +240,9 @@ class LeafSum:
         self._exchange, self._overlap = exchange_over(self._transport, on_cpu=on_cpu), None
         self._exchange.choose_codec(self._codec)
         may_overlap = self._exchange.is_overlapped if self._overlaps is None else self._overlaps
-        may_overlap &= self._transport.world_size > 1 and not self._transport.is_one_thread
+        may_overlap &= self._transport.world_size > 1 and not self._transport.is_one_thread and not self._sparse
         self._buckets = self._layout.buckets(are_cut=may_overlap or self._exchange.is_overlapped)
+        self._is_exchanged = self._transport.world_size > 1 and bool(self._buckets)
         may_overlap &= bool(self.trainable) and len(self._buckets) > 1
         early = None if self._overlaps is False else EarlyFold(self.trainable, 1 + may_overlap)
         hooked = frozenset[int]() if early is None else early.hooked
@@ -240,11 +250,9 @@ class LeafSum:
         if may_overlap:
             self._overlap = Overlap(self.trainable, self._buckets, self._exchange, hooked)
 
-    def _is_exchanged(self) -> bool:
-        return self._transport.world_size > 1 and bool(self._buckets)
-
     def _new_leaf(self) -> FlatBuffer:
-        return self._pool.pop() if self._pool else self._layout.new_buffer()
+        # A block that is rounded to NaN reaches into places between gradients, which nothing clears.
+        return self._pool.pop() if self._pool and not self._is_spoilt else self._layout.new_buffer()
 
     def _keep_left(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
         self._pool.append(right)
@@ -266,11 +274,7 @@ class LeafSum:
         return total
 
     def _check_rounded(self) -> None:
-        """Refuse gradients that cannot be rounded.
-
-        Raises:
-            ConfigError: Names the first one.
-        """
+        """Refuse gradients that cannot be rounded."""
         for name, parameter in self.trainable.items() if self._rounding is not None else ():
             if parameter.dtype != torch.float32:
                 raise ConfigError(

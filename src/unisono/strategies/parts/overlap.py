@@ -36,12 +36,6 @@ class Overlap:
     """Watches gradients arrive, and exchanges them meanwhile.
 
     A step is `start` before the last replica's forward pass, `end_backward`, `seal`, `wait_sent`, `wait`.
-
-    Args:
-        parameters: The trainable ones by name, in the layout's order.
-        buckets: Of the layout.
-        exchange: Sums the buckets.
-        hooked: The parameters, by index, that have another hook of ours.
     """
 
     def __init__(
@@ -61,11 +55,7 @@ class Overlap:
         ]
 
     def watch(self) -> bool:
-        """Watch the passes to come; return whether gradients may leave meanwhile.
-
-        Raises:
-            StepError: A step before has failed while its gradients were on their way.
-        """
+        """Watch the passes to come; return whether gradients may leave meanwhile."""
         if self._step is not None:
             raise StepError(
                 "an earlier step failed while gradients were on their way to the other ranks, which may still wait for "
@@ -78,12 +68,7 @@ class Overlap:
         return self._is_watched
 
     def start(self, fold: Fold, placement: Sequence[range]) -> None:
-        """Let gradients leave in the passes to come.
-
-        Args:
-            fold: Of the rank's last replica.
-            placement: The replicas of each rank.
-        """
+        """Let gradients leave in the passes to come."""
         if self._helpers is None:
             self._helpers = _Helper("unisono-send"), _Helper("unisono-add")
         self._step = _Step(self._buckets, len(self._parameters), self._exchange, fold)
@@ -128,22 +113,13 @@ class Overlap:
         self._step.take_floats(floats)
 
     def wait_sent(self) -> bool:
-        """Return, when this rank's sums have left, whether all gradients of the last replica were finite.
-
-        Raises:
-            PeerLost: A rank went away.
-            RankDivergence: The ranks exchange other sizes.
-        """
+        """Return, when this rank's sums have left, whether all gradients of the last replica were finite."""
         assert self._step is not None
         self._sent.result()
         return self._step.is_finite
 
     def wait(self) -> None:
-        """Return when the sums are in their places.
-
-        Raises:
-            PeerLost: A rank went away.
-        """
+        """Return when the sums are in their places."""
         assert self._step is not None
         self._added.result()
         self._step = None

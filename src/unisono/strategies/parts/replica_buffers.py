@@ -23,17 +23,7 @@ _SMALL = 16
 
 
 class ReplicaBuffers:
-    """Keeps the buffers of some modules apart between replicas.
-
-    Args:
-        named_modules: As ``model.named_modules()`` gives them.
-
-    Attributes:
-        num_buffers: Number of buffers; the floating-point ones come first.
-        num_float: Number of floating-point buffers.
-        num_counted: Elements of the small buffers of whole numbers, which travel in the step's report.
-        is_watched: Whether there is anything to keep apart, or to refuse.
-    """
+    """Keeps the buffers of some modules apart between replicas."""
 
     def __init__(self, named_modules: Iterable[tuple[str, nn.Module]]) -> None:
         slots: dict[int, tuple[nn.Module, str, Tensor]] = {}
@@ -51,11 +41,12 @@ class ReplicaBuffers:
         self._buffers = [buffer for _, _, buffer in ordered]
         self._paths = [paths[id(buffer)] for buffer in self._buffers]
         self._start = [buffer.clone() for buffer in self._buffers]
-        self.num_buffers = len(self._buffers)
-        self.num_float = sum(_is_float(buffer) for buffer in self._buffers)
+        self.num_buffers = len(self._buffers)  #: Number of buffers; the floating-point ones come first.
+        self.num_float = sum(_is_float(buffer) for buffer in self._buffers)  #: Number of floating-point buffers.
+        #: Elements of the small buffers of whole numbers, which travel in the step's report.
         self.num_counted = num_counted(self._buffers)
         self._largest: list[Tensor] | None = None
-        self.is_watched = bool(self._buffers or self._empty)
+        self.is_watched = bool(self._buffers or self._empty)  #: Whether there is anything to keep apart, or to refuse.
 
     def floats(self) -> list[Tensor]:
         """Return the floating-point buffers, in the model's order."""
@@ -93,6 +84,19 @@ class ReplicaBuffers:
         for (module, name), buffer in zip(self._owners, self._buffers, strict=True):
             module._buffers[name] = buffer  # a module may have put another tensor in its place
         torch._foreach_copy_(self._buffers, self._start)
+
+    def present(self) -> list[Tensor]:
+        """Return what the buffers are now: a module may have put another tensor in the place of one."""
+        found = [module._buffers[name] for module, name in self._owners]
+        return [buffer for buffer in found if buffer is not None]
+
+    def changed(self) -> list[str]:
+        """Return the names of those that are not as the step has begun."""
+        named = zip(self._paths, self._owners, self._start, strict=True)
+        return [
+            path for path, (module, name), start in named
+            if (buffer := module._buffers[name]) is None or not torch.equal(buffer, start)
+        ]  # fmt: skip
 
     def start_apart(self) -> None:
         """Give the next replica copies of its own of the starting values, which its backward pass may need later.

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import numpy as np
@@ -9,36 +10,29 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.transport import Transport
+from unisono.strategies.base import Shares
+from unisono.strategies.objective import Objective
 from unisono.strategies.parts.drift import Head
+from unisono.strategies.parts.weighing import Weighed, weigh
 
 
 class RankReport(NamedTuple):
-    """What one rank says of itself, in 64-bit numbers; flags are 0 or 1.
+    """What one rank says of itself, in 64-bit numbers; flags are 0 or 1."""
 
-    Attributes:
-        step: The step it is at, 1-based.
-        weights: Checksum of its weights before the step.
-        gradient: Checksum of its gradients.
-        is_finite: Whether these are neither NaN nor infinite.
-        is_reached: Whether a trainable parameter has got a gradient.
-        is_stop_asked: Whether it has been asked to stop the run.
-        busy_ns: Time in which it has computed.
-        span_ns: Time from its first pass to its last one.
-    """
-
-    step: int
-    weights: int
-    gradient: int = 0
-    is_finite: int = 1
-    is_reached: int = 1
-    is_stop_asked: int = 0
-    busy_ns: int = 0
-    span_ns: int = 0
+    step: int  #: The step it is at, 1-based.
+    weights: int  #: Checksum of its weights before the step.
+    gradient: int = 0  #: Checksum of its gradients.
+    is_finite: int = 1  #: Whether these are neither NaN nor infinite.
+    is_reached: int = 1  #: Whether a trainable parameter has got a gradient.
+    is_stop_asked: int = 0  #: 1: to stop the run; and 2 more where it knows of ranks that would join.
+    busy_ns: int = 0  #: Time in which it has computed.
+    span_ns: int = 0  #: Time from its first pass to its last one.
+    is_training: int = 1  #: Whether its model is in training mode.
 
     @property
     def head(self) -> Head:
-        """What must be equal on ranks that hold the same weights."""
-        return Head(self.step, self.weights)
+        """What must be equal on ranks that hold the same weights and compute alike."""
+        return Head(self.step, self.weights, self.is_training)
 
 
 _HEAD_BYTES = 8 * len(RankReport._fields)
@@ -52,36 +46,35 @@ class StepReport:
     Flags and losses are merged by `or`, bit by bit: where a rank knows nothing it has 0. Of numbers that are counted
     the largest is taken: where a rank knows nothing it has the smallest one there is.
 
-    Args:
-        replicas: Of the whole step.
-        parameters: Trainable ones.
-        buffers: Of the model.
-        counted: Numbers of the model that are counted, see `ReplicaBuffers`.
-
     Attributes:
         counted: int64 (counted,): the largest values that some replica has left.
         losses: float64 (replicas,): mean loss of each replica's micro-batch; noted by one rank.
+        weights: float64 (replicas,): what it counts; noted likewise.
         bad: bool (replicas,): its loss or its gradient is NaN or infinite.
         present: bool (parameters,): some replica has a gradient for it.
         changed: bool (buffers,): some replica has changed it.
     """
 
     def __init__(self, replicas: int, parameters: int = 0, buffers: int = 0, counted: int = 0) -> None:
-        ends = np.cumsum([0, _HEAD_BYTES, 8 * counted, 8 * replicas, replicas, parameters, buffers]).tolist()
+        sizes = [0, _HEAD_BYTES, 8 * counted, 8 * replicas, 8 * replicas, replicas, parameters, buffers]
+        ends = np.cumsum(sizes).tolist()
         self._message, self._counted = np.zeros(ends[-1], np.uint8), slice(ends[1], ends[2])
-        head, numbers, losses, *flags = (self._message[start:stop] for start, stop in itertools.pairwise(ends))
+        head, numbers, losses, weights, *flags = (self._message[start:stop] for start, stop in itertools.pairwise(ends))
         self._head, self.counted, self.losses = head.view(np.uint64), numbers.view(np.int64), losses.view(np.float64)
+        self.weights = weights.view(np.float64)
         self.bad, self.present, self.changed = (part.view(bool) for part in flags)
+        self._counts = counted > 0
         self.clear()
 
     def clear(self) -> None:
         """Begin a step."""
         self._message.fill(0)
-        self.counted[:] = _NOTHING
+        if self._counts:
+            self.counted[:] = _NOTHING
 
-    def note(self, replica: int, loss: float, *, is_finite: bool = True) -> None:
-        """Keep the loss of a replica computed here, and whether its gradient is finite."""
-        self.losses[replica] = loss
+    def note(self, replica: int, loss: float, weight: float = 0.0, *, is_finite: bool = True) -> None:
+        """Keep the loss and the weight of a replica computed here, and whether its gradient is finite."""
+        self.losses[replica], self.weights[replica] = loss, weight
         if not (is_finite and math.isfinite(loss)):
             self.bad[replica] = True
 
@@ -92,6 +85,12 @@ class StepReport:
     def is_reached(self) -> bool:
         """Whether some replica has a gradient for some parameter."""
         return 1 in self.present.tobytes()  # a tenth of the time of any()
+
+    def weigh(self, objective: Objective, shares: Shares, losses: Sequence[float] = ()) -> Weighed:
+        """Return what the losses come to, which may be given as numbers; after `merge` or `take`."""
+        leaves = shares.leaves
+        weights = () if objective.weight is None else self.weights[:leaves].tolist()
+        return weigh(objective, shares, losses or self.losses[:leaves].tolist(), weights)
 
     def merge(self, transport: Transport, own: RankReport) -> list[RankReport]:
         """Take over what all ranks know, and return what each says of itself, in rank order; collective."""

@@ -19,15 +19,10 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 class Whole(NamedTuple):
-    """What no rank holds alone.
+    """What no rank holds alone."""
 
-    Attributes:
-        tensors: By file stem and name, on the CPU.
-        notes: What the optimizer keeps of each parameter beside tensors.
-    """
-
-    tensors: Tensors
-    notes: Mapping[str, Any]
+    tensors: Tensors  #: By file stem and name, on the CPU.
+    notes: Mapping[str, Any]  #: What the optimizer keeps of each parameter beside tensors.
 
 
 class SpreadStrategy(Strategy):
@@ -69,15 +64,7 @@ def gather(
     transport: Transport,
     stems: Sequence[str] = ("model", "optimizer"),
 ) -> Whole:
-    """Return what the ranks hold between them, on all ranks; collective.
-
-    Args:
-        model: As this rank has it.
-        optimizer: Of its parameters.
-        is_own: Whether this rank answers for a parameter or buffer, by name.
-        transport: Joins the ranks.
-        stems: What is gathered: weights and buffers, the optimizer's state.
-    """
+    """Return what the ranks hold between them, on all ranks; collective."""
     packed = checkpoint_format.pack(model, optimizer, None, {})
     own = {
         # In name order: after a resume each rank's dictionaries have an order of their own.

@@ -18,14 +18,7 @@ _INPUT_TAG, _OUTPUT_TAG = 1 << 17, 1 << 18
 
 @final
 class Reader:
-    """Calls the model without gradients.
-
-    Args:
-        stages: Of this rank, by index.
-        mesh: Who has which stage.
-        device: Of this rank.
-        messages: Between the ranks; None where there is one.
-    """
+    """Calls the model without gradients."""
 
     def __init__(self, stages: dict[int, Stage], mesh: Mesh, device: torch.device, messages: Messages | None) -> None:
         self._stages, self._mesh, self._device = stages, mesh, device
@@ -35,7 +28,7 @@ class Reader:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns for this rank's input; collective among the processes of a pipeline.
 
-        Random streams go with the batch, so that what the model draws does not depend on who computes it.
+        Random streams go with the batch, so that what the model draws does not depend on which rank computes it.
 
         Raises:
             StepError: Inputs that are not tensors by position, where they must travel.

@@ -14,7 +14,8 @@ from unisono.collectives.messages import Messages
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
-from unisono.strategies.base import LossFunction, Micro, Shares, StrategyContext
+from unisono.strategies.base import Micro, Shares, StrategyContext
+from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import checked_loss, explained
 from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import StepReport
@@ -29,25 +30,15 @@ cached_plan = functools.lru_cache(maxsize=64)(plan)
 
 @dataclass(slots=True)
 class Work:
-    """One step of one pipeline.
+    """One step of one pipeline."""
 
-    Attributes:
-        step: 1-based.
-        mine: The replicas of this pipeline that have samples; micro-batch i is the i-th of them.
-        shares: Samples and weight of every replica.
-        report: Gets the losses, on the rank that has the last stage.
-        loss_function: The program's.
-        micros: What it gets, in order; on the first and the last process of a pipeline only.
-        busy_s: Seconds in which this rank has computed.
-    """
-
-    step: int
-    mine: list[int]
-    shares: Shares
-    report: StepReport
-    loss_function: LossFunction
-    micros: Iterator[Micro]
-    busy_s: float = 0.0
+    step: int  #: 1-based.
+    mine: list[int]  #: The replicas of this pipeline that have samples; micro-batch i is the i-th of them.
+    shares: Shares  #: Samples and weight of every replica.
+    report: StepReport  #: Gets the losses, on the rank that has the last stage.
+    objective: Objective  #: What is minimised.
+    micros: Iterator[Micro]  #: What it gets, in order; on the first and the last process of a pipeline only.
+    busy_s: float = 0.0  #: Seconds in which this rank has computed.
     fetched: dict[int, Micro] = field(default_factory=dict)
     num_fetched: int = 0
     seeds: dict[int, Tensor] = field(default_factory=dict)
@@ -62,11 +53,7 @@ class Work:
         return explained(self.step, micro, len(self.shares.sizes))
 
     def take(self, number: int, *, is_last_use: bool) -> Micro:
-        """Return a micro-batch with its data.
-
-        Raises:
-            StepError: The loader has given others.
-        """
+        """Return a micro-batch with its data."""
         while number not in self.fetched:
             micro, expected = next(self.micros, None), self.mine[self.num_fetched]
             if micro is None or micro.replica != expected:
@@ -85,16 +72,7 @@ class _Taken(BaseException):
 
 @final
 class Executor:
-    """Runs the moves of this rank.
-
-    Args:
-        stages: Of this rank, by index.
-        mesh: Who has which stage.
-        schedule: One of `SCHEDULES`.
-        front: What the program calls.
-        context: Seed and device.
-        messages: Between the ranks; None where there is one.
-    """
+    """Runs the moves of this rank."""
 
     def __init__(
         self, stages: dict[int, Stage], mesh: Mesh, schedule: str, front: Front, context: StrategyContext,
@@ -184,7 +162,7 @@ class Executor:
             raise _Taken
 
         with calling(self._front, call), contextlib.suppress(_Taken):
-            work.loss_function(micro.data)
+            work.objective.loss(micro.data)
         if len(taken) != 1:
             raise _calls(work.step, len(taken))
         return taken[0]
@@ -203,7 +181,7 @@ class Executor:
             return stage.run_on(arrived)
 
         with calling(self._front, call):
-            return checked_loss(work.loss_function(micro.data), work.step)
+            return checked_loss(work.objective.loss(micro.data), work.step)
 
     def _take(self, action: Action, stage: int, tag: int) -> Parcel:
         """Wait for what another stage hands this one."""

@@ -84,11 +84,7 @@ class PipelineOptions(StrategyOptions):
         self.mesh(world_size)
 
     def rows(self, replicas: int, world_size: int) -> list[range]:
-        """Return the replicas of each pipeline.
-
-        Raises:
-            ConfigError: There are too few, or not those that the option says.
-        """
+        """Return the replicas of each pipeline."""
         _, pipelines = self.mesh(world_size)
         if self.micro_batches is not None and replicas != self.micro_batches * pipelines:
             raise ConfigError(

@@ -24,19 +24,12 @@ _ROW_TAG = 1 << 16
 @final
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Ranks as processes of pipelines.
+    """Ranks as processes of pipelines."""
 
-    Attributes:
-        rank: This rank.
-        width: Processes of one pipeline.
-        pipelines: Pipelines side by side.
-        num_stages: Stages of the model.
-    """
-
-    rank: int
-    width: int
-    pipelines: int
-    num_stages: int
+    rank: int  #: This rank.
+    width: int  #: Processes of one pipeline.
+    pipelines: int  #: Pipelines side by side.
+    num_stages: int  #: Stages of the model.
 
     @property
     def process(self) -> int:
@@ -71,19 +64,13 @@ class Mesh:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One stage as every rank knows it.
+    """One stage as every rank knows it."""
 
-    Attributes:
-        layers: By name, in order.
-        parameters: Of these layers, by their names in the model; the first stage also has those that nobody calls.
-        num_buffers: Of these layers.
-        num_counted: Elements of those that travel in a step's report.
-    """
-
-    layers: dict[str, nn.Module]
+    layers: dict[str, nn.Module]  #: By name, in order.
+    #: Of these layers, by their names in the model; the first stage also has those that nobody calls.
     parameters: dict[str, nn.Parameter]
-    num_buffers: int
-    num_counted: int
+    num_buffers: int  #: Of these layers.
+    num_counted: int  #: Elements of those that travel in a step's report.
 
     def trainable(self) -> list[str]:
         """Return the names of the trainable parameters."""
@@ -125,13 +112,7 @@ def cut_model(model: nn.Module, options: PipelineOptions) -> list[Part]:
 
 
 def claim(parts: Sequence[Part], mesh: Mesh, messages: Messages | None) -> dict[int, Stage]:
-    """Return the stages of this rank, by index.
-
-    Args:
-        parts: All stages.
-        mesh: Who has which.
-        messages: Between all ranks; None where there is one.
-    """
+    """Return the stages of this rank, by index."""
     row: LoopbackTransport | SubTransport = LoopbackTransport()
     if messages is not None and mesh.pipelines > 1:
         row = SubTransport(messages, mesh.columns()[mesh.process], _ROW_TAG)

@@ -25,7 +25,8 @@ from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import StepError
-from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached, scale_gradients
+from unisono.strategies.base import Gradients, Micro, StrategyContext, check_reached, scale_gradients
+from unisono.strategies.objective import Objective
 from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
@@ -39,26 +40,16 @@ from unisono.strategies.pipelines.schedule import bubble
 
 @dataclass(slots=True)
 class Times:
-    """How busy the processes have been, over all steps.
+    """How busy the processes have been, over all steps."""
 
-    Attributes:
-        busy_s: Seconds of computing, the mean over the processes.
-        span_s: Seconds from the first move to the last one of the slowest process.
-        bubble_s: Of these, those that must be idle by the formula.
-    """
-
-    busy_s: float = 0.0
-    span_s: float = 0.0
-    bubble_s: float = 0.0
+    busy_s: float = 0.0  #: Seconds of computing, the mean over the processes.
+    span_s: float = 0.0  #: Seconds from the first move to the last one of the slowest process.
+    bubble_s: float = 0.0  #: Of these, those that must be idle by the formula.
 
 
 @final
 class Pipeline(SpreadStrategy):
-    """See the module.
-
-    Attributes:
-        times: How busy the processes have been.
-    """
+    """See the module."""
 
     options: PipelineOptions
 
@@ -76,7 +67,7 @@ class Pipeline(SpreadStrategy):
         self.front: Front = Front(model, self._called_outside)
         self._executor = Executor(self._stages, self._mesh, options.schedule, self.front, context, messages)
         self._reader = Reader(self._stages, self._mesh, context.device, messages)
-        self.times = Times()
+        self.times = Times()  #: How busy the processes have been.
         release(self._foreign, optimizer)
         fewest = min(len(row) for row in self._rows)
         if fewest < self._mesh.width and self.transport.rank == 0:
@@ -88,7 +79,7 @@ class Pipeline(SpreadStrategy):
             )
 
     def compute_gradients(
-        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+        self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
     ) -> Gradients:
         self.whole = None
         self.transport.step = step
@@ -96,7 +87,7 @@ class Pipeline(SpreadStrategy):
         mine = [replica for replica in self._rows[self._mesh.pipeline] if replica < shares.leaves]
         weights = checksum(self._weights().values())
         report = self._start_step(shares.leaves)
-        work = Work(step, mine, shares, report, loss_function, iter(micros))
+        work = Work(step, mine, shares, report, objective, iter(micros))
         began = time.perf_counter()
         self._executor.execute(work)
         span_s = time.perf_counter() - began

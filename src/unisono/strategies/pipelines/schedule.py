@@ -24,17 +24,11 @@ Direction = Literal["forward", "backward"]
 @final
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
-    """One micro-batch through one stage.
+    """One micro-batch through one stage."""
 
-    Attributes:
-        direction: ``forward`` or ``backward``.
-        stage: From 0, the model's first layers, on.
-        micro: Index of the micro-batch in this pipeline's part of the step.
-    """
-
-    direction: Direction
-    stage: int
-    micro: int
+    direction: Direction  #: ``forward`` or ``backward``.
+    stage: int  #: From 0, the model's first layers, on.
+    micro: int  #: Index of the micro-batch in this pipeline's part of the step.
 
     def __str__(self) -> str:
         return f"{self.direction} of micro-batch {self.micro} in stage {self.stage}"

@@ -20,29 +20,16 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class _Flight:
-    """A micro-batch between its forward and its backward pass.
+    """A micro-batch between its forward and its backward pass."""
 
-    Attributes:
-        outputs: What the stage has returned (of the last stage: the loss).
-        floats: The floating-point buffers that it has left, weighted.
-        gradients: Of the tensors that came in, once they are known.
-    """
-
-    outputs: tuple[Tensor | None, ...]
-    floats: list[Tensor]
-    gradients: list[Tensor | None]
+    outputs: tuple[Tensor | None, ...]  #: What the stage has returned (of the last stage: the loss).
+    floats: list[Tensor]  #: The floating-point buffers that it has left, weighted.
+    gradients: list[Tensor | None]  #: Of the tensors that came in, once they are known.
 
 
 @final
 class Stage:
-    """The layers of one stage on this rank, and their gradients.
-
-    Args:
-        index: Of all stages.
-        layers: By their names in the model, in order.
-        parameters: Theirs (and of parts that nobody calls), by their names in the model.
-        row: Joins the ranks that have this stage.
-    """
+    """The layers of one stage on this rank, and their gradients."""
 
     def __init__(
         self, index: int, layers: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter], row: Transport
@@ -85,14 +72,7 @@ class Stage:
         return self.run(tensors[0] if parcel.is_single else tuple(tensors))
 
     def forward(self, micro: int, weight: float, arrived: Parcel | None, compute: Callable[[], Any]) -> Parcel:
-        """Do the forward pass of a micro-batch, keeping what its backward pass needs.
-
-        Args:
-            micro: Index of the micro-batch.
-            weight: Its share of the batch.
-            arrived: From the stage before, None for the first one.
-            compute: Returns what the stage returns (of the last stage: the loss).
-        """
+        """Do the forward pass of a micro-batch, keeping what its backward pass needs."""
         inputs = () if arrived is None else arrived.tensors
         gradients: list[Tensor | None] = [None] * len(inputs)
         for number, tensor in enumerate(inputs):
@@ -108,13 +88,7 @@ class Stage:
         return parcel
 
     def backward(self, micro: int, replica: int, gradients: tuple[Tensor | None, ...]) -> Parcel:
-        """Do the backward pass of a micro-batch, add up its leaf, and return the gradients of what came in.
-
-        Args:
-            micro: Index of the micro-batch.
-            replica: Which leaf of the tree it is.
-            gradients: Of what the stage has returned; None where there is none.
-        """
+        """Do the backward pass of a micro-batch, add up its leaf, and return the gradients of what came in."""
         flight = self._flights.pop(micro)
         pairs = [
             (output, gradient)

@@ -24,44 +24,24 @@ _HEADER_BYTES = 2048
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parcel:
-    """What one stage gives another one for one micro-batch.
+    """What one stage gives another one for one micro-batch."""
 
-    Attributes:
-        tensors: Activations, or gradients, where None stands for no gradient.
-        is_single: Whether the stage has returned its one tensor as it is, not in a tuple.
-        streams: State of the random streams after the stage; empty where nothing has been drawn.
-        autocast: dtype of the autocast that the first stage ran under; empty for none.
-    """
-
-    tensors: tuple[Tensor | None, ...]
-    is_single: bool = True
-    streams: bytes = b""
-    autocast: str = ""
+    tensors: tuple[Tensor | None, ...]  #: Activations, or gradients, where None stands for no gradient.
+    is_single: bool = True  #: Whether the stage has returned its one tensor as it is, not in a tuple.
+    streams: bytes = b""  #: State of the random streams after the stage; empty where nothing has been drawn.
+    autocast: str = ""  #: dtype of the autocast that the first stage ran under; empty for none.
 
 
 @final
 class Wire:
-    """Sends and receives parcels.
-
-    Args:
-        messages: Between the ranks.
-        device: Where received tensors go; they travel through the host's memory.
-
-    Attributes:
-        bytes_sent: Of headers and content, so far.
-    """
+    """Sends and receives parcels."""
 
     def __init__(self, messages: Messages, device: torch.device) -> None:
         self._messages, self._device = messages, device
-        self.bytes_sent = 0
+        self.bytes_sent = 0  #: Of headers and content, so far.
 
     def send(self, parcel: Parcel, target: int, tag: int) -> None:
-        """Send a parcel without waiting; its tensors must not be changed before `flush`.
-
-        Raises:
-            StepError: Too many tensors for a header.
-            PeerLost: The rank went away.
-        """
+        """Send a parcel without waiting; its tensors must not be changed before `flush`."""
         rows: list[list[object] | None] = []
         parts: list[Tensor] = []
         for tensor in parcel.tensors:
@@ -90,11 +70,7 @@ class Wire:
                 self._messages.send(part, target, tag)
 
     def receive(self, source: int, tag: int) -> Parcel:
-        """Wait for the next parcel with this tag; its tensors require gradients as the sender's did.
-
-        Raises:
-            PeerLost: The rank went away.
-        """
+        """Wait for the next parcel with this tag; its tensors require gradients as the sender's did."""
         head = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
         self._messages.receive(head, source, tag)
         rows, is_single, num_streams, autocast = json.loads(head.numpy().tobytes())
@@ -120,12 +96,6 @@ class Wire:
 
 def parcel_of(output: object, stage: int, *, streams: bytes = b"", autocast: str = "") -> Parcel:
     """Return what a stage has computed, ready to be sent.
-
-    Args:
-        output: A tensor or a tuple (or list) of tensors.
-        stage: For the message.
-        streams: See `Parcel`.
-        autocast: See `Parcel`.
 
     Raises:
         StepError: Something else.

@@ -26,7 +26,8 @@ from unisono.collectives.places import GuardedTransport
 from unisono.collectives.reductions import combine_values
 from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
-from unisono.strategies.base import Gradients, LossFunction, Micro, StrategyContext, check_reached
+from unisono.strategies.base import Gradients, Micro, StrategyContext, check_reached
+from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.tensor_bytes import from_bytes, to_bytes
 from unisono.strategies.replicated import Replicated
@@ -70,7 +71,7 @@ class AsyncParameterServer(Replicated):
         self._last_step = 0  # after which all ranks stop; 0 while nobody has asked
 
     def compute_gradients(
-        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+        self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
     ) -> Gradients:
         """See `Strategy.compute_gradients`; on a worker the loss is that of its own samples."""
         if self._server is not None:
@@ -82,10 +83,9 @@ class AsyncParameterServer(Replicated):
             parameter.grad = None
         losses = []
         for micro in micros:
-            loss = run_backward(
-                loss_function, micro, micro.num_samples / num_samples,
-                seed=self.context.seed, step=step, replicas=self.replicas,
-            )  # fmt: skip
+            loss, _ = run_backward(
+                objective, micro, num_samples, seed=self.context.seed, step=step, replicas=self.replicas
+            )
             losses.append(micro.num_samples / max(1, own) * loss.item())
         loss_value = math.fsum(losses)
         grads = [parameter.grad for parameter in self.trainable()]

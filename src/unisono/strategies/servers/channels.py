@@ -25,21 +25,13 @@ _HEAD = struct.Struct("<BQQdQ")
 
 
 class Message(NamedTuple):
-    """What goes over a line.
+    """What goes over a line."""
 
-    Attributes:
-        kind: What is asked or answered.
-        step: The step that it is about.
-        flags: Bits that say more.
-        loss: Of a worker's samples.
-        body: Any bytes.
-    """
-
-    kind: int
-    step: int
-    flags: int
-    loss: float
-    body: Tensor
+    kind: int  #: What is asked or answered.
+    step: int  #: The step that it is about.
+    flags: int  #: Bits that say more.
+    loss: float  #: Of a worker's samples.
+    body: Tensor  #: Any bytes.
 
 
 def encode(kind: int, step: int = 0, flags: int = 0, loss: float = 0.0, body: Tensor | None = None) -> bytes:
@@ -90,11 +82,7 @@ class ServerLines:
         self._timeout_s = timeout_s
 
     def take(self) -> list[tuple[int, bytes]]:
-        """Wait for questions and return them with the workers' ranks, in rank order; broken lines are dropped.
-
-        Raises:
-            PeerLost: No worker is left, or none has said anything in time.
-        """
+        """Wait for questions and return them with the workers' ranks, in rank order; broken lines are dropped."""
         if not self.lines:
             raise PeerLost(f"all workers have died: {self.dropped}. Look for the first failure in their logs.")
         ready = wait(list(self.lines.values()), self._timeout_s)
@@ -148,11 +136,7 @@ class WorkerLine:
         self.bytes_sent = 0
 
     def ask(self, message: bytes) -> bytes:
-        """Send a question and return the answer.
-
-        Raises:
-            PeerLost: The server is gone, or does not answer in time.
-        """
+        """Send a question and return the answer."""
         try:
             self._line.send_bytes(message)
             self.bytes_sent += len(message)
@@ -172,13 +156,7 @@ class WorkerLine:
 
 @final
 class StarTransport(Transport):
-    """A transport between the server and the workers that are still alive; every parcel goes through the server.
-
-    Args:
-        lines: The server's ends, or the worker's.
-        live: The ranks of the run that are alive, ascending.
-        rank: This rank of the run.
-    """
+    """A transport between the server and the workers that are still alive; every parcel goes through the server."""
 
     def __init__(self, lines: "ServerLines | WorkerLine", live: list[int], rank: int) -> None:
         self._lines, self._live = lines, live

@@ -8,6 +8,7 @@ from unisono.errors import ConfigError
 from unisono.options.fields import option
 from unisono.options.quantities import SECONDS, STEPS, WORKERS
 from unisono.strategies.options import StrategyOptions
+from unisono.system.words import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,8 @@ class PSOptions(StrategyOptions):
     def check(self, world_size: int) -> None:
         if world_size <= self.servers:
             raise ConfigError(
-                f"strategy {self.name} needs a worker beside {_count(self.servers, 'server')}, got "
-                f"{_count(world_size, 'process', 'es')}. Hint: --workers {self.servers + 1} or more."
+                f"strategy {self.name} needs a worker beside {counted(self.servers, 'server')}, got "
+                f"{counted(world_size, 'process', 'processes')}. Hint: --workers {self.servers + 1} or more."
             )
 
     def place(self, replicas: int, world_size: int) -> list[range]:
@@ -57,6 +58,7 @@ class AsyncPSOptions(PSOptions):
     implementation: ClassVar[str] = "servers.async_server:AsyncParameterServer"
     scored: ClassVar[tuple[str, ...]] = ("max_staleness",)
     needs_processes: ClassVar[bool] = True
+    scales_losses: ClassVar[bool] = False
 
     max_staleness: int = option(
         4, "Steps that a worker may be ahead of the slowest one; 0 is ps.", of=replace(STEPS, low=0)
@@ -67,7 +69,3 @@ class AsyncPSOptions(PSOptions):
         StrategyOptions.__post_init__(self)
         if self.servers != 1:
             raise ConfigError(f"strategy ps_async has one server, got servers {self.servers}. Hint: ps has several.")
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -8,6 +8,8 @@ a binary counter. So bits depend on the score alone, as in `exact`, and a checkp
 All ranks must run equally many passes: a rank with fewer micro-batches than others repeats one, and nobody counts it.
 """
 
+import contextlib
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -25,22 +27,16 @@ from unisono.checkpoint.format import State
 from unisono.collectives.tree import combine, push
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import ConfigError, StepError
-from unisono.strategies.base import (
-    Gradients,
-    LossFunction,
-    Micro,
-    Shares,
-    StrategyContext,
-    check_reached,
-    scale_gradients,
-)
+from unisono.strategies.base import Gradients, Micro, Shares, StrategyContext, check_reached, scale_gradients
 from unisono.strategies.ddp import join_alone
+from unisono.strategies.objective import Objective
 from unisono.strategies.options import FSDPOptions
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.flat import padding_checksum, slice_checksum
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
+from unisono.strategies.parts.weighing import scale
 from unisono.strategies.parts.whole import SpreadStrategy, Whole
 from unisono.strategies.sharded.reduce import Rounds, Stack, TreeReduceScatter, add
 from unisono.strategies.sharded.slices import local_of, sliced_like, whole_of
@@ -75,7 +71,7 @@ class FSDP(SpreadStrategy):
         self._parameters = list(after.values())
 
     def compute_gradients(
-        self, step: int, micros: Iterable[Micro], num_samples: int, loss_function: LossFunction
+        self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
     ) -> Gradients:
         """See `Strategy.compute_gradients`; the gradients are slices."""
         self.whole = None
@@ -84,8 +80,11 @@ class FSDP(SpreadStrategy):
         report = StepReport(self.replicas, 0, self._buffers.num_buffers, self._buffers.num_counted)
         kept = self._buffers.saved_floats().values() if self.transport.rank == 0 else ()
         weights = add_checksums([self._checksum(self._parameters), checksum(kept)])
-        is_reached = self._compute(step, micros, shares, loss_function, report)
+        is_reached = self._compute(step, micros, shares, objective, report)
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if objective.weight is not None:
+            report.merge(self.transport, RankReport(step, weights))
+            scale(map(local_of, grads), report.weigh(objective, shares).factor)
         is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
         buffers, _ = self._sum.reduce(self.placement)
         self._buffers.tell(report.counted)
@@ -94,15 +93,17 @@ class FSDP(SpreadStrategy):
             RankReport(step, weights, self._checksum(grads), is_finite, is_reached, self.is_stop_asked()),
         )
         self._buffers.start_replica()
-        check_reached(step, is_reached=any(rank.is_reached for rank in told))
-        bad = report.bad_replicas()
+        weighed = report.weigh(objective, shares)
+        check_reached(step, is_reached=any(rank.is_reached for rank in told) or bool(weighed.bad))
+        bad = weighed.bad or report.bad_replicas()
         if not bad and not all(rank.is_finite for rank in told):
             bad = tuple(range(shares.leaves))
         self._sum.finish_step(report.present, report.changed, report.counted, is_kept=not bad)
         # As `exact` counts: with what lies unused in its flat buffers.
         padding = padding_checksum(parameter for parameter in self._parameters if parameter.requires_grad)
         return Gradients(
-            loss=shares.mean(report.losses[: shares.leaves].tolist()),
+            loss=weighed.loss,
+            samples_weight=weighed.total,
             checksum=add_checksums([buffers, padding, *(rank.gradient for rank in told)]),
             weights=add_checksums(rank.weights for rank in told),
             bad_replicas=bad,
@@ -115,10 +116,9 @@ class FSDP(SpreadStrategy):
         norms = [torch.linalg.vector_norm(whole_of(grad, self.transport)) for grad in grads]
         scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), limit)
 
-    def clip_values(self, limit: float) -> None:
-        """See `Strategy.clip_values`; each rank its slices."""
-        for grad in (parameter.grad for parameter in self._parameters if parameter.grad is not None):
-            local_of(grad).clamp_(-limit, limit)
+    def own_gradients(self) -> list[Tensor]:
+        """See `Strategy.own_gradients`: slices."""
+        return [local_of(grad) for grad in super().own_gradients()]
 
     def gather(self) -> Whole:
         packed = checkpoint_format.pack(self.model, self.optimizer, None, {})
@@ -159,7 +159,7 @@ class FSDP(SpreadStrategy):
         self._group.close()
 
     def _compute(
-        self, step: int, micros: Iterable[Micro], shares: Shares, loss_function: LossFunction, report: StepReport
+        self, step: int, micros: Iterable[Micro], shares: Shares, objective: Objective, report: StepReport
     ) -> bool:
         """Do all rounds of a step, and return whether a parameter has got a gradient on this rank."""
         for parameter in self._parameters:
@@ -181,13 +181,15 @@ class FSDP(SpreadStrategy):
                 )
             self._spare = micro
             self._buffers.start_replica()
-            weight = shares.weights[micro.replica] if replica is not None else 0.0
-            loss = run_backward(loss_function, micro, weight, seed=self.context.seed, step=step, replicas=self.replicas)
+            loss, weight = run_backward(
+                objective, micro, shares.num_samples, seed=self.context.seed, step=step, replicas=self.replicas,
+                share=operator.truediv if replica is not None else lambda *_: 0.0, silenced=self._silenced,
+            )  # fmt: skip
             is_reached |= any(parameter.grad is not None for parameter in self._parameters)
             if replica is None:
                 continue
-            self._sum.add(replica, self._buffers.collect(weight, report.changed), report.present)
-            report.note(replica, loss.item())
+            self._sum.add(replica, self._buffers.collect(shares.weights[replica], report.changed), report.present)
+            report.note(replica, loss.item(), weight)
             if self.transport.world_size == 1:
                 push(alone, replica, self._take_slices(), rounds.leaves, add)
         if self.transport.world_size == 1:
@@ -197,6 +199,15 @@ class FSDP(SpreadStrategy):
         world_size = self.transport.world_size
         self.transport.bytes_sent += 2 * rounds.count * (world_size - 1) * size // world_size
         return is_reached
+
+    @contextlib.contextmanager
+    def _silenced(self) -> Iterator[None]:
+        """Let a replica's gradients count nothing: all ranks reduce together."""
+        self._rounds.is_silent = True
+        yield
+        self._rounds.is_silent = False
+        for parameter in self._parameters if self.transport.world_size == 1 else ():
+            parameter.grad = None
 
     def _take_slices(self) -> list[Tensor]:
         """Take all gradients away from their parameters; -0.0, the neutral element, where there is none."""

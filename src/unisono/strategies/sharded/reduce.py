@@ -25,6 +25,7 @@ class Rounds:
         self.present = [[replica for replica in hosted if replica < leaves] for hosted in placement]
         self.count = max(len(found) for found in self.present)
         self.now = 0
+        self.is_silent = False  # whether what this rank computes now counts nothing
 
     def replica_of(self, rank: int) -> int | None:
         """Return the replica that a rank computes in this round, None if what it computes does not count."""
@@ -40,13 +41,7 @@ def add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
 
 @final
 class TreeReduceScatter:
-    """The reduce-scatter of one FSDP module, over all rounds of a step.
-
-    Args:
-        transport: Joins the ranks.
-        rounds: Of the step under way.
-        name: Of the module, for messages.
-    """
+    """The reduce-scatter of one FSDP module, over all rounds of a step."""
 
     def __init__(self, transport: Transport, rounds: Callable[[], Rounds], name: str) -> None:
         self._transport, self._rounds, self._name = transport, rounds, name
@@ -76,6 +71,8 @@ class TreeReduceScatter:
         self._last = (rounds, rounds.now)
         if rounds.now == 0:
             self._stacks = [[] for _ in range(world_size)]
+        if rounds.is_silent:
+            input_tensor.fill_(-0.0)
         part = output_tensor.numel()
         arrived = torch.empty_like(input_tensor)
         self._transport.all_to_all(input_tensor, [part] * world_size, arrived, [part] * world_size)

@@ -16,12 +16,6 @@ class WeightAverage(Callback):
     """Base of averages: keeps one value per parameter and floating-point buffer, and lends them to evaluations.
 
     Every rank holds the average and updates it alike, so it is the same bits everywhere.
-
-    Args:
-        evaluate: Whether evaluations use the average.
-
-    Attributes:
-        average: By the model's names; empty before the first step.
     """
 
     draws = False
@@ -29,7 +23,7 @@ class WeightAverage(Callback):
     def __init__(self, *, evaluate: bool = True) -> None:
         self._evaluates = evaluate
         self._own: list[Tensor] | None = None
-        self.average: dict[str, Tensor] = {}
+        self.average: dict[str, Tensor] = {}  #: By the model's names; empty before the first step.
 
     def setup(self, loop: Loop) -> None:
         """Begin the average; `ConfigError` where the strategy keeps a part of the weights or buffers on each rank."""

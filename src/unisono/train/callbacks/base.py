@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.collectives.places import Distributed
+from unisono.data.plans.batch_schedule import Cuts
 from unisono.data.sampler import Indices
 from unisono.errors import ConfigError
 from unisono.train.run import Run
@@ -28,8 +29,8 @@ class Loop:
         run: Its ``transport`` joins the ranks, its ``world`` says who this is.
         model: As trained, on the run's device.
         optimizer: Between steps its parameters' ``grad`` hold the last step's gradient, after clipping.
-        epochs: Passes over the data.
-        steps_per_epoch: Of the training data.
+        epochs: Passes over the data; None where only steps are counted, as those of a stream.
+        cuts: Knows the epochs of steps; None of a stream.
         total_steps: Of the whole run, if nothing stops it.
         step: The step under way or just done, 1-based.
         epoch: Its epoch, 0-based.
@@ -37,23 +38,30 @@ class Loop:
         loss: Mean loss of the last step over all ranks.
         num_skipped: Steps without an update so far, because loss or gradient was not finite.
         scores: Of the last evaluation.
+        is_part: Whether that was one of a part of the test set (``part_every``).
         stopped_by: Why the run ends after this step; None where it goes on.
     """
 
     run: Run
     model: nn.Module
     optimizer: Optimizer
-    epochs: int
-    steps_per_epoch: int
-    total_steps: int
+    epochs: int | None = None
+    cuts: Cuts | None = None
+    total_steps: int = 0
     step: int = 0
     epoch: int = 0
     indices: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     loss: float = float("nan")
     num_skipped: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+    is_part: bool = False
     stopped_by: str | None = None
     pending: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Of the training data; None where epochs are unlike (`BatchSchedule`) or unknown (`Stream`)."""
+        return self.cuts.steps_of(1) if self.cuts is not None and self.cuts.is_even else None
 
     def log(self, **values: float) -> None:
         """Log numbers for this step, as ``log(lr=0.1)`` or ``log(**{"train/lr": 0.1})``.
@@ -106,7 +114,7 @@ class Callback(Distributed):
         """Called before each evaluation."""
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        """Called after each evaluation; `Loop.scores` are its results."""
+        """Called after each evaluation; `Loop.scores` are its results, of a part or of all (`Loop.is_part`)."""
 
     def on_epoch_end(self, loop: Loop) -> None:
         """Called after the last step of an epoch, and after its evaluation."""
@@ -115,9 +123,12 @@ class Callback(Distributed):
         """Called with what has been logged since the last time; the same names on all ranks."""
 
     def on_world_change(self, loop: Loop, old: World, new: World) -> None:
-        """Called after a step in which ranks have died and the others went on (``--live auto``), before `on_step_end`.
+        """Called when ranks have died or joined the others (``--live auto``), before `on_step_end` or `on_log`.
 
         Ranks have new numbers; `Loop.run` knows them already. A world that was kept from before is one of the past.
+        Callbacks of the leader begin on the new one: `setup`, `on_run_start`, then this; their state is the one that
+        they have there, of the checkpoint that this launch has begun with. A rank that joins hears `on_run_start`
+        instead, as in a launch that goes on from a checkpoint.
         """
 
     def on_run_end(self, loop: Loop) -> None:

@@ -1,7 +1,7 @@
 """All callbacks of a trainer as one: called in order, on the right ranks, watched, agreed on."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 from unisono.collectives.places import check_places, only_here
@@ -19,11 +19,6 @@ HOOKS = (
 class Chain:
     """Calls the hooks of callbacks.
 
-    Args:
-        callbacks: In the order they are called.
-        loop: What they are given.
-        deadline_s: Longest time one callback may take for one hook.
-
     Raises:
         ConfigError: Two callbacks share a name.
         PlaceError: A callback cannot run with this many ranks.
@@ -35,9 +30,7 @@ class Chain:
         check_places({f"callback {name_of(callback)!r}": callback for callback in self.callbacks}, loop.run.world)
         self._loop = loop
         self._world = loop.run.world
-        here = [c for c in self.callbacks if c.runs_on != "leader" or self._world.is_leader]
-        self._hooks = {hook: [_Hook(c, hook) for c in here if _overrides(c, hook)] for hook in HOOKS}
-        self._may_draw = {hook: any(each.callback.draws for each in found) for hook, found in self._hooks.items()}
+        self._take(c for c in self.callbacks if c.runs_on != "leader" or self._world.is_leader)
         self._deadline = CallbackDeadline(deadline_s)
         try:
             self("setup")
@@ -46,6 +39,12 @@ class Chain:
         for callback in self.callbacks:
             if _overrides(callback, "state_dict"):
                 loop.run.register(f"callback/{name_of(callback)}", callback)
+
+    def _take(self, here: Iterable[Callback]) -> None:
+        """Call these from now on."""
+        here = list(here)
+        self._hooks = {hook: [_Hook(c, hook) for c in here if _overrides(c, hook)] for hook in HOOKS}
+        self._may_draw = {hook: any(each.callback.draws for each in found) for hook, found in self._hooks.items()}
 
     def __call__(self, hook: str, *args: Any) -> None:
         """Call one hook of every callback that has it.
@@ -71,12 +70,23 @@ class Chain:
                 )
                 raise
 
+    def begin(self) -> None:
+        """Call `on_run_start`, in the world as it is now."""
+        self._world = self._loop.run.world
+        self("on_run_start")
+
     def follow_world(self) -> None:
-        """Tell the callbacks when ranks have died within the step, and the others have finished it."""
+        """Tell the callbacks when ranks have died or joined; a new leader begins those of the leader."""
         old, new = self._world, self._loop.run.world
-        if new is not old:
-            self._world = new
-            self("on_world_change", old, new)
+        if new is old:
+            return
+        self._world = new
+        if new.is_leader and not old.is_leader:
+            self._take(c for c in self.callbacks if c.runs_on == "leader")
+            self("setup")
+            self("on_run_start")
+            self._take(self.callbacks)
+        self("on_world_change", old, new)
 
     @property
     def is_empty(self) -> bool:
@@ -87,7 +97,9 @@ class Chain:
         """Compare what the ranks log (`RankDivergence`) and whether they stop; return the values; collective."""
         loop = self._loop
         mine: Any = [sorted(loop.pending), loop.stopped_by]
-        everyone = [mine] if self._world.world_size == 1 else loop.run.transport.all_gather_json(mine)
+        transport = loop.run.transport
+        everyone = [mine] if self._world.world_size == 1 else transport.again(lambda: transport.all_gather_json(mine))
+        self.follow_world()
         check_keys([names for names, _ in everyone])
         loop.stopped_by = next((reason for _, reason in everyone if reason), None)
         values, loop.pending = loop.pending, {}

@@ -18,12 +18,6 @@ class CallbackDeadline:
 
     A thread looks at the clock now and then; a call in time costs two assignments. In the main thread a late call is
     interrupted by a signal, even while it sleeps or waits; in another thread as soon as it runs Python code again.
-
-    Args:
-        deadline_s: Longest time for one call.
-
-    Raises:
-        ConfigError: Not above 0.
     """
 
     def __init__(self, deadline_s: float) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unisono.data.loader import Fetcher, Task, move
+from unisono.data.batches import move
+from unisono.data.loader import Fetcher, Task
 from unisono.errors import ConfigError
 from unisono.options.quantities import DECAY, STEPS
 from unisono.train.callbacks.base import Callback, Loop
@@ -150,5 +151,5 @@ class SamplePredictions(Callback):
     def on_evaluation_end(self, loop: Loop) -> None:
         batch = move(self._fetcher[self._task], loop.run.device)
         with evaluation_mode(loop.model), torch.no_grad():
-            output = self._predict(loop.model, batch.x)
+            output = loop.run.precision.around(lambda x: self._predict(loop.model, x))(batch.x)
         self._show(loop, output, batch.y)

@@ -110,7 +110,8 @@ class Profiler(Callback):
             finished.export_chrome_trace(str(part))
         except (OSError, RuntimeError) as error:
             failure = f"rank {loop.run.world.rank}: {error}"
-        everyone = loop.run.transport.all_gather_json([str(part), steps, failure])
+        transport = loop.run.transport
+        everyone = transport.again(lambda: transport.all_gather_json([str(part), steps, failure]))
         if not loop.run.world.is_leader:
             return
         parts = [Path(each[0]) for each in everyone]

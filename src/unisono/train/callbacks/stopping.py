@@ -15,8 +15,14 @@ def check_mode(mode: str) -> None:
         raise ConfigError(f"expected mode 'min' or 'max', got {mode!r}.")
 
 
-def score_of(loop: Loop, monitor: str) -> float:
-    """Return one score of the last evaluation; `ConfigError` lists the names there are."""
+def score_of(loop: Loop, monitor: str) -> float | None:
+    """Return one score of the last evaluation; None where that was of the part and this is not, or the other way round.
+
+    Raises:
+        ConfigError: Lists the names there are.
+    """
+    if monitor.startswith("part_") != loop.is_part:
+        return None
     if monitor not in loop.scores:
         raise ConfigError(f"expected one of the scores {', '.join(sorted(loop.scores))}, got {monitor!r}.")
     return loop.scores[monitor]
@@ -55,7 +61,8 @@ class EarlyStopping(Callback):
         self._judge(loop)
 
     def on_evaluation_end(self, loop: Loop) -> None:
-        score = score_of(loop, self._monitor)
+        if (score := score_of(loop, self._monitor)) is None:
+            return
         sign = 1 if self._mode == "max" else -1
         if not math.isnan(score) and (self.best is None or sign * (score - self.best) > self._min_delta):
             self.best, self.num_bad = score, 0

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.system.loading import needing
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -25,10 +26,8 @@ class TensorBoard(Callback):
 
     def on_run_start(self, loop: Loop) -> None:
         """Open the event file; `ConfigError` where TensorBoard is not installed, or there is no folder."""
-        try:
+        with needing("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(f"{error}. Hint: pip install 'unisono[tensorboard]'.") from error
         folder = self._folder or (loop.run.directory and loop.run.directory / "tensorboard")
         if folder is None:
             raise ConfigError("expected a folder for TensorBoard, got none. Hint: TensorBoard(folder), or Run(out=).")

@@ -11,6 +11,7 @@ from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.system.files import read_file, replace_file
+from unisono.system.loading import needing
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -39,11 +40,9 @@ class MLflow(Callback):
 
     def on_run_start(self, loop: Loop) -> None:
         """Begin or go on with a run; `ConfigError` without MLflow or a place, or where the run it began is gone."""
-        try:
+        with needing("mlflow"):
             import mlflow.exceptions
             from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise ConfigError(f"{error}. Hint: pip install 'unisono[mlflow]'.") from error
         folder = loop.run.directory
         if self._uri is None and folder is None:
             raise ConfigError("expected a place for MLflow, got none. Hint: MLflow(tracking_uri), or Run(out=).")
@@ -139,10 +138,8 @@ class WandB(Callback):
 
     def on_run_start(self, loop: Loop) -> None:
         """Begin or go on with a run; `ConfigError` where Weights & Biases is not installed, or there is no folder."""
-        try:
+        with needing("wandb"):
             import wandb
-        except ImportError as error:
-            raise ConfigError(f"{error}. Hint: pip install 'unisono[wandb]'.") from error
         folder = self._folder or loop.run.directory
         if folder is None:
             raise ConfigError("expected a folder for Weights & Biases, got none. Hint: WandB(folder=), or Run(out=).")

@@ -1,13 +1,12 @@
 """What a run refuses before its first step: models, optimizers and schedulers that cannot keep its promise."""
 
 import sys
-import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, float16, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unisono.collectives.places import check_places
@@ -15,59 +14,80 @@ from unisono.data.loader import Loader
 from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
-from unisono.strategies.base import Strategy
-from unisono.strategies.options import StrategyOptions
+from unisono.strategies.base import Strategy, StrategyContext
+from unisono.strategies.objective import Objective
+from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
-from unisono.train.loop import Batch
+from unisono.strategies.parts.flat import sparse_parameters
+from unisono.system.messages import warn
+from unisono.train.steps.loop import Batch
 from unisono.world import World
 
+BY_NAME = "run.prepare({'G': G, 'D': D}, {'G': torch.optim.Adam(G.parameters()), 'D': ...})"
 _LARGEST = 1 << 62  # as in a checkpoint's manifest
 
 
-def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
+def check_parts(model: Any, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]) -> None:
     """Refuse what cannot be trained exactly; warn of what will not be trained at all.
 
     Raises:
         ConfigError: A part has the wrong type; the model is wrapped or has lazy parameters; the optimizer holds
-            other parameters than the model, or calls the loss itself; the scheduler needs a metric.
+            other parameters than the model; the scheduler needs a metric.
     """
-    check_kinds(model, optimizer)
+    for optimizer in optimizers.values():
+        check_kinds(model, optimizer)
     for name, module in model.named_modules():
         if isinstance(module, _wrappers()):
             raise ConfigError(
                 f"{name or 'the model'} is wrapped in {type(module).__name__}, which would reduce gradients a second "
                 "time, between ranks whose calls differ in number. Hint: pass the plain model."
             )
-    _check_parameters(model, optimizer)
-    if isinstance(optimizer, LBFGS):
-        raise ConfigError("LBFGS calls the loss several times a step, which an exact step cannot replay.")
+    _check_parameters(model, optimizers)
+    for scheduler in schedulers.values():
+        _check_scheduler(scheduler)
+
+
+def _check_scheduler(scheduler: Any) -> None:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(
             "ReduceLROnPlateau needs a metric, but a run's scheduler steps after every optimizer step without one. "
-            "Hint: step it yourself after run.evaluate(), and run.register('plateau', scheduler) to save its state."
+            "Hint: callbacks.Plateau with a trainer; else step it yourself after run.evaluate(), and "
+            "run.register('plateau', scheduler) to save its state."
         )
-    if scheduler is not None and not all(hasattr(scheduler, name) for name in ("step", "state_dict")):
+    if not all(hasattr(scheduler, name) for name in ("step", "state_dict")):
         hint = " Hint: data goes into run.loader(dataset, batch_size=...)." if hasattr(scheduler, "__len__") else ""
         raise ConfigError(f"expected a scheduler with step() and state_dict(), got {type(scheduler).__name__}.{hint}")
 
 
-def check_kinds(model: Any, optimizer: Any, *, is_again: bool = False) -> None:
-    """Refuse (`ConfigError`) what is no model, or no optimizer, and a second pair of them."""
-    many = (list, tuple, dict)
+def check_again(*, is_again: bool) -> None:
+    """Refuse (`ConfigError`) to prepare a run a second time."""
     if is_again:
         raise ConfigError(
-            "run.prepare() was called a second time: a run trains one model with one optimizer, and the first would "
-            "stay as it is. Hint: put both models into one nn.Module and their parameters into one optimizer, a group "
-            "for each; or train them in two runs."
+            "run.prepare() was called a second time: the run would go on with what it was given first. "
+            f"Hint: all models and optimizers in one call, by name: {BY_NAME}."
         )
+
+
+def check_kinds(model: Any, optimizer: Any) -> None:
+    """Refuse (`ConfigError`) what is no model, or no optimizer."""
+    many = (list, tuple, dict)
     if not isinstance(model, nn.Module):
-        hint = " Hint: one module that holds them all, as nn.ModuleDict({...}) does." if isinstance(model, many) else ""
+        hint = f" Hint: models and optimizers by name: {BY_NAME}." if isinstance(model, many) else ""
         raise ConfigError(f"expected the model as a torch.nn.Module, got {type(model).__name__}.{hint}")
     if not isinstance(optimizer, Optimizer):
-        one = "one optimizer, with a group for each part: torch.optim.Adam([{'params': ..., 'lr': ...}, ...])"
+        one = f"one optimizer with a group for each part, or models and optimizers by name: {BY_NAME}"
         hint = one if isinstance(optimizer, many) else "run.prepare(model, torch.optim.Adam(model.parameters()))"
         raise ConfigError(
             f"expected the optimizer as a torch.optim.Optimizer, got {type(optimizer).__name__}. Hint: {hint}."
+        )
+
+
+def check_one(model: Any, optimizer: Any) -> None:
+    """Refuse (`ConfigError`) several models or optimizers by name where only one can be trained."""
+    if isinstance(model, Mapping) or isinstance(optimizer, Mapping):
+        raise ConfigError(
+            "the Trainer trains one model with one optimizer, got several by name. Hint: run.prepare and a loop of "
+            "your own, for batch in run.steps(loader, epochs=...): run.step(batch, loss, update='D')."
         )
 
 
@@ -85,31 +105,39 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _check_parameters(model: nn.Module, optimizer: Optimizer) -> None:
+def _check_parameters(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ConfigError(
             f"the parameter {lazy[0]!r} has no shape yet. Hint: run one sample through the model before run.prepare()."
         )
-    optimized = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    optimized = [id(parameter) for group in groups for parameter in group["params"]]
     strangers = sum(key not in names for key in optimized)
     if strangers:
         raise ConfigError(
             f"the optimizer holds {strangers} of {len(optimized)} parameters that the model does not have. "
             "Hint: create the optimizer from model.parameters() of the very model you pass."
         )
-    idle = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in optimized
-    ]
+    # Of several models, one without an optimizer is a teacher or an average.
+    held = {*optimized}
+    learning = [model] if "" in optimizers else [each for each in model.children() if _holds(each, held)]
+    idle = list(dict.fromkeys(
+        names[id(parameter)]
+        for each in learning
+        for parameter in each.parameters()
+        if parameter.requires_grad and id(parameter) not in held
+    ))  # fmt: skip
     if idle:
-        warnings.warn(
+        warn(
             f"{len(idle)} trainable parameters are in no group of the optimizer and stay as they are: {idle[0]}"
-            f"{', ...' if len(idle) > 1 else ''}. Hint: requires_grad_(False) if that is meant.",
-            stacklevel=4,
+            f"{', ...' if len(idle) > 1 else ''}. Hint: requires_grad_(False) if that is meant."
         )
+
+
+def _holds(model: nn.Module, held: Collection[int]) -> bool:
+    return any(id(parameter) in held for parameter in model.parameters())
 
 
 def _wrappers() -> tuple[type, ...]:
@@ -180,17 +208,86 @@ def check_clipping(clipping: Clipping, model: nn.Module) -> None:
                 )
 
 
+def check_objective(objective: Objective, strategy: StrategyOptions) -> Objective:
+    """Return it; refuse (`ConfigError`) what the strategy cannot do: to count others than samples, to go over twice."""
+    if objective.score is not None and not (strategy.weighs and (strategy.shares_gradients or strategy.is_sharded)):
+        raise ConfigError(
+            f"weight= and reduction= need the whole batch's sums in every step, which strategy {strategy.name} does "
+            "not have with these options. Hint: strategy='exact'; or ddp, allreduce, dp, fsdp, model_parallel without "
+            "local steps or islands."
+        )
+    if objective.embed is not None:
+        _check_embed(objective, strategy)
+    return objective
+
+
+def check_closure(optimizer: Optimizer, strategy: StrategyOptions, setting: StrategyContext, *, skips: bool) -> None:
+    """Refuse (`ConfigError`) beside an optimizer that computes the loss itself what would change its gradients."""
+    clipping = setting.clipping
+    wrong = {
+        f"strategy {strategy.name}{'' if strategy.shares_gradients else ' with islands'}": "strategy exact",
+        "clip_norm or clip_value": "leave it out",
+        "precision fp16": "precision bf16",
+        "non_finite skip": "non_finite stop",
+    }
+    is_wrong = (
+        strategy.name != "exact" or not strategy.shares_gradients,
+        clipping.norm is not None or clipping.value is not None, setting.precision.name == "fp16", skips,
+    )  # fmt: skip
+    for (what, hint), is_there in zip(wrong.items(), is_wrong, strict=True):
+        if is_there:
+            raise ConfigError(
+                f"{type(optimizer).__name__} computes loss and gradient several times in a step and compares them, "
+                f"which does not go with {what}. Hint: {hint}."
+            )
+
+
+def check_precision(name: str, model: nn.Module) -> None:
+    """Refuse (`ConfigError`) to scale losses for weights that are float16: so would their gradients be."""
+    for parameter_name, parameter in model.named_parameters():
+        if name == "fp16" and parameter.dtype is float16:
+            raise ConfigError(
+                f"precision fp16 computes in float16 from weights in float32, got {parameter_name!r} in float16. "
+                "Hint: leave .half() out."
+            )
+
+
 def check_layers(model: nn.Module, strategy: StrategyOptions) -> None:
-    """Refuse (`ConfigError`) layers that meet those of other ranks in the forward pass, where the strategy does not."""
+    """Refuse (`ConfigError`) what a strategy cannot do: ranks that meet in the forward pass, sparse gradients."""
+    adds_sparse = strategy.name == "exact" and strategy.shares_gradients and getattr(strategy, "compress", "") == "none"
+    if not adds_sparse and (sparse := [*sparse_parameters(model)]):
+        raise ConfigError(
+            f"{sparse[0]!r} has sparse gradients, which strategy exact adds, without islands and without compress. "
+            "Hint: sparse=False where the embedding is made, or strategy='exact'."
+        )
     if strategy.meets_in_loss:
         return
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise ConfigError(
                 f"{name or 'the model'!r} is a SyncBatchNorm, whose statistics are taken over the ranks: with strategy "
-                f"{strategy.name} no result may depend on their number. Hint: BatchNorm, whose running statistics are "
-                "merged over all micro-batches here; or strategy='ddp'."
+                f"{strategy.name} no result may depend on their number. Hint: BatchNorm takes those of each "
+                "micro-batch (batch_size / replicas samples), and its running ones are merged over the batch; "
+                "GroupNorm needs none; strategy='ddp' keeps SyncBatchNorm."
             )
+
+
+def _check_embed(objective: Objective, strategy: StrategyOptions) -> None:
+    is_plain = isinstance(strategy, ExactOptions) and strategy.island_steps is None
+    embed = objective.embed
+    if objective.score is not None:
+        raise ConfigError(
+            "weight= and reduction= are for losses by micro-batch, got embed= too. Hint: a loss over the whole batch "
+            "sees all of it: weigh there."
+        )
+    if not (is_plain and callable(embed)):
+        got = type(embed).__name__ if is_plain else f"strategy {strategy.name}"
+        got += " with island_steps" * (isinstance(strategy, ExactOptions) and not is_plain)
+        hint = "embed=lambda micro: model(micro.x)" if is_plain else "Run(strategy='exact'), without islands"
+        raise ConfigError(
+            f"expected {'a function as embed' if is_plain else 'strategy exact for a loss over the whole batch'}, got "
+            f"{got}. Hint: {hint}."
+        )
 
 
 def check_metrics(metrics: Mapping[str, Any], world: World) -> None:

@@ -5,7 +5,6 @@ Everything here is looked at once, before the first step; the leader speaks.
 
 import gc
 import math
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, final
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.system.hints import nearest
+from unisono.system.messages import warn
 from unisono.train.trained_parts import Parts
 
 _LARGEST_CHOSEN_SEED = 1 << 32  # torch draws the seed of a process from 64 bits; nobody writes down so large a one
@@ -30,14 +30,6 @@ class FirstLook:
     """What is said once, by the leader, of a run's beginning.
 
     To be made just before the run seeds the generators.
-
-    Args:
-        is_leader: Whether this rank speaks.
-        best: The metric whose best checkpoint is to be kept, if one is.
-
-    Attributes:
-        best: As given.
-        measured: Names of what was recorded so far.
     """
 
     def __init__(self, *, is_leader: bool, best: str | None = None) -> None:
@@ -45,27 +37,25 @@ class FirstLook:
         self._unseeded = Unseeded()
         self._is_mode_told = self._is_schedule_told = not is_leader
         self._rates: list[float] | None = None
-        self.measured: set[str] = set()
+        self.measured: set[str] = set()  #: Names of what was recorded so far.
 
     def at_parts(self, model: nn.Module, seed: int) -> None:
         """Look at a model, as the run gets it."""
         names = self._unseeded.initial(model)
         if names and self._speaks:
-            warnings.warn(
+            warn(
                 f"the model was built before Run(seed={seed}), and its weights ({names[0]}"
                 f"{', ...' if len(names) > 1 else ''}) drawn while torch was not seeded: others at every start. "
-                "Hint: build the model after the run, or call torch.manual_seed() before it.",
-                stacklevel=3,
+                "Hint: build the model after the run, or call torch.manual_seed() before it."
             )
 
     def at_sizes(self, batch_size: int, replicas: int) -> None:
         """Look at the samples of a batch."""
         if batch_size < replicas and self._speaks:
-            warnings.warn(
+            warn(
                 f"batch_size={batch_size} is fewer samples than this run's {replicas} replicas: "
                 f"{replicas - batch_size} of them never have one, and ranks that host only those compute nothing. "
-                f"Hint: batch_size >= {replicas}, or Run(replicas={batch_size}).",
-                stacklevel=4,
+                f"Hint: batch_size >= {replicas}, or Run(replicas={batch_size})."
             )
 
     def at_evaluation_mode(self, model: nn.Module) -> None:
@@ -81,31 +71,30 @@ class FirstLook:
         All objects of the process are searched, which takes some 20 ms, and only where there may be one: where torch
         has marked the optimizer as one with a schedule, or where learning rates are not what they were the last time.
         """
-        if self._is_schedule_told or parts.scheduler is not None:
+        alone = [each for name, each in parts.optimizers.items() if name not in parts.schedulers]
+        if self._is_schedule_told or not alone:
             return
-        before, self._rates = self._rates, [float(group["lr"]) for group in parts.optimizer.param_groups]
-        is_marked = hasattr(parts.optimizer.step, "_wrapped_by_lr_sched")
+        before, self._rates = self._rates, [float(group["lr"]) for each in alone for group in each.param_groups]
+        is_marked = any(hasattr(each.step, "_wrapped_by_lr_sched") for each in alone)
         if not is_marked and before in (None, self._rates):
             return
         self._is_schedule_told = True
-        if found := lost_schedules(parts.optimizer, parts.registered):
-            warnings.warn(
+        if found := [lost for each in alone for lost in lost_schedules(each, parts.registered)]:
+            warn(
                 f"the optimizer has a {type(found[-1]).__name__} that no checkpoint holds: after a resume it would "
                 "begin anew. Hint: run.prepare(model, optimizer, scheduler) steps it after every step and saves it; "
-                "one that you step yourself is saved by run.register('schedule', scheduler).",
-                stacklevel=2,
+                "one that you step yourself is saved by run.register('schedule', scheduler)."
             )
 
     def at_end(self, *, is_trained: bool, left_over: str = "") -> None:
         """Look at what was measured, of which checkpoints were to keep the best, and at what is not in the model."""
         if left_over and is_trained and self._speaks:
-            warnings.warn(left_over, stacklevel=2)
+            warn(left_over)
         best, measured = self.best, self.measured
         if best is not None and best not in measured and is_trained and self._speaks:
-            warnings.warn(
+            warn(
                 f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given "
-                f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}",
-                stacklevel=2,
+                f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}"
             )
 
 
@@ -172,11 +161,10 @@ def warn_of_evaluation_mode(model: nn.Module) -> None:
     if name is None:
         return
     kind = type(model.get_submodule(name)).__name__
-    warnings.warn(
+    warn(
         f"the model is trained in evaluation mode, as model.eval() leaves it: {name or 'the model'} ({kind}) then "
         "works otherwise. Hint: model.train() before the loop, and after an evaluation of your own; to freeze parts, "
-        "eval() of those alone.",
-        stacklevel=4,
+        "eval() of those alone."
     )
 
 

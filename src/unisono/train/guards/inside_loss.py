@@ -2,7 +2,7 @@
 
 `run.step` calls the loss function once for every micro-batch, on whichever rank hosts it, and does backward, reduction
 and update itself. What lasts longer than one call (gradients, weights, optimizers), and what needs other ranks, would
-make the result depend on who computes it. How a habit is seen: `determinism.loss_hooks`.
+make the result depend on the rank that computes it. How a habit is seen: `determinism.loss_hooks`.
 """
 
 import sys
@@ -29,33 +29,42 @@ _SHARDING = tuple(f"{_TORCH}distributed/{name}/" for name in ("fsdp", "tensor"))
 
 _reached: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
 """By id: tensors that are not the prepared model's and into which a loss function has called backward."""
+_added: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+"""By id: tensors into which backward was called outside of a loss function, since their model's last step."""
+_added_at = [""]
+_has_added = [False]
+"""Whether there ever was one: the dictionary's length is Python's to find, twice in every step."""
 
 
 @final
 class InsideLoss(LossJudge):
-    """Judges what one run's loss function does.
-
-    Args:
-        model: The prepared one, plain.
-        optimizer: Of its parameters.
-        options: Of the strategy.
-        setting: Where this rank works.
-    """
+    """Judges what one run's loss function does."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, options: StrategyOptions, setting: StrategyContext
+        self, model: nn.Module, optimizers: Iterable[Optimizer], options: StrategyOptions, setting: StrategyContext
     ) -> None:
-        self._model, self._optimizer, self._options, self._setting = model, optimizer, options, setting
+        self._model, self._optimizers, self._options, self._setting = model, [*optimizers], options, setting
         self._step, self._num_samples = 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._has_made = False
 
     def begin(self, step: int, num_samples: int) -> None:
-        """Note which step comes; what the loss functions of the step before have made is theirs no longer."""
+        """Note which step comes; what the loss functions of the step before have made is theirs no longer.
+
+        Raises:
+            StepError: The loop has added gradients to the prepared model, which the step would drop.
+        """
         self._step, self._num_samples = step, num_samples
+        if _has_added[0] and _added:
+            self._refuse_added()
         if self._has_made:
             self._made.clear()
             self._has_made = False
+
+    def end(self) -> None:
+        """Note that the step's own gradients are those that the model holds now."""
+        if _has_added[0] and _added:
+            _forget(_added, self._model.parameters())
 
     def making(self, optimizer: Optimizer) -> None:
         """Note an optimizer that the loss function makes: for an inner loop, over tensors of its own."""
@@ -87,7 +96,7 @@ class InsideLoss(LossJudge):
 
     def refuse_step(self, optimizer: Optimizer) -> None:
         """Refuse (`StepError`) to step an optimizer that was not made inside the loss function."""
-        if optimizer is self._optimizer:
+        if any(optimizer is own for own in self._optimizers):
             raise StepError(
                 f"step {self._step}: optimizer.step() was called inside the loss function{called_at()}, once for every "
                 "micro-batch: run.step() updates the weights itself, once for the whole batch. "
@@ -96,8 +105,7 @@ class InsideLoss(LossJudge):
         if optimizer not in self._made:
             raise StepError(
                 f"step {self._step}: {type(optimizer).__name__}.step() was called inside the loss function{called_at()}"
-                f"{_ALONE} Hint: train both models as one: an nn.Module that has both, one optimizer with a group of "
-                "parameters for each, and a loss in which what should not learn is detached."
+                f"{_ALONE}{_BY_NAME}"
             )
 
     def refuse_zeroing(self, parameters: Iterable[Tensor], name: str) -> None:
@@ -114,8 +122,8 @@ class InsideLoss(LossJudge):
         """Refuse (`StepError`) a loss that is scaled: nobody would divide the gradient again."""
         raise StepError(
             f"step {self._step}: GradScaler.scale() was called inside the loss function{called_at()}: the gradient "
-            "would be multiplied too, and nothing divides it again. Hint: return the loss as it is; with "
-            "Run(strategy=unisono.strategy('ddp', amp='fp16')) the strategy scales and unscales."
+            "would be multiplied too, and nothing divides it again. Hint: return the loss as it is, and leave the "
+            "scaler out; Run(precision='fp16') computes it under autocast, scales and unscales."
         )
 
     def refuse_schedule(self, scheduler: Any) -> None:
@@ -143,8 +151,19 @@ class InsideLoss(LossJudge):
         raise PlaceError(
             f"step {self._step}: {operation} was called inside the loss function{called_at()}, which is called once "
             f"for every micro-batch, wherever that is computed: {why}. Hint: compute the loss from the micro-batch "
-            "alone; let ranks meet in the loop, before or after run.step()."
+            "alone, or from the whole batch with run.step(embed=); what it is a mean over (tokens) is counted over the "
+            "batch by run.step(..., weight=...); let ranks meet in the loop, before or after run.step()."
         )
+
+    def _refuse_added(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            if _added.get(id(parameter)) is parameter and parameter.grad is not None and bool(parameter.grad.any()):
+                raise StepError(
+                    f"step {self._step}: backward() was called in the loop{_added_at[0]} and has added a gradient to "
+                    f"{name!r}, which run.step() does not apply: it begins without gradients. Hint: add that term to "
+                    "the loss that the loss function returns (accumulation is a larger batch_size with more replicas); "
+                    "after gradients for other purposes call optimizer.zero_grad(), or take torch.autograd.grad()."
+                )
 
     def _own(self) -> set[int]:
         return {id(parameter) for parameter in self._model.parameters()}
@@ -161,18 +180,36 @@ def refuse_leaked(optimizer: Optimizer) -> None:
     if _reached and any(id(parameter) in _reached for parameter in _parameters_of(optimizer)):
         raise StepError(
             f"{type(optimizer).__name__}.step(){called_at()} would apply gradients that a loss function has added by "
-            f"backward(){_ALONE} Hint: train both models as one, in one optimizer with a group of parameters for each."
+            f"backward(){_ALONE}{_BY_NAME}"
         )
+
+
+def note_added(outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
+    """Note to which leaves a backward pass outside of a loss function adds; the step's own are forgotten at its end."""
+    leaves = [_leaf_of(item) for item in inputs] or list(_leaves(outputs))
+    _added.update({id(leaf): leaf for leaf in leaves if leaf is not None})
+    _added_at[0], _has_added[0] = called_at(), True
+
+
+def was_added_to(leaf: Tensor) -> bool:
+    """Whether a backward pass outside of a loss function has added to a leaf, which `InsideLoss.begin` judges."""
+    return _added.get(id(leaf)) is leaf
 
 
 def forget_cleared(parameters: Iterable[Tensor]) -> None:
     """Note that gradients have been cleared outside of a loss function."""
-    if _reached:
-        for parameter in parameters:
-            _reached.pop(id(parameter), None)
+    if _reached or _added:
+        known = [*parameters]
+        _forget(_reached, known)
+        _forget(_added, known)
 
 
-OBSERVER = Observer(here=HERE, stepping=refuse_leaked, cleared=forget_cleared)
+def _forget(noted: "weakref.WeakValueDictionary[int, Tensor]", parameters: Iterable[Tensor]) -> None:
+    for parameter in parameters:
+        noted.pop(id(parameter), None)
+
+
+OBSERVER = Observer(here=HERE, reaching=note_added, stepping=refuse_leaked, cleared=forget_cleared)
 
 
 def refuse_inside(what: str) -> None:
@@ -198,6 +235,10 @@ def called_at() -> str:
 _ALONE = (
     ": gradients of one rank's micro-batches only, so the weights would depend on the number of workers and differ "
     "between them."
+)
+_BY_NAME = (
+    " Hint: give the run all models and optimizers by name, run.prepare({'G': G, 'D': D}, {'G': ..., 'D': ...}), and "
+    "let it step each: run.step(batch, loss, update='D')."
 )
 
 

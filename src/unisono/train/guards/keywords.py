@@ -24,7 +24,7 @@ ANSWERS = {
     "run.steps() for another training order.",
     "generator": "Run(seed=) decides all orders. Hint: leave it out.",
     "drop_last": "no sample is dropped, a last short batch counts as many samples as it has. Hint: leave it out, or "
-    "cut the data set: torch.utils.data.Subset(dataset, range(n)).",
+    "last='drop' in training; last='join' adds the rest to the batch before.",
     "pin_memory": "the run moves micro-batches to its device itself. Hint: leave it out.",
     "pin_memory_device": "the run moves micro-batches to its device itself. Hint: leave it out.",
     "prefetch_factor": "Hint: prefetch= of run.loader is the same; elsewhere leave it out.",

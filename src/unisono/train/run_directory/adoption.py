@@ -3,12 +3,13 @@
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Facts
-from unisono.errors import CheckpointError, ScoreMismatch
-from unisono.observe.compare import diff
+from unisono.collectives.transport import Transport
+from unisono.errors import CheckpointError, RankDivergence, ScoreMismatch
+from unisono.observe.compare import diff, said_now
 from unisono.system.directory import Directory
 from unisono.train.run_directory.files import RunFiles
 
@@ -19,6 +20,31 @@ def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[
         f"{where} holds a run with another score", recorded, score,
         "repeat its settings to resume it, or choose another --out for a new run",
     )  # fmt: skip
+
+
+def with_objective(score: Mapping[str, Any], objective: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a score with what its steps count, which is known with the first of them."""
+    return {**score} if objective is None else {**score, "objective": {**objective}}
+
+
+def refuse_objective(recorded: Mapping[str, Any] | None, given: Mapping[str, Any] | None) -> NoReturn:
+    """Refuse (`ScoreMismatch`) a step that counts something else than those before it."""
+    usual = {"weight": False, "reduction": "mean"}
+    lines = diff({"objective": recorded or usual}, {"objective": given or usual})
+    raise ScoreMismatch(
+        f"all steps of a run count the same, but run.step() was called with another weight= or reduction=: "
+        f"{'; '.join(lines)}. Hint: those of the first step, or another --out for a new run."
+    )
+
+
+def compare_scores(transport: Transport, score: dict[str, Any]) -> None:
+    """Compare the scores of all ranks (`RankDivergence`): the directory has but one; collective."""
+    for rank, theirs in enumerate(transport.all_gather_json(score)):
+        if lines := diff(score, theirs):
+            raise RankDivergence(
+                f"rank {transport.rank} and rank {rank} run different scores: {'; '.join(lines[:3])}. "
+                "Hint: the same settings and data on all hosts."
+            )
 
 
 def adopt_run(
@@ -80,5 +106,5 @@ def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) 
 
 
 def _compare(what: str, there: Mapping[str, Any], ours: Mapping[str, Any], hint: str) -> None:
-    if lines := diff(there, ours):
+    if lines := diff(said_now(there), ours):
         raise ScoreMismatch("\n  ".join([f"{what}:", *lines]) + f"\nHint: {hint}.")

@@ -1,5 +1,6 @@
 """A run's checkpoints as its ranks see them: the leader decides, every rank copies its share, a thread writes it."""
 
+import contextlib
 import sys
 import time
 import warnings
@@ -15,11 +16,10 @@ from unisono.checkpoint.draft import Draft, explained
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import FILE_NAME, STATE_FILE, Facts
 from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
-from unisono.checkpoint.snapshot import Place, Snapshot
+from unisono.checkpoint.snapshot import Place, Snapshot, places_of
 from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
 from unisono.collectives.leader import leader_says, ranks_say
 from unisono.collectives.transport import Transport
-from unisono.determinism.switches import address_of
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory
 
@@ -32,12 +32,8 @@ _RESERVE_FROM_BYTES = 16 << 20  # below, fresh memory costs no time worth a thre
 class Checkpoints:
     """The checkpoints of one run directory, as one rank handles them.
 
-    Args:
-        directory: ``checkpoints/`` of the run directory.
-        transport: Joins the ranks; rank 0 is the leader.
-        policy: How they are written and which are kept.
-
     Attributes:
+        is_sparse: Whether a step is saved to stay for good.
         run: The run directory, held open; None: `directory` is reached by its path.
         facts: What the next checkpoint belongs to; set by the leader once the run is open.
         before_write: Called by a keeper, in its thread, before anything is written: puts the ledger on the disk.
@@ -49,8 +45,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, transport: Transport, policy: CheckpointPolicy) -> None:
         self._directory = directory
-        self._transport = transport
-        self._policy = policy
+        self._transport, self._policy, self.is_sparse = transport, policy, policy.is_sparse
         self._saver, self._staging = saver.Saver(), Staging()
         self._snapshot: Snapshot | None = None
         self._restless: set[Place] = set()
@@ -62,12 +57,8 @@ class Checkpoints:
         self.before_write: Callable[[], None] = lambda: None
         self.guard: store.Guard | None = None
         self.is_shared, self.is_keeper = True, transport.rank == 0
-        self.committed_step = 0
-
-    @property
-    def is_being_shared(self) -> bool:
-        """Whether ranks are writing a checkpoint together: it needs all of them."""
-        return self._num_writers > 1 and self._saver.is_busy
+        self.committed_step, self._begun, self._before = 0, (0, ""), 0  # last save: step, name; the step before
+        self._is_abandoned = False  # whether ranks that have not written their share are gone
 
     @property
     def is_copying(self) -> bool:
@@ -75,12 +66,7 @@ class Checkpoints:
         return self._snapshot is not None
 
     def opened(self) -> Directory:
-        """Return the directory of the checkpoints, held open until `close`; a keeper makes it where it is missing.
-
-        Raises:
-            CheckpointError: A link stands in its place.
-            OSError: It cannot be opened or made.
-        """
+        """Return the directory of the checkpoints, held open until `close`; a keeper makes it where it is missing."""
         if self._home is None:
             if self.run is not None:
                 self._home = self.run.child(self._directory.name, make=self.is_keeper)
@@ -99,7 +85,7 @@ class Checkpoints:
                 f"rank {self._transport.rank} finds another checkpoint at {self._directory / name} than rank 0. "
                 "Hint: all ranks need the same file system at this path."
             )
-        self.committed_step = manifest.step
+        self.committed_step, self._begun, self._before = manifest.step, (manifest.step, ""), manifest.step
         return manifest.step, state
 
     def check(self) -> None:
@@ -150,13 +136,16 @@ class Checkpoints:
         self._num_writers = num_writers
         begun = ranks_say(self._transport, self.is_keeper, lambda: self._begin(step, packed, mine))
         name, _, _ = begun[self._transport.rank if self.is_keeper else 0]
+        if not name:  # begun before a rank died, and whole
+            return True
+        self._begun, self._before = (step, name), self._begun[0]
         in_background, may_share = (all(told[at] for told in begun if told is not None) for at in (1, 2))
         self._snapshot = None
         if self.is_keeper or mine:
             draft = Draft(step, self.opened(), name)
             source: Files | Snapshot = mine
             if in_background:
-                watched = _places_of(recorded(), packed) if may_share and recorded is not None else None
+                watched = places_of(recorded(), packed) if may_share and recorded is not None else None
                 source = self._snapshot = Snapshot(mine, self._staging, self._restless, watched)
         if self.is_keeper:
             own = replace(self.facts, **facts)
@@ -181,11 +170,7 @@ class Checkpoints:
             snapshot.release()
 
     def save_alone(self, step: int, state: Callable[[], State], **facts: Any) -> None:
-        """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone.
-
-        Raises:
-            CheckpointError: This save or the one before failed; the older checkpoints are untouched.
-        """
+        """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone."""
         self._saver.close()
         self._snapshot = None
         if not self.is_keeper:
@@ -223,10 +208,9 @@ class Checkpoints:
                 raise
             warnings.warn(str(error), stacklevel=2)
         finally:
-            self._snapshot = None
-            if self._home is not None:
-                self._home.close()
-                self._home = None
+            self._snapshot, home, self._home = None, self._home, None
+            if home is not None:
+                home.close()
 
     def _shows(self, name: str) -> bool:
         """Whether the file system shows a committed checkpoint here."""
@@ -236,7 +220,46 @@ class Checkpoints:
         except FileNotFoundError:
             return False
 
+    def let_go(self) -> None:
+        """Finish this rank's share, for the leader who says what comes of it: whole, or dropped where a share lacks."""
+        if not self.is_keeper:
+            with contextlib.suppress(CheckpointError):
+                self._saver.wait()
+            self._snapshot = None
+
+    def follow_world(self) -> int:
+        """See to the save in flight on the leader, old or new; return the newest checkpoint's step.
+
+        Raises:
+            CheckpointError: It was committed, but does not verify.
+        """
+        step, name = self._begun
+        if not self.is_keeper:
+            self.is_keeper, home = True, self.opened()
+            self.committed_step = step if name and home.status(name) is not None else self._before
+            if name and self.committed_step == step:  # perhaps nobody has read it back
+                self._saver.start(lambda: store.settle(home, name, self._policy))
+        elif self._num_writers > 1 and not self._saver.is_idle:
+            self._is_abandoned = True
+            try:
+                self._saver.wait()
+            except CheckpointError:
+                if self.committed_step == step:
+                    raise
+            self._is_abandoned, self._snapshot = False, None
+        else:  # the leader's alone, which lives
+            return step
+        self.facts = replace(self.facts, parent_step=self.committed_step or None)
+        return self.committed_step
+
+    def has_newest(self, step: int) -> None:
+        """Hear the step of the newest checkpoint, after `follow_world` of the leader."""
+        if step != self._begun[0]:
+            self._begun, self._before = (step, ""), step
+
     def _begin(self, step: int, state: State, mine: Files) -> tuple[str, bool, bool]:
+        if self.committed_step == step and self._begun[0] == step:
+            return "", False, False
         needed = sum(tensor.nbytes for part in state.tensors.values() for tensor in part.values())
         with explained(step, self._directory, needed):
             draft = store.begin(self.opened(), step, needed)
@@ -268,7 +291,7 @@ class Checkpoints:
             files[STATE_FILE] = draft.put(STATE_FILE, [store.encode_values(values)])
             deadline = time.monotonic() + _SHARE_TIMEOUT_S
             theirs, others = saver.collect_receipts(
-                draft, range(1, num_writers), lambda: self._saver.is_hopeless(deadline)
+                draft, range(1, num_writers), lambda: self._is_abandoned or self._saver.is_hopeless(deadline)
             )
             if isinstance(source, Snapshot) and source.differs(others):
                 self._drop(draft, facts)
@@ -291,11 +314,3 @@ class Checkpoints:
             "weights through their tensors, not through an address (ctypes, an extension).",
             stacklevel=2,
         )
-
-
-def _places_of(recorded: Sequence[Tensor], state: State) -> dict[Place, Tensor]:
-    """Return by place what the ledger's checksum is about; empty where the state does not hold all of it as it is."""
-    names = {address_of(tensor): name for name, tensor in state.tensors.get("model", {}).items() if tensor.nbytes}
-    live = [tensor for tensor in recorded if tensor.nbytes]
-    found = {("model", names.get(address_of(tensor), "")): tensor for tensor in live}
-    return found if len(found) == len(live) and ("model", "") not in found else {}

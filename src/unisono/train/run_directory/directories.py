@@ -10,10 +10,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from unisono.collectives.leader import ranks_say
 from unisono.collectives.transport import Transport
+from unisono.errors import ConfigError
 from unisono.system.directory import Directory
 from unisono.system.processes import name_of_this_host
 
@@ -27,15 +28,11 @@ _POLL_S = 0.05
 @final
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Who writes where.
+    """Who writes where."""
 
-    Attributes:
-        keepers: For each rank, the rank that writes the directory it sees: the lowest of those that see it.
-        num_hosts: On how many hosts the ranks are.
-    """
-
+    #: For each rank, the rank that writes the directory it sees: the lowest of those that see it.
     keepers: tuple[int, ...]
-    num_hosts: int = 1
+    num_hosts: int = 1  #: On how many hosts the ranks are.
 
     @property
     def is_shared(self) -> bool:
@@ -111,3 +108,14 @@ def _find_tokens(path: Path, tokens: Mapping[int, str], patience_s: float) -> li
             break
         time.sleep(_POLL_S)  # nothing tells us when the file system will show it
     return found
+
+
+def furthest(path: Path | None, told: Mapping[int, Sequence[Any]]) -> int:
+    """Return the rank whose directory has come furthest, of those that tell of theirs its run and newest step."""
+    runs = {run: keeper for keeper, (run, _) in sorted(told.items()) if run}
+    if len(runs) > 1:
+        raise ConfigError(
+            f"the directories {path} of the hosts of ranks {', '.join(map(str, sorted(runs.values())))} hold "
+            "different runs. Hint: remove those that do not belong here, or choose another --out."
+        )
+    return max(sorted(told), key=lambda keeper: (told[keeper][0] != "", told[keeper][1], -keeper))

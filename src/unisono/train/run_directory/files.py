@@ -68,12 +68,7 @@ class RunFiles:
             ) from error
 
     def open(self) -> RunLock | None:
-        """As `enter`, and take the directory's lock and clear away what crashes have left.
-
-        Raises:
-            ConfigError: As `enter`; or another run uses it.
-            CheckpointError: As `enter`.
-        """
+        """As `enter`, and take the directory's lock and clear away what crashes have left."""
         self.enter()
         if self._path is None:
             return None
@@ -94,12 +89,7 @@ class RunFiles:
             self._directory.close()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return what a file holds, None where there is none.
-
-        Raises:
-            ConfigError: It is not a JSON object.
-            CheckpointError: It is no regular file, or a stranger's.
-        """
+        """Return what a file holds, None where there is none."""
         data = None if self._directory is None else self._directory.read(name)
         if data is None:
             return None
@@ -110,9 +100,6 @@ class RunFiles:
         """Replace a file; it is on the disk then, with its name.
 
         NaN and infinities, which JSON has no words for, become strings that ``float`` reads.
-
-        Raises:
-            CheckpointError: The disk does not take it.
         """
         if self._path is None:
             return

@@ -4,8 +4,9 @@
 however it ends, so what a dead run leaves behind is taken over. It is a lock of the open file, not of the process: that
 one would fall as soon as the program itself reads ``run.lock``, say with a copy of the directory. A forked process
 closes what it inherits of it, so data loaders that outlive their rank hold nothing. Where the kernel has no such locks,
-the process's is taken; file systems without locks are judged by what the file says. Each holder's token is larger than
-the one before; `RunLock.check`, called before a commit, fails once a later holder has come.
+the process's is taken; file systems without locks are judged by what the file says. Each launch's token is larger than
+the one before; `RunLock.check`, called before a commit, fails once a later holder has come, be it of the same launch: a
+rank that takes over from one which has died.
 
 Source: https://www.gnu.org/software/libc/manual/html_node/Open-File-Description-Locks.html,
 https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html (fencing tokens)
@@ -37,23 +38,14 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Who holds a run directory, as ``run.lock`` tells.
+    """Who holds a run directory, as ``run.lock`` tells."""
 
-    Attributes:
-        host: Name of the machine.
-        boot_id: Changes with every start of that machine.
-        pid: Process id.
-        start_ticks: When that process started, in clock ticks since boot: tells it from a later one of this number.
-        since: Wall-clock time, for people only.
-        token: The fencing token.
-    """
-
-    host: str
-    boot_id: str
-    pid: int
-    start_ticks: int
-    since: str
-    token: int
+    host: str  #: Name of the machine.
+    boot_id: str  #: Changes with every start of that machine.
+    pid: int  #: Process id.
+    start_ticks: int  #: When that process started, in clock ticks since boot: tells it from a later one of this number.
+    since: str  #: Wall-clock time, for people only.
+    token: int  #: The fencing token.
 
     @classmethod
     def this_process(cls, token: int) -> "Holder":
@@ -82,17 +74,19 @@ class RunLock:
 
     Args:
         directory: The run directory, held open.
+        token: That of a holder of the same launch, which has died: it stays, and ``run.lock`` names this process. None:
+            the launch is a new one.
 
     Attributes:
-        token: Larger than that of every holder before.
+        token: Larger than that of every launch before.
 
     Raises:
         ConfigError: Another process holds it.
-        CheckpointError: ``run.lock`` is no regular file, or a stranger's.
+        CheckpointError: ``run.lock`` is no regular file, or a stranger's; or a later launch has had the directory.
         OSError: The file cannot be opened or written.
     """
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, token: int | None = None) -> None:
         self._directory = directory
         self._place = os.path.realpath(directory.path)
         self._descriptor = directory.open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT)
@@ -104,7 +98,9 @@ class RunLock:
             before = _read(self._descriptor)
             # A file that cannot be read was cut by a crash of the machine: any clock is ahead of any count.
             lost = before is None and os.fstat(self._descriptor).st_size > 0
-            self.token = int(time.time()) if lost else (before.token if before else 0) + 1
+            self.token = token or (int(time.time()) if lost else (before.token if before else 0) + 1)
+            if token is not None and (before is None or before.token != token):
+                raise self._taken(before)
             line = json.dumps(asdict(Holder.this_process(self.token))).encode()
             os.pwrite(self._descriptor, line.ljust(_BYTES - 1) + b"\n", 0)
             os.fsync(self._descriptor)
@@ -114,11 +110,7 @@ class RunLock:
         _HELD.add(self)
 
     def check(self) -> None:
-        """Fail if a later run has taken the directory; to be called right before a commit.
-
-        Raises:
-            CheckpointError: It has; or the directory or its lock file is no longer where it was.
-        """
+        """Fail if a later run has taken the directory; to be called right before a commit."""
         path = self._directory.path
         if self._descriptor < 0:
             raise CheckpointError(
@@ -131,12 +123,8 @@ class RunLock:
                 "Hint: put it back and repeat the command, or choose another --out (out=)."
             )
         now = _read(self._descriptor)
-        if now is None or now.token != self.token:
-            whose = f" by {_words(now)}" if now is not None else ""
-            raise CheckpointError(
-                f"{path} has been taken over{whose}: this run (token {self.token}) may no longer write "
-                "there. Hint: let one run at a time use a directory."
-            )
+        if now is None or (now.token, now.pid) != (self.token, os.getpid()):
+            raise self._taken(now)
         found = self._directory.status(LOCK_FILE)
         if found is None or not os.path.samestat(found, os.fstat(self._descriptor)):
             raise CheckpointError(
@@ -150,6 +138,13 @@ class RunLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _taken(self, now: Holder | None) -> CheckpointError:
+        whose = f" by {_words(now)}" if now is not None else ""
+        return CheckpointError(
+            f"{self._directory.path} has been taken over{whose}: this run (token {self.token}) may no longer write "
+            "there. Hint: let one run at a time use a directory."
+        )
 
     def _moved(self) -> str:
         """Return what has become of the directory, empty where it still is where it was."""

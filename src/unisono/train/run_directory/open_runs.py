@@ -28,25 +28,15 @@ class Closable(Protocol):
 
 @final
 class Claim:
-    """One run's use of its directory.
-
-    Args:
-        directory: Where the run goes; None keeps nothing.
-        out: Where the program wanted it to go.
-
-    Attributes:
-        steps: Returns the loop over its steps, if there is one.
-        record: What it has open in the directory.
-        is_used: Whether it has begun to work there.
-        is_over: Whether a later run has taken the directory over.
-    """
+    """One run's use of its directory."""
 
     def __init__(self, directory: Path | None, out: str | None) -> None:
         self.directory, self.out = directory, out
-        self.is_used = False
+        self.is_used = False  #: Whether it has begun to work there.
+        #: Returns the loop over its steps, if there is one.
         self.steps: Callable[[], Generator[Any] | None] = lambda: None
-        self.record: Closable | None = None
-        self.is_over = False
+        self.record: Closable | None = None  #: What it has open in the directory.
+        self.is_over = False  #: Whether a later run has taken the directory over.
 
     def take(self, *, is_imposed: bool) -> None:
         """Note that the run uses its directory; an earlier run of this process that is idle leaves it.
@@ -105,10 +95,6 @@ def claim(transport: Transport, imposed: str | None, out: str | Path | None) -> 
     """Return a run's claim, taken by the leader; collective where there is a directory.
 
     The directory that the launcher has `imposed` takes the place of the program's own, `out`.
-
-    Raises:
-        ConfigError: On the leader; see `Claim.take`.
-        LeaderFailed: On the others.
     """
     directory = imposed or out
     made = Claim(None if directory is None else Path(directory), None if out is None else str(Path(out)))

@@ -24,17 +24,13 @@ _PYTHONS = (Path(sys.prefix), Path(sys.base_prefix))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """A script, and what it consists of.
+    """A script, and what it consists of."""
 
-    Attributes:
-        script: Its path, absolute.
-        args: Its arguments.
-        files: SHA-256 by path: of the script, and of the modules from below its directory that were imported.
-    """
-
-    script: str
-    args: tuple[str, ...]
+    script: str  #: Its path, absolute.
+    args: tuple[str, ...]  #: Its arguments.
+    #: SHA-256 by path: of the script, and of the modules from below its directory that were imported.
     files: dict[str, str]
+    directory: str = ""  #: Where it worked, which paths in its arguments may be relative to; empty: nobody knows.
 
 
 def describe_program(modules: Mapping[str, ModuleType] = MappingProxyType(sys.modules)) -> dict[str, Any] | None:
@@ -48,7 +44,12 @@ def describe_program(modules: Mapping[str, ModuleType] = MappingProxyType(sys.mo
         return None
     found = {Path(getattr(module, "__file__", None) or "/") for module in list(modules.values())}
     files = {script, *(path for path in found if _is_below(script.parent, path))}
-    return {"script": str(script), "args": sys.argv[1:], "files": {str(path): _hash(path) for path in sorted(files)}}
+    hashes = {str(path): _hash(path) for path in sorted(files)}
+    try:
+        directory = str(Path.cwd())
+    except FileNotFoundError:  # somebody has deleted it
+        directory = ""
+    return {"script": str(script), "args": sys.argv[1:], "directory": directory, "files": hashes}
 
 
 def _is_below(directory: Path, path: Path) -> bool:
@@ -59,11 +60,7 @@ def _is_below(directory: Path, path: Path) -> bool:
 
 
 def read_program(home: Path) -> Program | None:
-    """Return the program of a run directory; None where it does not tell.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
+    """Return the program of a run directory; None where it does not tell."""
     with Directory.open(home) as there:
         data = there.read(FILE_NAME)
     if data is None:
@@ -71,12 +68,13 @@ def read_program(home: Path) -> Program | None:
     try:
         content = json.loads(data)
         script, args, files = content["script"], content["args"], dict(content["files"])
-        is_text = all(isinstance(text, str) for text in (script, *args, *files, *files.values()))
+        directory = content.get("directory", "")  # older runs do not tell
+        is_text = all(isinstance(text, str) for text in (script, directory, *args, *files, *files.values()))
     except (ValueError, TypeError, KeyError):
         is_text = False
     if not is_text:
         raise ConfigError(f"{home / FILE_NAME} is not what a run writes. Hint: --script FILE.")
-    return Program(script=script, args=tuple(args), files=files)
+    return Program(script=script, args=tuple(args), files=files, directory=directory)
 
 
 def changed_files(program: Program) -> list[str]:

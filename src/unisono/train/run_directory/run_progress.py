@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from unisono.data.plans.batch_schedule import Cuts
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
 from unisono.train.guards.checks import plain_numbers
-from unisono.train.intervals import Every, steps_between
+from unisono.train.intervals import Every, due
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.usage import Usage
@@ -20,37 +21,45 @@ from unisono.train.trained_parts import Parts
 class RunProgress:
     """The steps of one run, from wherever it was found to wherever it is left.
 
-    Args:
-        record: The run directory.
-        link: Tells the launcher.
-        facts: What else ``result.json`` says of the run: seed, replicas, ...
-        checkpoint_every: Between checkpoints: steps or epochs.
-
     Attributes:
         done: The last step that is done; 0 before the first.
+        is_within: Whether the batch after it has had one of several updates: the weights are those of no step yet.
         is_stopping: Whether the ranks have agreed to stop after this step.
         stopped_by: Why the run's own code has ended it before its last step, if it has.
         usage: What the steps have cost.
+        steps_again: Steps that were computed once more because a rank had died.
         result: What ``result.json`` holds; empty before the first end.
         is_open: Whether the directory has been opened.
+        facts: As above.
+        resume: Loads what the run goes on from, and returns for how long its loop has been running, in seconds.
+        score: Of the run, once the directory is open.
+        parts: What is trained, likewise.
+        loops: Loops over steps that have begun, and the last step of the present one.
     """
 
     def __init__(
         self, record: RunRecord, link: LauncherLink, facts: Mapping[str, Any], *, checkpoint_every: Every
     ) -> None:
-        self._record, self._link, self._facts = record, link, dict(facts)
+        self._record, self._link, self.facts = record, link, dict(facts)
         self._checkpoints = record.checkpoints
         self._checkpoint_every = checkpoint_every
+        self._is_sparse = (lambda _: False) if record.checkpoints is None else record.checkpoints.is_sparse
         self._started = self._began = time.monotonic()
-        self._score: dict[str, Any] | None = None
+        self.score: dict[str, Any] | None = None
+        self.parts: Parts
         self._passes: Callable[[], int] = int
-        self._between, self._first, self._saved = 1, 1, 0
+        self._is_due: Callable[[int], bool] = bool
+        self._first, self._saved = 1, 0
+        self._is_owed = False  # whether a checkpoint was lost with a rank that has died
         self._metrics: dict[str, float] = {}
         self._measured: dict[int, dict[str, float]] = {}
-        self.done = 0
+        self.done, self.is_within = 0, False
+        self.resume = self._resume
+        self.loops = [0, 0]
         self.is_stopping = False
         self.stopped_by: str | None = None
         self.usage = Usage()
+        self.steps_again = 0
         self._cost: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
         self._is_kept = False  # whether the result is another launch's, which this one had nothing to add to
@@ -60,9 +69,9 @@ class RunProgress:
     @property
     def is_open(self) -> bool:
         """Whether the directory has been opened."""
-        return self._score is not None
+        return self.score is not None
 
-    def open(self, score: dict[str, Any], parts: Parts, per_epoch: int | None, passes: Callable[[], int]) -> None:
+    def open(self, score: dict[str, Any], parts: Parts, cuts: Cuts | None, passes: Callable[[], int]) -> None:
         """Open the directory and load the newest checkpoint; a later call only checks the score; collective.
 
         Raises:
@@ -70,27 +79,36 @@ class RunProgress:
             CheckpointError: There are checkpoints but none can be trusted.
         """
         self._link.note(b"open")
-        if self._score is not None:
-            if lines := diff(self._score, score):
+        if self.score is not None:
+            loop_s = 0.0
+            if lines := diff(self.score, score):
                 raise ScoreMismatch(
                     f"one run has one score, but run.steps() was called with another: {'; '.join(lines)}"
                 )
         else:
-            self.done, state = self._record.resume(score)
-            if state is not None:
-                parts.unpack(state)
+            loop_s = self.resume(score, parts)
             if self._checkpoints is not None:
                 parts.check_storable()
-            self._saved, self._score = self.done, score
+            self.score, self.parts = score, parts
             self._record.open_phases(self._link.phases)
         self._link.opened(self.done)
-        self._passes, self._between = passes, steps_between(self._checkpoint_every, per_epoch)
+        self._passes, self._is_due = passes, due(self._checkpoint_every, cuts)
         self._loops_s, self._loop_s = self._loops_s + self._loop_s, 0.0
-        self._first, self._began = self.done + 1, time.monotonic()
+        self._first, self._began = self.done + 1, time.monotonic() - loop_s
+
+    def _resume(self, score: dict[str, Any], parts: Parts) -> float:
+        """Load the newest checkpoint; return for how long the loop has been running."""
+        self.done, state = self._record.resume(score)
+        if state is not None:
+            fork = self._record.fork
+            parts.unpack(state, fork if fork is not None and fork["step"] == self.done else None)
+        self._resumed = self._saved = self.done
+        return 0.0
 
     def save_if_due(self, parts: Parts, *, is_last: bool) -> None:
         """Save after a step what is due; `RunStopped` where the ranks have agreed to stop; collective."""
-        is_first, is_due = self.done == self._first, self.done % self._between == 0
+        is_first = self.done == self._first
+        is_due = self._is_owed or self._is_due(self.done) or self._is_sparse(self.done)
         if not (is_first or is_due or is_last or self.is_stopping):  # as nearly always
             self._tell_saved()
             return
@@ -126,7 +144,13 @@ class RunProgress:
         Where that fails, it is said now, and raised by `close`: nobody would see what a generator raises at its end.
         """
         self._link.phases.end(self.done)
-        if not parts.strategy.saves_alone or parts.is_changing or self.done <= self._saved:
+        if self.is_within and not parts.is_changing:
+            self._record.tell(
+                f"keeps nothing of step {self.done + 1}, within which the loop was left: more updates of its batch may "
+                f"have been meant. A resumed run goes on after step {self._saved}. Hint: run.stop('why') says that the "
+                "batch is done, and saves; or max_steps=."
+            )
+        if not parts.strategy.saves_alone or parts.is_changing or self.is_within or self.done <= self._saved:
             return
         try:
             if self._checkpoints is not None:
@@ -142,8 +166,23 @@ class RunProgress:
         if unsaved is not None and sys.exc_info()[1] is None:
             raise unsaved
 
+    def follow_world(self, died: int, joined: int) -> None:
+        """Let the files follow when so many ranks have died and joined: see `RunRecord.follow_world`; collective."""
+        newest = self._record.follow_world()
+        if newest is not None and newest < self._saved:
+            self._saved, self._is_owed = newest, True
+        counts = {"deaths": died, "joins": joined}
+        self.facts |= {name: self.facts.get(name, 0) + count for name, count in counts.items()}
+        self.facts |= {"world_size": self._record.transport.world_size, "steps_again": self.steps_again}
+        if self.result and not self._is_kept:  # perhaps the leader had not written it
+            self.result |= {"ledger_head": self._record.ledgers.flush(), **self.facts}
+        self._write()
+
     def finish(self, parts: Parts, *, is_finished: bool = True) -> None:
         """Save what is not saved, wait for it, and write ``result.json``; collective."""
+        self._record.transport.again(lambda: self._finish(parts, is_finished=is_finished))
+
+    def _finish(self, parts: Parts, *, is_finished: bool) -> None:
         with self._link.phases.within(CHECKPOINT):
             if self.done > self._saved:
                 self._save(parts, may_skip=False)
@@ -159,14 +198,15 @@ class RunProgress:
         """Say that a launch finds nothing to do."""
         self._record.tell(
             f"is complete: step {self.done} of {last} is done, there is nothing left to train. "
-            "Hint: more epochs go on from here; another out= (--out) starts anew."
+            "Hint: more epochs go on from here; another out= (--out) starts from the beginning."
         )
 
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Add metrics of the present weights to the result and to a checkpoint of this step; see `plain_numbers`."""
         numbers = plain_numbers(metrics)
         self._metrics |= numbers
-        self._measured = {self.done: {**self._measured.get(self.done, {}), **numbers}}
+        step = self.done + self.is_within
+        self._measured = {step: {**self._measured.get(step, {}), **numbers}}
         self._write()
 
     def fingerprint(self, parts: Parts) -> str:
@@ -180,6 +220,9 @@ class RunProgress:
         return self._passes()
 
     def _save(self, parts: Parts, *, may_skip: bool) -> None:
+        self._record.transport.again(lambda: self._save_all(parts, may_skip=may_skip))
+
+    def _save_all(self, parts: Parts, *, may_skip: bool) -> None:
         self._link.note(b"save")
         with self._link.phases.within(CHECKPOINT):
             parts.strategy.settle()
@@ -190,7 +233,7 @@ class RunProgress:
                 recorded=parts.strategy.recorded if may_skip else None,
                 **self._facts_of_step(),
             ):
-                self._saved = self.done
+                self._saved, self._is_owed = self.done, False
 
     def _tell_saved(self) -> None:
         self._link.saved(0 if self._checkpoints is None else self._checkpoints.committed_step)
@@ -198,7 +241,7 @@ class RunProgress:
     def _facts_of_step(self) -> dict[str, Any]:
         """Return what a checkpoint of the present step tells besides its state: see `Facts`."""
         metrics = self._measured.get(self.done, {})
-        spent, head = self._spent(time.monotonic() - self._began), self._record.flush()
+        spent, head = self._spent(time.monotonic() - self._began), self._record.ledgers.flush()
         return {"epoch": self._epoch, "metrics": dict(metrics), "spent": spent, "ledger_head": head}
 
     def _spent(self, loop_s: float) -> dict[str, float]:
@@ -227,16 +270,18 @@ class RunProgress:
             "finished": is_finished,
             "steps": self.done,
             "epochs": self._epoch,
-            **self._facts,
-            "resumed_from_step": self._first - 1,
+            **self.facts,
+            "resumed_from_step": self._resumed,
             **({"stopped_by": self.stopped_by} if self.stopped_by else {}),
-            "ledger_head": self._record.flush(),
+            "ledger_head": self._record.ledgers.flush(),
             "train_s": self._loop_s,
             **self._cost,
+            **parts.strategy.context.precision.report(),
             **parts.strategy.report(),
             **times,
             "totals": total,
         }
+        self._record.commit(self.done, self.result["ledger_head"], fingerprint)
         self._write()
 
     def _keep_result(self, fingerprint: str, *, is_finished: bool) -> bool:

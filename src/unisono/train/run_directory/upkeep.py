@@ -17,11 +17,7 @@ _FACTS = ("metrics", "parent_step", "fencing_token", "run", "ledger_head")
 
 
 def find_checkpoints(directory: str) -> Path:
-    """Return the directory with the checkpoints of a run.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Return the directory with the checkpoints of a run."""
     given = Path(directory)
     for path in (given / "checkpoints", given):
         if list_steps(path):
@@ -31,11 +27,6 @@ def find_checkpoints(directory: str) -> Path:
 
 def choose_checkpoint(found: Path, step: int | None, tell: Tell = lambda _: None) -> Path:
     """Return the checkpoint of a step, or the newest valid one, verified.
-
-    Args:
-        found: As `find_checkpoints` returns it.
-        step: None: the newest valid one.
-        tell: Takes a line about what is going on.
 
     Raises:
         ConfigError: There is none of that step.
@@ -58,12 +49,7 @@ def choose_checkpoint(found: Path, step: int | None, tell: Tell = lambda _: None
 
 
 def describe_checkpoints(found: Path, *, is_thorough: bool) -> list[dict[str, Any]]:
-    """Return what the manifests of checkpoints say, newest first; ``problem`` is what is wrong with one, or None.
-
-    Args:
-        found: As `find_checkpoints` returns it.
-        is_thorough: Every file is read and compared with its hash, too.
-    """
+    """Return what the manifests of checkpoints say, newest first; ``problem`` is what is wrong with one, or None."""
     rows: list[dict[str, Any]] = []
     for step, path in list_steps(found):
         row: dict[str, Any] = {"step": step, "name": path.name}
@@ -91,12 +77,6 @@ def prune_checkpoints(
     directory: str, *, dry_run: bool = False, tell: Tell = lambda _: None, **policy: Any
 ) -> tuple[list[str], str]:
     """Remove all but the newest valid checkpoints of a run, and return the names of those, and of the newest.
-
-    Args:
-        directory: The run directory, or the ``checkpoints/`` in it.
-        dry_run: Nothing is removed.
-        tell: Takes a line about what is going on.
-        **policy: Of `CheckpointPolicy`: ``keep``, ``best``, ``best_mode``.
 
     Raises:
         ConfigError: There are no checkpoints, or a wrong policy.

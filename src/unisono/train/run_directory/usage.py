@@ -24,10 +24,11 @@ class Usage:
         """A step begins."""
         self._began = time.perf_counter()
 
-    def end(self, num_samples: int) -> None:
-        """It ends; the whole batch had so many samples."""
-        self._num_samples += num_samples
-        self._num_steps += 1
+    def end(self, num_samples: int, *, is_first: bool = True) -> None:
+        """It ends; the whole batch had so many samples, which only the `is_first` update of a batch counts."""
+        if is_first:
+            self._num_samples += num_samples
+            self._num_steps += 1
         self._seconds += time.perf_counter() - self._began
 
     def summary(self, transport: Transport, phases: Sequence[int]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What verbs print, and how they end."""

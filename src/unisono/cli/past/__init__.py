@@ -1,0 +1,1 @@
+"""Verbs that compute steps of runs that are over again."""

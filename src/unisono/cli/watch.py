@@ -1,0 +1,87 @@
+"""``unisono watch``: follow runs in the terminal, or as a page."""
+
+import secrets
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from unisono.cli.options.fields import json_option, single
+from unisono.cli.options.settings import PATH, number, to_json
+from unisono.cli.output.outcome import tell, verb
+from unisono.options.quantities import INTERVAL, PORT
+
+if TYPE_CHECKING:
+    from unisono.report.watch.state import WatchedRun
+
+_ANY_PORT = 0
+
+
+@click.command(short_help="Follow runs while they train.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.option("--once", is_flag=True, help="Show what there is now, and end; usual where no terminal is.")
+@single("every", "Seconds between two looks.", of=INTERVAL, default=1.0, word="S")
+@click.option("--web", type=number(replace(PORT, low=_ANY_PORT)), is_flag=False, flag_value=_ANY_PORT, metavar="[PORT]",
+              help="Serve a page on this machine, with the report beneath; usual: any free port.")  # fmt: skip
+@json_option
+@verb("watch")
+def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_json: bool) -> None:
+    """Show how far each RUN is, its loss, speed, where each rank's time goes, who is slow, deaths and launches.
+
+    It reads the run directory only, so it may run anywhere the directory can be read, over ssh too, and disturbs
+    nothing. Runs that have ended are shown as well. Ctrl-C ends it.
+
+    Exit code: 0; 2 where RUN is no run directory or the port is taken.
+    """
+    from unisono.report.watch.state import WatchedRun
+
+    found = [WatchedRun(Path(run)) for run in runs]
+    if as_json:
+        for run in found:
+            click.echo(to_json(run.facts()))
+    elif web is not None:
+        _serve([run.path for run in found], web, every)
+    elif once or not sys.stdout.isatty():
+        from rich.console import Console
+
+        from unisono.report.watch.screen import draw
+
+        console = Console(highlight=False)
+        console.print(draw(found, console.width))
+    else:
+        _follow(found, every)
+
+
+def _follow(found: "list[WatchedRun]", every: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from unisono.report.watch.screen import draw
+
+    console = Console(highlight=False)
+    try:
+        with Live(console=console, auto_refresh=False, screen=len(found) > 1, transient=False) as live:
+            while True:
+                live.update(draw(found, console.width), refresh=True)
+                if all(run.state in {"finished", "stopped", "ended"} for run in found):
+                    return
+                time.sleep(every)
+                for run in found:
+                    run.poll()
+    except KeyboardInterrupt:
+        return
+
+
+def _serve(paths: list[Path], port: int, every: float) -> None:
+    from unisono.report.watch.server import WatchServer
+
+    with WatchServer(paths, port, secrets.token_urlsafe(16), every) as server:
+        try:
+            there = f"{server.server_address[1]}:127.0.0.1:{server.server_address[1]}"
+            tell(f"{server.url} shows it until Ctrl-C. From another machine: ssh -L {there} HOST")
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.ending.set()

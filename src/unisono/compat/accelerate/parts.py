@@ -1,0 +1,105 @@
+"""Optimizer and schedule as ``Accelerator.prepare`` returns them: they act when the batch is whole."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+from torch.optim import Optimizer
+
+from unisono.compat.turns import Turns
+from unisono.errors import StepError
+
+
+@final
+class PreparedOptimizer(Optimizer):
+    """An optimizer whose ``step`` does the run's update in the step's last turn, and nothing in those before.
+
+    Args:
+        optimizer: The program's own; everything but the methods below is its.
+        turns: Of the accelerator.
+    """
+
+    def __init__(self, optimizer: Optimizer, turns: Turns) -> None:
+        self.optimizer, self._turns = optimizer, turns
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the weights, once for the whole batch."""
+        if closure is not None:
+            raise StepError(
+                "optimizer.step(closure) computes a batch several times, whose micro-batches have passed by. "
+                "Hint: an optimizer that needs no closure."
+            )
+        self._turns.update()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients after an update; before it there are none, since each is taken away as it comes."""
+        if self._turns.is_between:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last update was left out, as ``Accelerator(non_finite='skip')`` does it."""
+        return self._turns.was_skipped
+
+    def train(self) -> None:
+        """Tell an optimizer that has two modes that training begins."""
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
+
+    def eval(self) -> None:
+        """Tell an optimizer that has two modes that evaluation begins."""
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.optimizer.add_param_group(param_group)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_held(self, "optimizer", name), name)
+
+    def __repr__(self) -> str:
+        return repr(self.optimizer)
+
+
+@final
+class PreparedScheduler:
+    """A schedule that steps with the optimizer, as often as accelerate's: once for every process, up to its end.
+
+    Args:
+        scheduler: The program's own; everything but ``step`` is its.
+        turns: Of the accelerator.
+        times: Steps of the schedule for one of the optimizer.
+        is_limited: Whether it ends at its ``total_steps``, where it has some.
+        accumulation: Turns in a step, of which those without an update count for that end; 1: they do not.
+    """
+
+    def __init__(self, scheduler: Any, turns: Turns, *, times: int, is_limited: bool, accumulation: int) -> None:
+        self.scheduler, self._turns, self._times, self._accumulation = scheduler, turns, times, accumulation
+        self._is_limited, self._has_waited = is_limited and hasattr(scheduler, "total_steps"), False
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step after an update; nothing in the turns before it, or where it was left out."""
+        scheduler, has_waited, self._has_waited = self.scheduler, self._has_waited, not self._turns.is_synced
+        if self._has_waited or self._turns.was_skipped:
+            return
+        if has_waited and self._accumulation > 1:
+            per_turn = self._turns.batch_size // self._accumulation
+            scheduler._step_count += -(-self._turns.num_samples // per_turn) - 1
+        for _ in range(self._times):
+            if not self._is_limited or scheduler._step_count <= scheduler.total_steps:
+                scheduler.step(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_held(self, "scheduler", name), name)
+
+
+def _held(outer: Any, what: str, name: str) -> Any:
+    """Return what an object stands for; `AttributeError` before it has been made, as a copy is."""
+    if what not in vars(outer):
+        raise AttributeError(name)
+    return vars(outer)[what]

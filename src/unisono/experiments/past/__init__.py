@@ -1,0 +1,1 @@
+"""What is computed again of runs that are over: steps, and audits of whole runs."""

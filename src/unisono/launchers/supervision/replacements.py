@@ -1,0 +1,82 @@
+"""Which workers are started to take the places of those that have died, and which of them are let in: a pure rule.
+
+In: deaths, and which workers are ready. Out: the numbers of workers to start and to invite. Every death is judged as
+`Restarts` judges an attempt, so a replacement after progress is free. Spares have been started with the others; one
+that is ready takes a place at once, and another one is started for it. Knows no process and no clock.
+"""
+
+from typing import final
+
+from unisono.launchers.supervision.restarts import Ending, GiveUp, Restarts
+
+
+@final
+class Replacements:
+    """The rule with its memory.
+
+    Args:
+        workers: Members of a whole world; their numbers are the first.
+        spares: How many more are to be ready.
+        max_restarts: As in `Restarts`; also how many may end, in a row, before they have joined.
+
+    Attributes:
+        guests: Numbers of those that have been started and are no members yet; whether they are ready.
+        why_not: Why no more are started; empty where some may be.
+    """
+
+    def __init__(self, workers: int, spares: int = 0, max_restarts: int = 0) -> None:
+        self._size, self._spares, self._max_restarts = workers, spares, max_restarts
+        self._restarts = Restarts(max_restarts, workers)
+        self._allowed, self._next, self._failures = spares, workers, 0
+        self._invited: set[int] = set()
+        self._is_over = False
+        self.guests: dict[int, bool] = {}
+        self.why_not = ""
+
+    def start(self, members: int) -> list[int]:
+        """Return the numbers of workers to be started now, beside so many members."""
+        found: list[int] = []
+        while self._allowed and not self._is_over and members + len(self.guests) < self._size + self._spares:
+            self._allowed -= 1
+            self.guests[self._next] = False
+            found.append(self._next)
+            self._next += 1
+        return found
+
+    def ready(self, number: int) -> None:
+        """Take into account that a guest is ready to join."""
+        if number in self.guests:
+            self.guests[number] = True
+
+    def invite(self, members: int) -> list[int]:
+        """Return the guests that are to join so many members now, each once."""
+        missing = 0 if self._is_over else self._size - members - len(self._invited)
+        found = [number for number, is_ready in self.guests.items() if is_ready and number not in self._invited]
+        found = found[: max(0, missing)]
+        self._invited |= {*found}
+        return found
+
+    def became_member(self, number: int) -> None:
+        """Take into account that a guest is called like the others from now on."""
+        self.guests.pop(number, None)
+        self._invited.discard(number)
+
+    def joined(self) -> None:
+        """Take into account that a worker has got all that it needs."""
+        self._failures = 0
+
+    def died(self, ending: Ending, *, has_joined: bool) -> None:
+        """Take a death into account: that of a member, or of a worker that had not `joined`."""
+        self._failures = 0 if has_joined else self._failures + 1
+        decision = self._restarts.judge(ending)
+        if not has_joined and self._failures > self._max_restarts:
+            self.stop(f"{self._failures} workers in a row have ended before they had joined")
+        elif isinstance(decision, GiveUp):
+            self.why_not = decision.reason.partition(" Hint: ")[0].removeprefix("No restart: ").rstrip(".")
+        else:
+            self._allowed += 1
+
+    def stop(self, why: str = "") -> list[int]:
+        """Start and invite none any more; return the guests that are left."""
+        self._is_over, self.why_not = True, self.why_not or why
+        return [*self.guests]

@@ -1,0 +1,143 @@
+"""A watched run as a page on loopback: progress by server-sent events, and the report beneath, drawn again as it grows.
+
+Whoever knows the token may read; nothing can be written. The standard library's server, a thread for each connection.
+"""
+
+import hmac
+import html
+import json
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, final
+from urllib.parse import parse_qs, urlsplit
+
+from unisono.errors import ConfigError, UnisonoError
+from unisono.report.page import render
+from unisono.report.sources import sections_of
+from unisono.report.watch.screen import headline
+from unisono.report.watch.state import WatchedRun
+
+_REPORT_EVERY_S = 5.0
+_FRAME = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,"><style>
+html,body{{height:100%;margin:0}}body{{display:flex;flex-direction:column;font:16px/1.5 system-ui,sans-serif}}
+#now{{padding:.6rem 1rem;border-bottom:1px solid #8888;overflow-wrap:anywhere}}progress{{width:100%}}
+iframe{{flex:1;border:0;width:100%}}</style></head><body><div id="now" role="status">connecting</div>
+<iframe title="report" src="report?token={token}"></iframe><script nonce="{token}">
+const now=document.getElementById("now"),frame=document.querySelector("iframe")
+const source=new EventSource("events?token={token}")
+source.onmessage=event=>{{const told=JSON.parse(event.data)
+now.replaceChildren(...told.runs.flatMap(run=>{{const line=document.createElement("div");line.textContent=run.line
+const bar=document.createElement("progress");bar.max=1;if(run.share!==null)bar.value=run.share
+return run.share===null?[line]:[line,bar]}}))
+if(told.redraw)frame.contentWindow.location.reload()}}
+source.onerror=()=>{{now.textContent="the connection is lost; unisono watch has ended?"}}
+</script></body></html>"""
+
+
+@final
+class WatchServer(ThreadingHTTPServer):
+    """Serves the page until it is closed.
+
+    Args:
+        paths: The run directories.
+        port: On loopback; 0: any that is free.
+        token: What a request must bring.
+        every_s: Seconds between two looks at the files.
+
+    Raises:
+        ConfigError: The port is taken, or needs other rights.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, paths: Sequence[Path], port: int, token: str, every_s: float) -> None:
+        self.paths, self.token, self.every_s = list(paths), token, every_s
+        self.ending = threading.Event()
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"expected a free port for --web, got {port}: {error}. Hint: --web alone takes any free one."
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Return where the page is, with its token."""
+        return f"http://127.0.0.1:{self.server_address[1]}/?token={self.token}"
+
+
+@final
+class _Handler(BaseHTTPRequestHandler):
+    server: WatchServer
+    protocol_version = "HTTP/1.0"
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: the terminal is not ours."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        asked = urlsplit(self.path)
+        token = parse_qs(asked.query).get("token", [""])[0]
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self.send_error(HTTPStatus.FORBIDDEN, "the address that unisono watch has printed ends in a token")
+            return
+        answer = {"/": self._frame, "/report": self._report, "/events": self._events}.get(asked.path)
+        if answer is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            answer()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the page was closed
+
+    def _send(self, text: str, policy: str) -> None:
+        content = text.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Content-Security-Policy", policy)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _frame(self) -> None:
+        token = self.server.token
+        title = html.escape(", ".join(path.resolve().name for path in self.server.paths))
+        policy = (
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{token}'; img-src data:; "
+            "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        self._send(_FRAME.format(title=title, token=token), policy)
+
+    def _report(self) -> None:
+        try:
+            page = render(*sections_of(self.server.paths))
+        except UnisonoError as error:  # a file is half written, or too much for one page
+            page = f"<!doctype html><title>unisono</title><p>{html.escape(str(error))}</p>"
+        self._send(page, "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'")
+
+    def _events(self) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        runs = [WatchedRun(path) for path in self.server.paths]
+        drawn, is_new = time.monotonic(), False
+        while not self.server.ending.is_set():
+            redraw = is_new and time.monotonic() >= drawn + _REPORT_EVERY_S
+            if redraw:
+                drawn, is_new = time.monotonic(), False
+            told = [
+                {"line": headline(run), "share": run.step / run.num_steps if run.num_steps else None} for run in runs
+            ]
+            self.wfile.write(f"data: {json.dumps({'runs': told, 'redraw': redraw})}\n\n".encode())
+            self.server.ending.wait(self.server.every_s)
+            polled = [run.poll() for run in runs]
+            is_new = is_new or any(polled)

@@ -1,0 +1,262 @@
+"""What a run directory says now: read line by line as it grows, by whoever may read it; the run notices nothing."""
+
+import json
+import math
+import shutil
+import time
+import tomllib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from unisono.errors import ConfigError
+from unisono.observe.compare import read_object
+from unisono.observe.phases import FOLDER
+from unisono.observe.tail import Tail
+from unisono.report.charts import thin
+from unisono.report.run_view import check_run
+from unisono.system.processes import boot_id, look_at
+
+MOST_POINTS = 2000
+_WINDOW = 50
+_SILENT_S = 30.0
+_BEHIND_S = 2.0
+"""Ranks write what they took once a second; so much more, and three steps, is too long."""
+
+
+@final
+@dataclass(slots=True)
+class RankState:
+    """One rank as its phases tell it, over its last steps."""
+
+    launch: int = 0  #: Number of the launch.
+    world_size: int = 0  #: Ranks at its beginning.
+    step: int = 0  #: The last one that is written.
+    first: int = 0  #: The first one.
+    ended_s: float = 0.0  #: When that had ended, in seconds since 1970.
+    steps: deque[tuple[int, float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    """Step, when it began, and its seconds by phase."""
+
+    def longest(self) -> float:
+        """Return the seconds of the longest of its steps."""
+        return max(sum(seconds.values()) for _, _, seconds in self.steps)
+
+    def phases(self) -> dict[str, float]:
+        """Return the mean seconds of a step by phase."""
+        found: dict[str, float] = {}
+        for _, _, seconds in self.steps:
+            for phase, value in seconds.items():
+                found[phase] = found.get(phase, 0.0) + value / len(self.steps)
+        return found
+
+
+def plain(text: str) -> str:
+    """Return text without what moves the cursor or turns lines round."""
+    return "".join(char if char.isprintable() else "\N{WHITE SQUARE}" for char in text)
+
+
+@final
+class WatchedRun:
+    """A run directory; `poll` reads what has come since.
+
+    Args:
+        path: The directory.
+
+    Attributes:
+        losses: (step, mean loss of its batch), at most `MOST_POINTS` of them.
+        metrics: The last value of each, by name.
+        launches: For each launch in order (number, world size, first step, the last step of the one before).
+        ranks: By rank, of the newest launch.
+        num_damaged: Lines that are no JSON.
+
+    Raises:
+        ConfigError: It is no run directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "run.lock").exists():  # where one is, it has just begun
+            check_run(path)
+        self.path, self.name = path, plain(path.resolve().name)
+        self._ledger, self._logged = Tail(path / "ledger.jsonl"), Tail(path / "metrics.jsonl")
+        self._phases: dict[str, Tail] = {}
+        self._heads: dict[str, dict[str, Any]] = {}
+        self.losses: list[tuple[float, float]] = []
+        self._sizes: dict[int, int] = {}
+        self.step, self.epoch, self.num_damaged = 0, 0, 0
+        self.metrics: dict[str, float] = {}
+        self.ranks: dict[int, RankState] = {}
+        self.launches: list[tuple[int, int, int, int]] = []
+        self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
+        self.num_steps: int | None = None
+        self.poll()
+
+    def poll(self) -> bool:
+        """Read on; say whether anything has come."""
+        self.score = self.score or read_object(self.path / "score.json")
+        before = self.step, self.state, len(self.ranks), self.metrics
+        try:
+            self.result = read_object(self.path / "result.json")
+        except ConfigError:  # it is being written
+            self.result = {}
+        self._poll_ledger()
+        again, lines = self._logged.poll()
+        self.metrics = dict(self.metrics) if not again else {}
+        for line in self._entries(lines):
+            self.metrics.update({plain(name): value for name, value in line.get("values", {}).items()})
+        self._poll_phases()
+        if self.num_steps is None:
+            self.num_steps = self._total()
+        return before != (self.step, self.state, len(self.ranks), self.metrics)
+
+    def _poll_ledger(self) -> None:
+        again, lines = self._ledger.poll()
+        if again:
+            self.losses, self._sizes = [], {}
+        for line in self._entries(lines):
+            self.step, self.epoch = line["step"], line["epoch"]
+            self.losses.append((self.step, float.fromhex(line["loss"])))
+            self._sizes[self.step] = line["num_samples"]
+        if len(self.losses) > 2 * MOST_POINTS:
+            self.losses = thin(self.losses, MOST_POINTS)
+        while len(self._sizes) > 4 * _WINDOW:
+            del self._sizes[next(iter(self._sizes))]
+
+    def _poll_phases(self) -> None:
+        for file in sorted((self.path / FOLDER).glob("rank-*.jsonl")):
+            tail = self._phases.setdefault(file.name, Tail(file))
+            for line in self._entries(tail.poll()[1]):
+                if "phases" in line:
+                    self._heads[file.name] = line
+                    self._launch(line)
+                elif (head := self._heads.get(file.name)) is not None:
+                    self._step_of(head, line)
+
+    def _launch(self, head: Mapping[str, Any]) -> None:
+        number = head["launch"]
+        if not self.launches or number > self.launches[-1][0]:
+            self.launches.append((number, head["world_size"], 0, max((r.step for r in self.ranks.values()), default=0)))
+            self.ranks = {}
+        if number == self.launches[-1][0]:
+            self.ranks[head["rank"]] = RankState(launch=number, world_size=head["world_size"])
+
+    def _step_of(self, head: Mapping[str, Any], line: Mapping[str, Any]) -> None:
+        rank = self.ranks.get(head["rank"])
+        if rank is None or head["launch"] != rank.launch:
+            return
+        seconds = {phase: ns / 1e9 for phase, ns in zip(head["phases"], line["ns"], strict=True)}
+        began = (head["wall_ns"] + line["at_ns"]) / 1e9
+        rank.step, rank.ended_s = line["step"], began + sum(seconds.values())
+        rank.first = rank.first or rank.step
+        rank.steps.append((line["step"], began, seconds))
+        number, world_size, first, before = self.launches[-1]
+        if not first:
+            self.launches[-1] = number, world_size, line["step"], before
+
+    def _entries(self, lines: list[bytes]) -> Iterator[dict[str, Any]]:
+        for line in filter(None, lines):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                entry = None
+            if isinstance(entry, dict):
+                yield entry
+            else:
+                self.num_damaged += 1
+
+    def _total(self) -> int | None:
+        """Return the steps of the whole run, where the options of a recipe tell them."""
+        try:
+            told = tomllib.loads((self.path / "run.toml").read_text())
+            per_epoch = math.ceil(self.score["data"]["num_samples"] / self.score["batch_size"])
+            return int(told["epochs"]) * int(per_epoch)
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return None
+
+    @property
+    def state(self) -> str:
+        """``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``."""
+        holder = self._holder()
+        lives = bool(holder) and look_at(int(holder["pid"])).start_ticks == holder["start_ticks"]
+        if self.result and not lives:
+            return "finished" if self.result.get("finished", True) else "stopped"
+        if lives:
+            return "training" if self.step else "starting"
+        if holder:
+            return "ended"
+        return "training" if self.silent_s < _SILENT_S else "silent"
+
+    def _holder(self) -> dict[str, Any]:
+        """Return who holds the directory, where that is a process of this machine."""
+        try:
+            held = json.loads((self.path / "run.lock").read_text())
+            return held if held["boot_id"] == boot_id() and {"pid", "start_ticks"} <= held.keys() else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a step was written; infinite where none was."""
+        return time.time() - max((rank.ended_s for rank in self.ranks.values()), default=-math.inf)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of the last steps, on the clock: with evaluations and checkpoints."""
+        found = [rank for rank in self.ranks.values() if len(rank.steps) > 1]
+        if not found:
+            return None
+        rank = max(found, key=lambda rank: rank.step)
+        seconds = rank.ended_s - rank.steps[0][1]
+        return sum(self._sizes.get(step, 0) for step, _, _ in rank.steps) / seconds if seconds > 0 else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the last step, where its number is known."""
+        speed, size = self.samples_per_s, self._sizes.get(self.step)
+        if not (self.num_steps and speed and size) or self.state != "training":
+            return None
+        return (self.num_steps - self.step) * float(self.score.get("batch_size", size)) / speed
+
+    def lost(self) -> list[int]:
+        """Return the ranks that have written nothing for long while others have: the run goes on without them."""
+        newest = max((rank.ended_s for rank in self.ranks.values()), default=0.0)
+        behind = {number: newest - rank.ended_s for number, rank in sorted(self.ranks.items()) if rank.steps}
+        return [number for number, seconds in behind.items() if seconds > _BEHIND_S + 3 * self.ranks[number].longest()]
+
+    def joined(self) -> list[int]:
+        """Return the ranks that were not there at the launch's beginning."""
+        return [number for number, rank in sorted(self.ranks.items()) if number >= rank.world_size]
+
+    def slowest(self) -> int | None:
+        """Return the rank whose own work (data, forward, backward) takes a fifth longer than the others' median."""
+        own = {
+            number: sum(rank.phases().get(phase, 0.0) for phase in ("data", "forward", "backward"))
+            for number, rank in self.ranks.items()
+            if number not in self.lost() and rank.steps
+        }
+        if len(own) < 2:
+            return None
+        number = max(own, key=lambda number: own[number])
+        others = sorted(value for other, value in own.items() if other != number)
+        return number if own[number] > 1.2 * others[len(others) // 2] else None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what there is to tell, as plain values: for ``--json`` and the page."""
+        free = shutil.disk_usage(self.path).free
+        live = {number: rank for number, rank in sorted(self.ranks.items()) if number not in self.lost()}
+        return {
+            "run": str(self.path), "state": self.state, "step": self.step, "steps": self.num_steps,
+            "epoch": self.epoch + 1, "loss": self.losses[-1][1] if self.losses else None, "metrics": self.metrics,
+            "samples_per_s": self.samples_per_s, "eta_s": self.eta_s, "workers": len(live), "lost": self.lost(),
+            "slowest": self.slowest(), "launches": len(self.launches), "disk_free_bytes": free,
+            "leader_memory_bytes": self._memory(), "phases_s": {str(n): r.phases() for n, r in live.items()},
+        }  # fmt: skip
+
+    def _memory(self) -> int | None:
+        """Return the memory of the process that holds the directory: the leader, where it runs on this machine."""
+        try:
+            lines = Path(f"/proc/{int(self._holder()['pid'])}/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+        except (OSError, KeyError, ValueError, StopIteration):
+            return None

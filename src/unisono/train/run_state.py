@@ -1,0 +1,103 @@
+"""What can be asked of a run beside its loop: weights to begin with, what is saved too, how it stands, its end."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+
+from unisono.checkpoint.interchange import Loaded
+from unisono.collectives.transport import Transport
+from unisono.errors import ConfigError
+from unisono.strategies.options import StrategyOptions
+from unisono.train.guards import checks
+from unisono.train.guards.first_look import FirstLook
+from unisono.train.pretrained_weights import load_on_all, load_prepared
+from unisono.train.run_directory.run_progress import RunProgress
+from unisono.train.steps.joined import Joined
+from unisono.train.steps.stepper import Stepper
+from unisono.train.trained_parts import Parts
+
+
+class RunState:
+    """The part of `Run` that is about its state; `Run` makes what is declared here."""
+
+    transport: Transport
+    strategy: StrategyOptions
+    first_look: FirstLook
+    _joined: Joined
+    _progress: RunProgress
+    _registered: dict[str, Any]
+    _stepper: Stepper | None
+
+    def load_weights(self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True) -> Loaded:
+        """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
+
+        Args:
+            path: Read by the leader alone; as `unisono.load_weights` takes it.
+            model: One that `prepare` will get. None: the one that it has got.
+            strict: Whether missing or unexpected names are an error.
+
+        Raises:
+            CheckpointError: The file cannot be read or does not fit; no rank's model has changed.
+            ConfigError: There is no model yet; steps have begun; or copies of the model's weights would stay behind.
+            RankDivergence: The ranks hold different weights where the file has none.
+        """
+        if model is not None:
+            return load_on_all(self.transport, model, Path(path), strict=strict)
+        return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._progress.is_open)
+
+    def register(self, name: str, part: Any) -> None:
+        """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
+
+        Call it before `steps`, with the object as it stands at the run's start.
+
+        Args:
+            name: Under which it is saved.
+            part: With ``state_dict()`` and ``load_state_dict()``; the state holds tensors and JSON's types.
+
+        Raises:
+            ConfigError: The name is taken, the methods are missing, or the run has been opened already.
+        """
+        checks.check_new_part(name, part, self._registered, is_open=self._progress.is_open)
+        self._registered[name] = part
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
+        self.first_look.measured |= metrics.keys()
+        self._progress.measured(metrics)
+
+    def stop(self, reason: str) -> None:
+        """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
+        self._progress.stopped_by = reason
+
+    @property
+    def _joined_after(self) -> int:
+        """The step after which this rank has joined others (``--live auto``); -1 where it was there from the start."""
+        return -1 if self._joined.live is None else self._joined.live.joined_after
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 over the model's parameters and buffers in name order."""
+        return self._progress.fingerprint(self._prepared())
+
+    def result(self) -> dict[str, Any]:
+        """Return what ``result.json`` holds; empty before the last step is done."""
+        return dict(self._progress.result)
+
+    def close(self) -> None:
+        """Leave the world, with everything kept that the last loop has done; safe to call twice."""
+        self._joined.leave(self._progress, None if self._stepper is None else self._stepper.parts.strategy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prepared(self) -> Parts:
+        return self._need_stepper().parts
+
+    def _need_stepper(self) -> Stepper:
+        if self._stepper is None:
+            raise ConfigError("expected run.prepare(model, optimizer) first.")
+        return self._stepper

@@ -1,0 +1,88 @@
+"""The pieces of a training step outside the strategy, as plain functions."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from unisono.collectives.placement import parts_of
+from unisono.collectives.transport import Transport
+from unisono.data.batches import move
+from unisono.data.sampler import Indices
+from unisono.determinism.switches import drift
+from unisono.errors import RankDivergence
+from unisono.observe.compare import diff
+from unisono.observe.ledger import Entry, hash_samples
+from unisono.strategies.base import Gradients, Micro
+
+
+class Batch(NamedTuple):
+    """One step's work, as handed out by `Run.steps` and taken by `Run.step`.
+
+    Attributes:
+        step: The step to come, 1-based.
+        epoch: Its epoch, 0-based.
+        indices: int64 (n,): the samples of the whole batch, over all ranks, in order.
+        micros: This rank's micro-batches; fetched one at a time by `Run.step`.
+        chain: Of a stream, the hash of its items up to these; else empty.
+    """
+
+    step: int
+    epoch: int
+    indices: Indices
+    micros: Iterator[Micro]
+    chain: str = ""
+
+
+def pin(optimizer: Optimizer) -> None:
+    """Settle what an optimizer would choose for itself: ``fused`` off, ``foreach`` on, where they are left open.
+
+    With a tensor as learning rate, torch has no ``foreach`` on the CPU.
+    """
+    for group in optimizer.param_groups:
+        if "fused" in group and group["fused"] is None:
+            group["fused"] = False
+        if "foreach" in group and group["foreach"] is None:
+            group["foreach"] = not group.get("fused", False) and not isinstance(group.get("lr"), torch.Tensor)
+
+
+def hosted_micros(
+    num_samples: int, fetched: Iterator[Any], placement: Sequence[range], rank: int, device: torch.device
+) -> Iterator[Micro]:
+    """Yield a rank's micro-batches of one step on `device`, with the replica that computes each.
+
+    `fetched` holds what the loader yields: only micro-batches with samples, in replica order.
+    """
+    parts = parts_of(num_samples, placement[-1].stop)
+    for replica in placement[rank]:
+        if parts[replica]:
+            yield Micro(replica, len(parts[replica]), move(next(fetched), device))
+
+
+def entry_of(batch: Batch, gradients: Gradients, lr: float, evaluations: int = 0) -> Entry:
+    """Return the ledger's line of a step; one with bad replicas was skipped, and NaN has no certain bits."""
+    return Entry(
+        step=batch.step,
+        epoch=batch.epoch,
+        num_samples=len(batch.indices),
+        samples=batch.chain or hash_samples(batch.indices),
+        loss=gradients.loss.hex(),
+        gradient="skipped" if gradients.bad_replicas else f"{gradients.checksum:016x}",
+        weights=f"{gradients.weights:016x}",
+        lr=lr.hex(),
+        samples_weight="" if gradients.samples_weight is None else gradients.samples_weight.hex(),
+        evaluations=evaluations,
+    )
+
+
+def check_alike(transport: Transport, description: dict[str, Any], environment: dict[str, Any]) -> None:
+    """Compare what all ranks have built, and on what; `RankDivergence` names the first difference; collective."""
+    for rank, theirs in enumerate(transport.all_gather_json([description, environment])):
+        lines = diff(description, theirs[0]) + drift(environment, theirs[1])
+        if lines:
+            raise RankDivergence(
+                f"rank {transport.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
+                "Hint: build the model after Run(seed=...), from nothing that depends on the rank; "
+                "run.load_weights(path, model) on all ranks brings weights that the leader reads to all."
+            )

@@ -1,0 +1,141 @@
+"""Every verb ends with the same exit codes and one message."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from unisono import errors
+from unisono.cli.main import main
+from unisono.cli.output.outcome import FAILED, USAGE_ERROR, nothing_kept, perform, tidy
+from unisono.experiments import job
+
+
+def raising(error):
+    def action():
+        raise error
+
+    return action
+
+
+def test_success_is_zero_and_silent(capsys):
+    """No message and code 0, unless the action has a code of its own."""
+    assert perform("train", lambda: None) == 0
+    assert perform("verify", lambda: FAILED) == FAILED == 1
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigError("wrong"), USAGE_ERROR),
+        (errors.ScoreMismatch("other"), 2),
+        (errors.EnvironmentDrift("moved"), 2),
+        (errors.DataError("torn"), 2),
+        (errors.LaunchError("no room"), 1),
+        (errors.CheckpointError("full"), 1),
+        (errors.WorldError("half"), 1),
+        (errors.WorkerFailed("rank 1", rank=1, exit_code=137), 137),
+        (errors.WorkerFailed("rank 0", rank=0, exit_code=2), 2),
+    ],
+)
+def test_our_errors_are_one_message_and_a_code(capsys, error, code):
+    """Wrong settings and data are 2, a worker's failure is its own code, anything else of ours 1."""
+    assert perform("train", raising(error)) == code
+    assert capsys.readouterr() == ("", f"unisono train: {error}\n")
+
+
+def test_an_interrupt_is_130(capsys, monkeypatch):
+    """Ctrl-C is no error to be explained; but a verb with several runs says what is kept, and how to go on."""
+    assert perform("run", raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.argv", ["/somewhere/unisono", "verify", "my script.py"])
+    told = "unisono verify: interrupted. Nothing is kept of the runs. Again: unisono verify 'my script.py'\n"
+    for stop in (KeyboardInterrupt(), errors.RunStopped(7)):
+        assert perform("verify", raising(stop), nothing_kept("the runs")) == 130
+        assert capsys.readouterr() == ("", told)
+
+
+def test_a_run_that_has_saved_is_75():
+    """Where runs are kept, a stop between two steps is no interrupt."""
+    for settings in ({}, {"interrupted": str, "keeps_runs": True}):
+        with pytest.raises(errors.RunStopped):
+            perform("train", raising(errors.RunStopped(7)), **settings)
+
+
+def test_a_bug_is_not_hidden():
+    """An error that is not ours keeps its traceback."""
+    with pytest.raises(ZeroDivisionError):
+        perform("train", raising(ZeroDivisionError()))
+
+
+def test_a_reader_that_goes_away_is_141_without_a_word():
+    """Where the pipe is closed, the verb ends quietly with the code of SIGPIPE, also at interpreter exit."""
+    code = (
+        "import sys; from unisono.cli.output.outcome import perform; "
+        "sys.exit(perform('x', lambda: [print('line ' * 100) for _ in range(1000)] and None))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("train digits", "train: interrupted. Nothing is kept; --out DIR keeps runs. Again: "),
+        ("train digits --out fresh", "train: interrupted. fresh holds no checkpoint yet. Again, from the beginning: "),
+        ("train digits --out old", "train: interrupted. old holds the checkpoint of step 120. Go on with: "),
+        ("verify digits -w 1,2", "verify: interrupted. Nothing is kept of the runs so far. Again: "),
+        ("bench strategies digits --strategies ddp", "bench: interrupted. Nothing is kept of the measurement. Again: "),
+        ("bench tune digits", "bench tune: interrupted. Nothing is kept of the measurement. Again: "),
+        ("bench scaling digits", "bench scaling: interrupted. Nothing is kept of the measurement. Again: "),
+    ],
+)
+def test_ctrl_c_says_what_is_kept(tmp_path, monkeypatch, capsys, arguments, told):
+    """In every verb with several runs, at a moment when none can stop between two steps: code 130, and the command."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    for name in ("step-00000009.0a1b2c3d", "step-00000120.ffffffff", "step-00000300.0a1b2c3d.draft", "latest"):
+        (tmp_path / "old" / "checkpoints" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "start", interrupted)
+    monkeypatch.setattr("sys.argv", ["unisono", *arguments.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == f"unisono {told}unisono {arguments}"
+
+
+def test_ctrl_c_in_chaos(tmp_path):
+    """The same of real processes; what --out keeps is named."""
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from unisono.cli.main import main; main()"
+    for out in ([], ["--out", "kept"]):
+        chaos = subprocess.Popen(
+            [sys.executable, "-c", code, "chaos", "digits", *out],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert "undisturbed" in chaos.stderr.readline()
+        chaos.send_signal(signal.SIGINT)
+        printed, told = chaos.communicate(timeout=60)
+        assert (chaos.returncode, printed) == (130, "")
+        kept = "kept holds both runs as far as they came. Hint: remove it, then again: " if out else (
+            "Nothing is kept of the two runs. Again: ")  # fmt: skip
+        assert told == f"unisono chaos: interrupted. {kept}unisono chaos digits{' --out kept' * bool(out)}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_message_cannot_flood_or_steer_the_terminal(capsys):
+    """Control characters are spelled out, and a line that is longer than anybody reads keeps both its ends."""
+    assert tidy("a\x1b[31m\0b\n\tc µ") == "a\\x1b[31m\\x00b\n\tc µ"
+    assert perform("train", raising(errors.ConfigError(f"got {'x' * 100_000}. Hint: less"))) == 2
+    told = capsys.readouterr().err
+    assert len(told) < 2500
+    assert told.startswith("unisono train: got xxx")
+    assert told.endswith(". Hint: less\n")

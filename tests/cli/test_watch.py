@@ -1,0 +1,65 @@
+"""``unisono watch``: in a pipe one look, in a terminal until the run has ended, or a page."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from report.made_runs import make_run
+from unisono.cli.watch import watch
+
+COMMAND = [sys.executable, "-m", "unisono", "watch"]
+
+
+def test_one_look_in_a_pipe(tmp_path):
+    """Without a terminal it prints once and ends; --json has a line for each run."""
+    path = make_run(tmp_path / "run")
+    result = CliRunner().invoke(watch, [str(path)])
+    assert (result.exit_code, "run finished" in result.output) == (0, True)
+    result = CliRunner().invoke(watch, [str(path), str(path), "--json"])
+    assert [json.loads(line)["step"] for line in result.output.splitlines()] == [60, 60]
+
+
+def test_wrong_words(tmp_path):
+    """No run, no such port, no time between looks: one line and code 2."""
+    path = str(make_run(tmp_path / "run"))
+    for arguments, told in (
+        ([str(tmp_path)], "expected a run directory"), ([path, "--web", "70000"], "70000"),
+        ([path, "--every", "0"], "0"), ([], "RUN"),
+    ):  # fmt: skip
+        result = CliRunner().invoke(watch, arguments)
+        assert (result.exit_code, told in result.output) == (2, True), result.output
+
+
+def test_a_terminal(tmp_path):
+    """It draws until the run has ended."""
+    path = make_run(tmp_path / "run")
+    ours, theirs = pty.openpty()
+    done = subprocess.run([*COMMAND, str(path)], stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(theirs)
+    told = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "finished" in told
+
+
+def test_a_page_until_ctrl_c(tmp_path):
+    """The address is printed with its token; Ctrl-C ends it with code 0."""
+    path = make_run(tmp_path / "run")
+    program = (  # SIGINT may be ignored in us (a test run in the background), and would be in what we start
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"sys.argv[1:] = ['watch', {str(path)!r}, '--web']; from unisono.cli.main import main; main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            code = process.wait(60)
+        finally:
+            process.kill()
+    assert line.startswith("http://127.0.0.1:")
+    assert code == 0

@@ -1,0 +1,55 @@
+"""Deaths that the others live through: planned by a seed, counted, and compared with a run in which nobody dies."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import ConfigError
+from unisono.experiments.chaos.live import AIMS, Died, LiveReport, chaos_live, plan_deaths
+
+HOME = Path(__file__).parent
+
+
+def plans(seed=0, count=40, steps=30, workers=4):
+    return [*plan_deaths(seed, count, steps=steps, workers=workers)]
+
+
+def test_the_seed_decides():
+    """The same deaths for the same seed; as many as asked for; no run loses all its workers, or one of them twice."""
+    assert plans() == plans() != plans(seed=1)
+    assert sum(map(len, plans())) == 40
+    for deaths in plans():
+        steps, ranks = [death.step for death in deaths], [death.rank for death in deaths]
+        assert 1 <= len(deaths) <= 3
+        assert steps == sorted({*steps}) and steps[0] > 1 and steps[-1] <= 24
+        assert len({*ranks}) == len(ranks)
+    assert {death.aim for deaths in plans() for death in deaths} == {*AIMS}
+    assert {len(deaths) for deaths in plans()} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("steps", "workers"), [(30, 1), (4, 4)])
+def test_too_little_to_lose(steps, workers):
+    """One worker, or a run that is too short, is refused with what is needed."""
+    with pytest.raises(ConfigError, match="expected at least 2 workers and"):
+        plans(steps=steps, workers=workers)
+
+
+def test_the_table():
+    """Each phase that was hit, with the median and the longest gap."""
+    found = [("reduce", 0.1), ("data", 0.3), ("reduce", 0.2), ("reduce", None)]
+    deaths = [Died(rank=1, step=4, phase=phase, left=2, gap_s=gap) for phase, gap in found]
+    facts = {"equal": True, "seed": 0, "reference": "", "runs": 2, "replayed": 0, "again": 1, "faults": []}
+    table = LiveReport(deaths=deaths, **facts).table()
+    assert table == [("data", 1, 0.3, 0.3), ("reduce", 3, pytest.approx(0.15), 0.2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "equal"), [("live_job.py", True), ("live_job_of_the_world.py", False)])
+def test_deaths_change_nothing(job, equal):
+    """Two of three workers die: equal bits, no step done again; negative control: a loss that looks at the world."""
+    said = []
+    found = chaos_live(str(HOME / job), env=os.environ, workers=3, kills=2, seed=4, replicas=6, tell=said.append)
+    assert [died.left for died in found.deaths] in ([2, 1], [2, 2])
+    assert (found.equal, found.replayed, bool(found.faults)) == (equal, 0, not equal)
+    assert said[0].endswith("on 3 workers, undisturbed ...")

@@ -1,0 +1,193 @@
+"""An audit finds what a forger has changed, also where he has made all hashes fit again; an honest run passes."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from experiments.past import forger
+from ranks import once
+from unisono.cli.main import unisono as command
+from unisono.errors import ConfigError
+from unisono.experiments.past.audit import audit, chance, cut, draw
+
+
+@once
+def trained(folder):
+    return forger.train(folder)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("honest"))
+
+
+@pytest.fixture
+def run(honest, tmp_path):
+    """A copy of an honest run, to be forged."""
+    return forger.copied(honest, tmp_path)
+
+
+def spans(segments):
+    return [(one.start, one.last) for one in segments]
+
+
+def test_segments_lie_between_kept_states():
+    """From the beginning over every kept state to the end; what lies elsewhere is none."""
+    assert spans(cut([10, 5, 15], 15)) == [(0, 5), (5, 10), (10, 15)]
+    assert spans(cut([], 7)) == [(0, 7)]
+    assert spans(cut([3, 9], 7)) == [(0, 3), (3, 7)]
+
+
+def test_the_draw_is_the_seed_s():
+    """The same seed draws the same places, another one others; each place is drawn as often as others."""
+    assert draw(100, 5, 1) == draw(100, 5, 1) != draw(100, 5, 2)
+    assert draw(3, 9, 0) == [0, 1, 2]
+    counts = [sum(place in draw(10, 3, seed) for seed in range(2000)) for place in range(10)]
+    assert min(counts) > 500
+    assert max(counts) < 700
+
+
+def test_the_chance_is_that_of_draws():
+    """The probability that is told is the frequency with which draws hit; above 1 - (1 - f)^K."""
+    hits = sum(bool({0, 1} & {*draw(10, 3, seed)}) for seed in range(3000)) / 3000
+    assert chance(0.2, 3, 10) == pytest.approx(hits, abs=0.03)
+    assert chance(0.2, 3, 10) > 1 - (1 - 0.2) ** 3
+    assert (chance(0.01, 0, 10), chance(0.01, 10, 10)) == (0, 1)
+
+
+def edit_line(step, **values):
+    return lambda entry: entry | values if entry["step"] == step else entry
+
+
+def line_alone(run):
+    forger.change_lines(run, edit_line(4, loss="0x1.0p+0"))
+
+
+def shorter(run):
+    forger.change_lines(run, lambda entry: entry if entry["step"] <= 10 else None)
+    forger.seal(run)
+
+
+def checkpoint_alone(run):
+    forger.change_weights(run, 10)
+
+
+def other_code(run):
+    def change(program):
+        program["files"] = dict.fromkeys(program["files"], "0" * 64)
+
+    forger.change_object(run, "program.json", change)
+
+
+def commitment_alone(run):
+    forger.change_object(run, "commitment.json", lambda it: it.update(fingerprint="0" * 64))
+
+
+def score_alone(run):
+    forger.change_object(run, "score.json", lambda it: it.update(seed=9))
+
+
+@pytest.mark.parametrize(
+    ("forge", "said"),
+    [
+        (line_alone, "the ledger: line 4 is not the line that line 5 was written after"),
+        (shorter, "the ledger: it ends in epoch 2, the result has 3 epochs"),
+        (checkpoint_alone, "a checkpoint: "),
+        (other_code, "train.py has changed"),
+        (commitment_alone, "the commitment: commitment.json has been changed"),
+        (score_alone, "a checkpoint: "),
+    ],
+)
+def test_files_that_contradict_each_other(run, forge, said):
+    """Each is named without a step being computed; the honest run has nothing to be named."""
+    forge(run)
+    found = audit(str(run), segments=0)
+    assert not found.is_passed
+    assert any(said in line for line in found.problems), found.problems
+
+
+def test_what_was_published_counts(honest, run):
+    """A run that was made anew as a whole is another than the published one; honest files are what was published."""
+    published = json.loads((honest / "commitment.json").read_text())["sha256"]
+    assert audit(str(honest), segments=0, commitment=published).is_passed
+    forger.change_lines(run, edit_line(4, loss="0x1.0p+0"))
+    forger.seal(run)
+    assert audit(str(run), segments=0).problems == []
+    found = audit(str(run), segments=0, commitment=published)
+    assert any(f"{published} was published" in line for line in found.problems)
+
+
+def test_rubbish_is_refused(run, tmp_path):
+    """No run, a run that goes on, and settings out of range: one line each."""
+    with pytest.raises(ConfigError, match=r"expected a run directory"):
+        audit(str(tmp_path))
+    (run / "result.json").unlink()
+    with pytest.raises(ConfigError, match="expected a run that has ended"):
+        audit(str(run))
+    done = CliRunner().invoke(command, ["audit", str(run), "--segments", "x"])
+    assert done.exit_code == 2
+    assert "--segments" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_honest_run_passes(honest, tmp_path):
+    """All segments drawn; the page says so; nothing of the run is touched."""
+    before = {path: path.read_bytes() for path in honest.rglob("*") if path.is_file()}
+    done = CliRunner().invoke(command, ["audit", str(honest), "--segments", "9", "-o", str(tmp_path / "a.html")])
+    assert done.exit_code == 0, done.output
+    assert "nothing was found\n15 of 15 steps computed again, 3 of 3 segments\n" in done.stdout
+    assert "15 of 15 steps to compute, 3 of 3 segments" in done.stderr
+    assert "Nothing was found." in (tmp_path / "a.html").read_text()
+    assert {path: path.read_bytes() for path in honest.rglob("*") if path.is_file()} == before
+
+
+def fine_tuned(run, tmp_path):
+    """Other weights at step 5, from which the rest was trained honestly."""
+    for step, place in forger.list_steps(run / "checkpoints"):
+        if step > 5:
+            forger.shutil.rmtree(place)
+    forger.change_weights(run, 5)
+    forger.change_lines(run, lambda entry: entry if entry["step"] <= 5 else None)
+    forger.seal(run)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    run.rename(folder / "run")
+    return forger.seal(forger.train(folder))
+
+
+def other_data(run, tmp_path):
+    """Trained on other data than the score says."""
+    other = forger.train(tmp_path / "other", data=2)
+    return told_as(other, run)
+
+
+def other_rate(run, tmp_path):
+    """Trained with another learning rate than score and ledger say."""
+    other = forger.train(tmp_path / "other", lr=0.2)
+    forger.change_lines(other, lambda entry: entry | {"lr": (0.1).hex()})
+    return told_as(other, run)
+
+
+def told_as(other, run):
+    forger.shutil.copy(run / "score.json", other)
+    forger.shutil.copy(run / "program.json", other)
+    return forger.seal(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forge", "said"),
+    [
+        (fine_tuned, "the checkpoint of step 5 is not where the steps lead: model"),
+        (other_data, "step 1 is another than in the ledger: loss, gradient"),
+        (other_rate, "step 2 is another than in the ledger: "),
+    ],
+)
+def test_a_forgery_with_new_hashes(run, tmp_path, forge, said):
+    """All hashes fit; the segment that holds the forgery, computed again, does not lead where the run says."""
+    forged = forge(run, tmp_path)
+    found = audit(str(forged), segments=1, seed=next(s for s in range(99) if draw(3, 1, s) == [0]), allow_drift=True)
+    assert found.problems == []
+    assert said in found.segments[0].problem
+    assert not found.is_passed

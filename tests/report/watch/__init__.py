@@ -1,0 +1,1 @@
+"""A watched run: its state, its screen, its page."""

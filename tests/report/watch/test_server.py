@@ -1,0 +1,83 @@
+"""The page on loopback: whoever has the token sees it grow, nobody else sees anything."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+
+from report.made_runs import HOSTILE, make_run
+from unisono.errors import ConfigError
+from unisono.report.watch.server import WatchServer
+
+
+@contextmanager
+def serving(*paths):
+    with WatchServer(paths, 0, "secret", 0.05) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.ending.set()
+            server.shutdown()
+            thread.join()
+
+
+def ask(server, path, token="secret"):
+    where = f"http://127.0.0.1:{server.server_address[1]}{path}?token={token}"
+    return urllib.request.urlopen(where, timeout=20)
+
+
+def test_the_token_is_needed(tmp_path):
+    """Without the right one there is no answer but 403, for every address; a strange address is 404."""
+    with serving(make_run(tmp_path / "run")) as server:
+        for path in ("/", "/report", "/events", "/etc/passwd"):
+            for token in ("", "secre", "secrets", "%C3%A9"):
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    ask(server, path, token)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(server, "/etc/passwd")
+        assert server.url.startswith("http://127.0.0.1:")
+
+
+def test_it_follows(tmp_path):
+    """An event tells where the run is; a step that comes is in a later one; the report is a page of ours."""
+    path = make_run(tmp_path / "run")
+    with serving(path) as server:
+        with ask(server, "/events") as events:
+            first = json.loads(events.readline().removeprefix(b"data: "))
+            assert first["runs"][0]["line"].startswith("run finished: step 60")
+            line = {"step": 61, "epoch": 0, "num_samples": 64, "loss": (0.5).hex()}
+            with (path / "ledger.jsonl").open("a") as ledger:
+                ledger.write(json.dumps(line) + "\n")
+            for _ in range(200):
+                told = events.readline()
+                if b"step 61" in told:
+                    break
+            assert b"step 61" in told
+        page = ask(server, "/report").read().decode()
+        assert "Report: run" in page or "Run run" in page
+        assert "<script" not in page
+
+
+def test_hostile_names(tmp_path):
+    """A name of a run is text, and a run that cannot be reported is told, not a traceback."""
+    path = make_run(tmp_path / HOSTILE.replace("/", "-"))
+    with serving(path) as server:
+        frame = ask(server, "/").read().decode()
+        assert frame.count("<script") == 1
+        assert "onload=alert" not in frame.replace("&lt;svg onload=alert(1)&gt;", "")
+        (path / "score.json").write_text("rubbish")
+        assert "score.json" in ask(server, "/report").read().decode()
+
+
+def test_a_taken_port(tmp_path):
+    """It is refused in one line."""
+    with (
+        serving(make_run(tmp_path / "run")) as server,
+        pytest.raises(ConfigError, match=r"expected a free port for --web, got \d+: .*Hint: --web alone takes any"),
+    ):
+        WatchServer([tmp_path / "run"], server.server_address[1], "other", 1.0)

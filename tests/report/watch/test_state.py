@@ -1,0 +1,109 @@
+"""What a run directory says while it grows, and after."""
+
+import json
+import math
+import os
+
+import pytest
+
+from report.made_runs import make_run
+from unisono.errors import ConfigError
+from unisono.report.watch.state import MOST_POINTS, WatchedRun
+from unisono.system.processes import boot_id, look_at
+
+
+def holder(pid):
+    ticks = look_at(os.getpid()).start_ticks
+    return json.dumps({"host": "here", "boot_id": boot_id(), "pid": pid, "start_ticks": ticks})
+
+
+def test_a_finished_run(tmp_path):
+    """All that was written, by one look; a phase's share is the mean of the last steps."""
+    run = WatchedRun(make_run(tmp_path / "run"))
+    assert (run.state, run.step, run.epoch, run.num_damaged, run.lost()) == ("finished", 60, 0, 0, [])
+    assert run.metrics == {"test_accuracy": pytest.approx(1 - 1 / 60)}
+    assert run.losses[0] == (1, 2.0)
+    facts = run.facts()
+    assert (facts["workers"], facts["launches"], facts["eta_s"], facts["steps"]) == (2, 1, None, None)
+    assert facts["phases_s"]["1"]["backward"] == pytest.approx(0.020)
+    assert facts["samples_per_s"] == pytest.approx(50 * 64 / (49 * 0.1 + 0.066))  # the last 50 steps, 100 ms apart
+
+
+def test_it_grows(tmp_path):
+    """A step that has come is seen at the next look, half a line is not, a strange line is counted."""
+    path = make_run(tmp_path / "run", result=False)
+    (path / "run.toml").write_text('recipe = "digits"\nepochs = 20\n')
+    (path / "run.lock").write_text(holder(os.getpid()))
+    run = WatchedRun(path)
+    assert (run.state, run.step, run.num_steps) == ("training", 60, 20 * 23)
+    assert run.eta_s == pytest.approx((460 - 60) * 64 / run.samples_per_s)
+    assert run.facts()["leader_memory_bytes"] > 1 << 20
+    assert not run.poll()
+    line = {"step": 61, "epoch": 2, "num_samples": 64, "loss": (0.5).hex()}
+    with (path / "ledger.jsonl").open("a") as ledger:
+        ledger.write(json.dumps(line) + "\nrubbish\n" + '{"step": 62')
+    assert run.poll()
+    assert (run.step, run.epoch, run.losses[-1], run.num_damaged) == (61, 2, (61, 0.5), 1)
+
+
+def test_how_it_ended(tmp_path):
+    """Without a result: whoever held it has died; a stop says so; a run on another machine is judged by its silence."""
+    path = make_run(tmp_path / "run", result=False)
+    (path / "run.lock").write_text(holder(2**22 + 1))  # no such process
+    assert WatchedRun(path).state == "ended"
+    (path / "result.json").write_text('{"finished": false, "steps": 60}')
+    assert WatchedRun(path).state == "stopped"
+    (path / "result.json").write_text('{"finish')  # being written
+    assert WatchedRun(path).state == "ended"
+    (path / "result.json").unlink()
+    (path / "run.lock").write_text(json.dumps({"host": "there", "boot_id": "another", "pid": 1, "start_ticks": 1}))
+    run = WatchedRun(path)
+    assert run.state == "silent"  # its last step was long ago
+    assert 0 < run.silent_s < math.inf
+
+
+def test_launches_and_slow_ranks(tmp_path):
+    """An interruption with the steps done again, and the rank whose own work is longer."""
+    run = WatchedRun(make_run(tmp_path / "run", launches=((1, 40), (31, 60)), slow=1))
+    assert [launch[0] for launch in run.launches] == [1, 2]
+    assert run.launches[1] == (2, 2, 31, 40)
+    assert run.slowest() == 1
+    assert WatchedRun(make_run(tmp_path / "even")).slowest() is None
+
+
+def test_a_rank_that_the_others_left_behind(tmp_path):
+    """Its steps end early while others go on; one that is only a second behind has just not written yet."""
+    path = make_run(tmp_path / "run", workers=3)
+    file = path / "phases" / "rank-2.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:52]))  # the head and 51 steps: 0.9 s before the end
+    assert WatchedRun(path).lost() == []
+    file.write_text("".join(lines[:31]))
+    run = WatchedRun(path)
+    assert run.lost() == [2]
+    assert run.facts()["workers"] == 2
+
+
+def test_a_rank_that_has_joined(tmp_path):
+    """It has a number that nobody had at the beginning, and the step with which it came."""
+    path = make_run(tmp_path / "run", workers=2)
+    head, *lines = (path / "phases" / "rank-1.jsonl").read_text().splitlines()
+    (path / "phases" / "rank-2.jsonl").write_text("\n".join([head.replace('"rank": 1', '"rank": 2'), *lines[40:], ""]))
+    run = WatchedRun(path)
+    assert (run.joined(), run.ranks[2].first, run.lost()) == ([2], 41, [])
+
+
+def test_a_long_run_stays_small(tmp_path):
+    """However many steps there are, the curve has so many points, with both ends."""
+    run = WatchedRun(make_run(tmp_path / "run", steps=5 * MOST_POINTS, launches=((1, 5 * MOST_POINTS),)))
+    assert len(run.losses) <= 2 * MOST_POINTS
+    assert (run.losses[0][0], run.losses[-1][0]) == (1, 5 * MOST_POINTS)
+
+
+def test_no_run(tmp_path):
+    """A place without a run is refused; a run that has taken its directory has just begun."""
+    with pytest.raises(ConfigError, match="expected a run directory"):
+        WatchedRun(tmp_path)
+    (tmp_path / "run.lock").write_text(holder(os.getpid()))
+    run = WatchedRun(tmp_path)
+    assert (run.state, run.losses, run.samples_per_s) == ("starting", [], None)
