@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import re
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,17 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "unisono"
 HOLE = "…"
+
+
+def load(name: str) -> types.ModuleType:
+    """Return a module that lies beside the pages."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generated = load("generated")
 
 
 def text_of(node: ast.expr) -> str:
@@ -58,16 +70,29 @@ def test_troubleshooting_is_about_messages_of_this_code(said):
 
 
 def test_the_reference_has_every_public_name():
-    """Each name of the public list stands in the reference, once, and no other."""
-    named = re.findall(r"^\.\. auto(?:class|function|exception):: unisono\.(\w+)$", (DOCS / "api.md").read_text(), re.M)
-    assert sorted(named) == sorted(unisono.__all__)
+    """Each public name stands on one page of docs/reference, and no other name; its docstring has a first sentence."""
+    pages = generated.names_by_page()
+    named = [name for names in pages.values() for name in names]
+    assert sorted(named) == sorted(unisono.__all__), "write `.. autoclass:: unisono.NAME` into a page of docs/reference"
+    assert [name for name in named if len(generated.sentence(name)) < 10] == []
+    assert len(pages) >= 6
+
+
+def test_every_verb_has_a_page():
+    """docs/commands has a page for each verb, listed in its index; the site puts its real help there."""
+    pages = {page.stem for page in (DOCS / "commands").glob("*.md")} - {"index", "names"}
+    assert pages == set(generated.VERBS), "run: python docs/generated.py"
+    index = (DOCS / "commands" / "index.md").read_text()
+    assert generated.rows() in index, "run: python docs/generated.py"
+    assert "--checkpoint-every" in generated.added("commands/train")  # an option that the short help does not show
+    assert "--rounds" in generated.added("commands/bench") or "unisono bench links" in generated.added("commands/bench")
+    assert "`--clip-norm`" in generated.added("commands/names")
+    assert generated.added("commands/index") == generated.added("quickstart") == ""
 
 
 def test_the_pictures_are_what_the_code_draws():
     """docs/draw_concepts.py draws the pictures as they are kept, from the functions that train."""
-    spec = importlib.util.spec_from_file_location("draw_concepts", DOCS / "draw_concepts.py")
-    drawing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drawing)
+    drawing = load("draw_concepts")
     kept = {path.stem: path.read_text() for path in (DOCS / "pictures" / "concepts").glob("*.svg")}
     assert kept == {name: draw() for name, draw in drawing.DRAWN.items()}
 
