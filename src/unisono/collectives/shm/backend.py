@@ -33,7 +33,9 @@ NAME = "shm"
 # torch's stub lists several ways to call each method; torch.distributed and DDP use the one with options.
 # mypy: disable-error-code="override"
 
-_OPERATORS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
+_OPERATORS = tuple(
+    (name, getattr(dist.ReduceOp, name)) for name in ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
+)
 
 
 @final
@@ -82,8 +84,13 @@ class ShmProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> ShmWork:
         """Combine tensors of all ranks on all ranks."""
         opts = opts or dist.AllreduceOptions()
-        op = _operator(opts)
-        return self._run("all_reduce", _each(self._operations.all_reduce, tensors, op=op), tensors, opts)
+        op, operations = _operator(opts), self._operations
+
+        def job() -> None:
+            for tensor in tensors:
+                operations.all_reduce(tensor, op)
+
+        return self._run("all_reduce", job, tensors, opts)
 
     allreduce_coalesced = allreduce
 
@@ -220,7 +227,7 @@ class ShmProcessGroup(dist.ProcessGroup):
         self.shutdown()
 
     def _run(self, name: str, job: Task, outputs: list[Tensor], opts: Any, inputs: Sequence[Tensor] = ()) -> ShmWork:
-        self._check([*outputs, *inputs])
+        self._check([*outputs, *inputs] if inputs else outputs)
         is_asynchronous = getattr(opts, "asyncOp", True) and not is_in_backward()
         return self._lane.do(job, ShmWork(name, outputs), in_background=is_asynchronous)
 
@@ -236,7 +243,7 @@ class ShmProcessGroup(dist.ProcessGroup):
         if not self._is_checked:
             self._check_alone()
         for tensor in tensors:
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            if not tensor.is_cpu or tensor.layout is not torch.strided:
                 raise ConfigError(
                     f"shm carries dense tensors on the CPU, got {tensor.layout} on {tensor.device}. Hint: for other "
                     'devices make a group of its own, as in dist.new_group(backend="nccl").'
@@ -275,10 +282,13 @@ def _each(act: Callable[..., None], *lists: Sequence[Any], **same: Any) -> Task:
 
 
 def _operator(opts: Any) -> str:
-    for name in _OPERATORS:
-        if opts.reduceOp == getattr(dist.ReduceOp, name):
+    wanted = opts.reduceOp
+    for name, operator in _OPERATORS:
+        if wanted == operator:
             return name
-    raise ConfigError(f"expected one of the operators {', '.join(_OPERATORS)}, got {opts.reduceOp!r}.")
+    raise ConfigError(
+        f"expected one of the operators {', '.join(name for name, _ in _OPERATORS)}, got {opts.reduceOp!r}."
+    )
 
 
 def _cut(tensor: Tensor, splits: list[int], world_size: int) -> list[Tensor]:

@@ -4,7 +4,6 @@
 words for ranks that do not come.
 """
 
-import contextlib
 import mmap
 import struct
 from typing import Protocol, final
@@ -23,6 +22,7 @@ NOTE_BYTES = 180
 _NOTE_ROOM = 192
 _HEAD = struct.Struct("<IIHB")  # meetings begun, meetings finished, length of the text that follows, has given up
 _GIVEN_UP = struct.Struct("<B")
+_FINISHED = struct.Struct("<I")
 
 
 class Watcher(Protocol):
@@ -76,6 +76,12 @@ class SharedBoard:
         self._slots = [[areas[parity, rank, 0] for rank in range(world_size)] for parity in range(2)]
         self._results = [[areas[parity, rank, 1] for rank in range(world_size)] for parity in range(2)]
         self._typed: dict[tuple[torch.dtype, bool], list[list[Tensor]]] = {}
+        rows = [block.base + number * world_size * SEMAPHORE_BYTES for number in range(self._rounds)]
+        #: The semaphores of each round of a meeting: the one that this rank raises, and the one that it takes.
+        self._semaphores = [
+            (row + (rank + (1 << number)) % world_size * SEMAPHORE_BYTES, row + rank * SEMAPHORE_BYTES)
+            for number, row in enumerate(rows)
+        ]
         self._offsets = [[self._note_offset(r, parity) for r in range(world_size)] for parity in range(2)]
         self.first_rank, self.num_ranks = 0, world_size
         self.kept: dict[object, object] = {}
@@ -145,15 +151,18 @@ class SharedBoard:
         start, size = offsets[self.rank], _HEAD.size + len(note)
         told = _HEAD.pack(self.num_barriers, 0, len(note), 0) + note
         memory[start : start + size] = told
-        with contextlib.suppress(_OthersHavePassed):
-            for number in range(self._rounds):
-                row = self._block.base + number * self.world_size * SEMAPHORE_BYTES
-                post(row + (self.rank + (1 << number)) % self.world_size * SEMAPHORE_BYTES)
-                take(row + self.rank * SEMAPHORE_BYTES, self._look)
-        struct.pack_into("<I", self._memory, start + 4, self.num_barriers)
-        if all(memory[offset + 8 : offset + size] == told[8:] for offset in offsets):
-            return [note] * self.world_size
-        return [self._note(rank, parity)[2] for rank in range(self.world_size)]
+        try:
+            for theirs, mine in self._semaphores:
+                post(theirs)
+                take(mine, self._look)
+        except _OthersHavePassed:
+            pass
+        _FINISHED.pack_into(memory, start + 4, self.num_barriers)
+        told = told[8:]
+        for offset in offsets:
+            if memory[offset + 8 : offset + size] != told:
+                return [self._note(rank, parity)[2] for rank in range(self.world_size)]
+        return [note] * self.world_size
 
     def meet(self, note: str) -> None:
         """Wait for all ranks, and check that they are doing the same.
@@ -163,7 +172,7 @@ class SharedBoard:
             RankDivergence: Ranks are doing different things; raised on all of them.
         """  # noqa: DOC501 - a function makes the error
         notes = self.barrier(note.encode()[:NOTE_BYTES])
-        if any(other != notes[0] for other in notes):
+        if notes.count(notes[0]) != self.world_size:
             told = [other.decode(errors="replace") for other in notes]
             raise divergence(self.title, self.first_rank, told, f"in meeting {self.num_barriers}")
 

@@ -53,12 +53,12 @@ def reduce_on_board(
         RankDivergence: The ranks disagree on the note.
     """
     like = out if out is not None else mine[0]
-    key = (owned, leaves, op, like.dtype, len(like), board.plan)
+    key = (owned, leaves, op, like.dtype, like.numel(), board.plan)
     reduction = board.kept.get(key)
     if not isinstance(reduction, _Reduction):
         if len(board.kept) >= _MOST_REDUCTIONS:
             board.kept.clear()
-        reduction = board.kept[key] = _Reduction(board, owned, leaves, op, like.dtype, len(like))
+        reduction = board.kept[key] = _Reduction(board, owned, leaves, op, like.dtype, like.numel())
     reduction.execute(mine, out, note)
     return reduction.bytes_read
 
@@ -70,6 +70,9 @@ class _Reduction:
     def __init__(self, board: SharedBoard, owned: Owned, leaves: int, op: str, dtype: torch.dtype, length: int) -> None:
         self._board, self._owned, self._leaves = board, owned, leaves
         self._function, self._divides, self._dtype = REDUCTIONS[op], op == "AVG", dtype
+        self._mine = owned[board.rank]
+        nodes = sorted(node for nodes in owned for node in nodes)
+        self._pair = (nodes[0], nodes[1]) if len(nodes) == 2 else None
         size, item = board.world_size, dtype.itemsize
         most = max(len(nodes) for nodes in owned)
         self._is_whole = length * item <= board.plan.whole_bytes
@@ -115,13 +118,12 @@ class _Reduction:
 
     def _combine(self, arrived: dict[Node, Tensor], mine: Sequence[Tensor], part: range, target: Tensor) -> None:
         # This rank's own values are read where they come from: that memory is in this core's cache.
-        values = {
-            **arrived,
-            **{node: _part(v, part) for node, v in zip(self._owned[self._board.rank], mine, strict=True)},
-        }
-        if len(values) == 2:
-            left, right = values[min(values)], values[max(values)]
-            self._function(left, right, out=target)
+        values = dict(arrived)
+        for node, value in zip(self._mine, mine, strict=True):
+            values[node] = _part(value, part)
+        if self._pair is not None:
+            left, right = self._pair
+            self._function(values[left], values[right], out=target)
         else:
             into: Callable[[Tensor, Tensor], Tensor] = lambda left, right: self._function(left, right, out=target)  # noqa: E731
             total = combine(values, self._leaves, self._function, into)
@@ -166,4 +168,4 @@ class _Places:
 
 
 def _part(tensor: Tensor, part: range) -> Tensor:
-    return tensor if len(part) == len(tensor) else tensor[part.start : part.stop]
+    return tensor if len(part) == tensor.numel() else tensor[part.start : part.stop]

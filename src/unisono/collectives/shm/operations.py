@@ -13,6 +13,7 @@ SUM, divided once by the number of ranks; of integers toward zero, and a sum tha
 Every meeting carries a note of operation, shape, dtype and root: ranks that disagree get `RankDivergence`, all of them.
 """
 
+import functools
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
@@ -183,7 +184,7 @@ class Collectives:
         reduce_on_board(
             self.board, [flat], self._leaves, self.world_size, flat if is_receiver else None, self._told(note), op
         )
-        if is_receiver:
+        if is_receiver and flat is not tensor:
             store_into(flat, tensor)
 
     def _reduce_parts(self, note: str, out: Tensor, parts: Sequence[Tensor], op: str) -> None:
@@ -265,12 +266,17 @@ class Collectives:
 
 def describe(tensors: Sequence[Tensor]) -> str:
     """Return shapes and dtypes in a few words: equal words for equal shapes and dtypes (a long list has a checksum)."""
-    words = [f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}" for tensor in tensors]
+    words = [_words(tensor.shape, tensor.dtype) for tensor in tensors]
     if len(words) == 1:
         return words[0]
     same = len(set(words)) == 1
     text = words[0] + (f" x {len(words)}" if len(words) > 1 else "") if same else ", ".join(words)
     return text if len(text) <= _NOTE_CHARS else f"{text[:80]}... #{zlib.crc32(text.encode()):08x}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _words(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{tuple(shape)} {str(dtype)[6:]}"
 
 
 def flat_of(tensor: Tensor) -> Tensor:
