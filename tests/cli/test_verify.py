@@ -115,12 +115,23 @@ def test_a_script_that_fails_is_no_difference(tmp_path):
         ("mnits -w 1,2", "did you mean 'mnist'"),
         ("nowhere.py -w 1,2", "nowhere.py"),
         ("script.py --epochs 3", "--epochs is for recipes"),
+        ("script.py --strategy fsdp", "--strategy is for recipes"),
+        ("digits --strategy ddp -n 1,2", "runs on 1, 2 workers compute different things. Hint: --workers 2,2"),
+        ("digits --strategy fspd", "did you mean 'fsdp'"),
+        ("digits --strategy ddp --shares 1,2", "no option 'shares'"),
+        ("digits --gpus 0", "expected --gpus with GPUs out of 0 visible ones"),
+        ("digits --out here", "No such option '--out'"),
+        ("digits --config none.toml", "--config none.toml: No such file"),
+        ("--config run.toml", "line 2: unknown key 'epoch'. Hint: did you mean 'epochs'"),
+        ("--config run.toml script.py", "unknown key 'epoch'"),
     ],
 )
 def test_wrong_settings_are_code_2(tmp_path, monkeypatch, arguments, words):
     """Wrong numbers, recipes, files and options are refused before anything is tried."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "run.toml").write_text('recipe = "digits"\nepoch = 1\n')
     result = CliRunner().invoke(unisono, ["verify", *arguments.split()])
     assert result.exit_code == 2, result.output
     assert words in result.output
@@ -134,3 +145,51 @@ def test_options_that_the_script_overrules(tmp_path):
     done = verify(tmp_path, "script.py", "-w", "1,2", "--replicas", "4", "99")
     assert done.returncode == 2, done.stderr
     assert "--replicas 4 was given, but the script sets replicas=2 itself" in done.stderr
+
+
+RUN = """
+recipe = "digits"
+workers = 3
+out = "kept"
+nnodes = 2
+limit = 64
+epochs = 2
+batch-size = 16
+replicas = 4
+seed = 3
+"""
+
+
+def test_a_run_file_says_what_is_compared(tmp_path, monkeypatch, here):
+    """Its recipe and options are those of the runs; where it goes, on how many workers and hosts is passed over."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN)
+
+    def told(*arguments):
+        result = CliRunner().invoke(unisono, ["verify", "--config", "run.toml", "-n", "1,1", "--json", *arguments])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["trials"]
+
+    found = told()
+    assert [(trial["workers"], trial["steps"]) for trial in found] == [(1, 8), (1, 8)]
+    assert told("--epochs", "1")[0]["steps"] == 4  # what is typed wins
+    assert told("--seed", "3")[0]["fingerprint"] == found[0]["fingerprint"] != told("--seed", "4")[0]["fingerprint"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_a_strategy_whose_bits_depend_on_the_workers_is_repeated(tmp_path, monkeypatch, here):
+    """Nobody has said on how many: the same number twice; exact ones on one and two."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(
+        unisono, ["verify", "digits", "--strategy", "dp", "--limit", "64", "--epochs", "1", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert [trial["workers"] for trial in json.loads(result.stdout)["trials"]] == [1, 1]
+
+
+@pytest.mark.slow
+def test_fsdp_has_one_fingerprint(tmp_path):
+    """On one and two real processes, which nobody had to ask for."""
+    done = verify(tmp_path, "digits", "--strategy", "fsdp", *["--limit", "64", "--epochs", "4", "--json"])
+    assert done.returncode == 0, done.stderr
+    assert is_said(json.loads(done.stdout), [1, 2])

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import target_arguments
-from unisono.cli.options.fields import json_option, out_option, recipe_options, single
+from unisono.cli.options.fields import ExplainedCommand, json_option, out_option, single
+from unisono.cli.options.job import HOST, config_option, run_options, typed_launch
 from unisono.cli.output.outcome import FAILED, command_line, conclude, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer
 from unisono.errors import ConfigError
 from unisono.experiments.fault_schedule import KINDS
-from unisono.options.quantities import REPLICAS, RUNS, SEED, STEPS, WORKERS
+from unisono.options.fields import OUTPUT
+from unisono.options.quantities import RUNS, SEED, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from unisono.experiments.chaos import ChaosReport
@@ -27,27 +29,33 @@ def _kept(given: dict[str, Any]) -> str:
     return f"{given['out']} holds both runs as far as they came. Hint: remove it, then again: {command_line()}"
 
 
-@click.command(short_help="Kill a run's processes, and prove that its bits stay the same.")
+_NOT = ("out", "live", "spares", "checkpoint_every")
+"""Of a run's options: what the command has in a sense of its own."""
+
+
+@click.command(cls=ExplainedCommand, short_help="Kill a run's processes, and prove that its bits stay the same.")
 @target_arguments
-@single("workers", "Processes.", of=WORKERS, default=2, short="-n", word="N")
-@single("kills", "Faults in all.", of=RUNS, default=10)
-@single("seed", "Repeats the schedule of faults.", of=SEED, default=0, word="S")
+@config_option("out", "live", "spares", *HOST)
+@single("workers", "Processes.", of=WORKERS, default=2, short="-n", word="N", basic=True)
+@single("kills", "Faults in all.", of=RUNS, default=10, basic=True)
+@single("fault_seed", "Repeats the schedule of faults.", of=SEED, default=0, word="S", basic=True)
 @click.option("--fault", "kinds", type=click.Choice(list(KINDS)), multiple=True,
-              help="Kind of fault; may be given several times.  [default: all]")  # fmt: skip
+              help="Kind of fault; may be given several times.  [default: all; with other strategies than "
+              "exact, all but resize]")  # fmt: skip
 @click.option("--live", is_flag=True, help="Kill workers one after the other, and start none again: the others go on.")
-@single("replicas", "Logical workers.", of=REPLICAS, word="V", usual="the recipe's; for a script, N")
-@recipe_options("epochs", "batch_size", "model", "limit", "data", scripts_too=True)
-@single("checkpoint_every", "Recipes.", of=STEPS, word="STEPS", usual="a quarter of the steps between faults")
+@single("checkpoint_every", "Recipes: steps between checkpoints.", of=STEPS, word="STEPS", group=OUTPUT, basic=True,
+        usual="a quarter of the steps between faults")  # fmt: skip
 @out_option("Keep both run directories and the log here.", word="DIR")
+@run_options(without=_NOT, scripts_too=True)
 @json_option
 @verb("chaos", _kept)
 def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool, as_json: bool, **given: Any) -> int:
     """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
 
-    Faults come at steps that the seed decides: kill one worker, kill all, kill the launcher and start the command
+    Faults come at steps that --fault-seed decides: kill one worker, kill all, kill the launcher and start the command
     again, stop and continue a worker, change the number of workers. One counts only when it has landed in the midst of
-    the run. A script's own ARGS stand after ``--``; it has to train through unisono.Run. Its run directory is
-    replaced.
+    the run. Takes the options of `unisono train`, or its run file. A script's own ARGS stand after ``--``; it has to
+    train through unisono.Run. Its run directory is replaced.
 
     With ``--live`` a run of N workers loses up to N - 1 of them and goes on with the others (``--live auto``); it takes
     several runs until all have died that ``--kills`` asks for. What they were doing is shown in a table, with the time
@@ -58,13 +66,13 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
     """
     from unisono.experiments import chaos as experiment
 
+    given["launch"] = typed_launch(given)
     if live:
         return _chaos_live(target, args, kinds, as_json, given)
-    chosen = kinds or tuple(KINDS)
-    found = experiment.chaos(target, args, env=os.environ, kinds=chosen, tell=tell, **given)
+    found = experiment.chaos(target, args, env=os.environ, kinds=kinds, tell=tell, **given)
     parted = found.parted
     plain = {
-        "equal": found.equal, "seed": found.seed, "seconds": found.seconds, "landed": found.landed,
+        "equal": found.equal, "fault_seed": found.fault_seed, "seconds": found.seconds, "landed": found.landed,
         "exit_code": found.exit_code, "reference": found.reference, "disturbed": found.disturbed,
         "parted_at_step": parted and parted[0], "faults": [asdict(fault) for fault in found.faults],
     }  # fmt: skip

@@ -1,7 +1,6 @@
 """``unisono train``: run a recipe on the workers of this machine, or of several."""
 
 import contextlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,23 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import recipe_argument
-from unisono.cli.options.fields import ExplainedCommand, field_options, json_option, recipe_options, strategy_options
-from unisono.cli.options.run_file import RUN_FILE, take_config
-from unisono.cli.options.settings import PATH, to_json
+from unisono.cli.options.fields import ExplainedCommand, field_options, json_option
+from unisono.cli.options.job import config_option, launch_of, run_options
+from unisono.cli.options.run_file import RUN_FILE
+from unisono.cli.options.settings import to_json
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
-from unisono.system.machine import resolve_devices
 from unisono.system.words import counted
 
 if TYPE_CHECKING:
     from unisono.experiments.job import TrainJob
 
 COMMITMENT = "commitment.json"
-MAX_RESTARTS = 3
-_SETTINGS = ("max_restarts", "live", "spares", "witness", "share_devices", "heartbeat_s", "hang_s", "stop_grace_s")
-"""Of a launch, beside what depends on the recipe."""
 _COUNTED = {"steps": "step", "epochs": "epoch", "world_size": "worker", "replicas": "replica"}
 
 
@@ -52,18 +48,9 @@ def _first_line(job: "TrainJob", kept: str | None) -> str:
 
 @click.command(cls=ExplainedCommand, short_help="Train a ready-made recipe.")
 @recipe_argument
-@click.option(
-    "--config",
-    type=PATH,
-    metavar="FILE|RUN",
-    is_eager=True,
-    expose_value=False,
-    callback=take_config,
-    help="TOML file with these options (and recipe), or a run directory to repeat; what is typed here wins.",
-)
-@strategy_options
-@field_options(LaunchSpec, "workers", "devices", *_SETTINGS, changes={"max_restarts": {"default": MAX_RESTARTS}})
-@recipe_options()
+@config_option()
+@field_options(LaunchSpec, "workers")
+@run_options()
 @field_options(NodesOptions)
 @click.option("-q", "--quiet", is_flag=True, help="Print the result only.")
 @json_option
@@ -92,10 +79,9 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
     from unisono.recipes.trained.model_file import FILE_NAME, ModelFile
     from unisono.system.owners import adopt
 
-    devices = resolve_devices(given.pop("gpus"), os.environ)
+    settings = launch_of(given)
     workers, nodes = given.pop("workers"), NodesOptions(**taken(NodesOptions, given)).plan()
-    settings = {**taken(LaunchSpec, given, *_SETTINGS), "devices": devices}
-    job = plan(recipe, workers, given, devices, nodes)
+    job = plan(recipe, workers, given, settings["devices"], nodes)
     kept = job.options.out
     if output != "quiet":
         click.echo(_first_line(job, kept), err=True)

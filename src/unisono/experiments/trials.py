@@ -44,6 +44,18 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def as_typed(options: Mapping[str, Any]) -> list[str]:
+    """Return options by key as they are typed; None and nothing are left out."""
+    typed: list[str] = []
+    for name, value in options.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            typed.append(flag if value else f"--no-{flag[2:]}")
+        elif value is not None:
+            typed += [part for one in (value if isinstance(value, tuple) else (value,)) for part in (flag, str(one))]
+    return typed
+
+
 def is_script(target: str) -> bool:
     """Whether a target is a file, not the name of a recipe."""
     return target.endswith(".py") or "/" in target
@@ -71,9 +83,15 @@ def check_target(target: str, args: Sequence[str], options: Mapping[str, Any], a
 
 def starter(
     target: str, args: Sequence[str], workers: Sequence[int], options: Mapping[str, Any], *, weak: bool = False,
-    steps: int | None = None, scratch: str | None = None,
+    steps: int | None = None, **launch: Any,
 ) -> Start:  # fmt: skip
-    """Return what runs a recipe or a script on one of several numbers of workers; all of them are checked here."""
+    """Return what runs a recipe or a script on one of several numbers of workers; all of them are checked here.
+
+    `launch`: more of the `LaunchSpec`.
+
+    Raises:
+        ConfigError: A wrong target, option or number of workers.
+    """
     env = {} if steps is None else {"UNISONO_LAST_STEP": str(steps)}
     most, asked, threads = max(workers), options.get("replicas"), options.get("threads")
     allowed = ("replicas", "threads", *["strategy"] * (options.get("strategy") == "exact"))
@@ -84,7 +102,7 @@ def starter(
 
         def start_script(count: int, out: Path) -> None:
             replicas = (asked or 1) * count if weak else asked or most
-            run_script(target, args, count, out, replicas=replicas, threads=threads, env=env, scratch=scratch)
+            run_script(target, args, count, out, replicas=replicas, threads=threads, env=env, **launch)
 
         return start_script
     jobs = {}
@@ -93,10 +111,10 @@ def starter(
         if weak:
             base = plan(target, "1", chosen).options
             chosen |= {"batch_size": base.batch_size * count, "replicas": base.replicas * count}
-        jobs[count] = plan(target, str(count), chosen)
+        jobs[count] = plan(target, str(count), chosen, launch.get("devices"))
 
     def start_recipe(count: int, out: Path) -> None:
-        run_in(jobs[count], out, env=env, scratch=scratch)
+        run_in(jobs[count], out, env=env, **launch)
 
     return start_recipe
 

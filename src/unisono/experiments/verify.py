@@ -1,11 +1,12 @@
 """The same score on several numbers of workers: are the bits equal, and where do they part."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.experiments.job import take_strategy
 from unisono.experiments.trials import Finished, Tell, run_fresh, silent, starter
 from unisono.launchers.scratch import scratch_directory
 from unisono.observe.compare import first_difference
@@ -23,13 +24,28 @@ class Verified:
 
 
 def verify(
-    target: str, args: Sequence[str] = (), *, workers: Sequence[int] = (1, 2), tell: Tell = silent, **options: Any
-) -> Verified:
-    """Run a recipe or a script once for each number of workers and compare fingerprints and ledgers."""
+    target: str, args: Sequence[str] = (), *, workers: Sequence[int] | None = None,
+    launch: Mapping[str, Any] | None = None, tell: Tell = silent, **options: Any,
+) -> Verified:  # fmt: skip
+    """Run a recipe or a script once for each number of workers and compare fingerprints and ledgers.
+
+    Args:
+        target: The recipe, or the script's path.
+        args: The script's own.
+        workers: How many, for each run. None: 1 and 2; with a strategy whose bits depend on the number, twice the same.
+        launch: More of the `LaunchSpec`, such as ``{"witness": 1.0}``.
+        tell: Takes a line about what is going on.
+        **options: Options of the recipe, its strategy with them, by key; of a script ``replicas`` and ``threads``.
+
+    Raises:
+        ConfigError: A wrong setting, a run without a result, or runs that do not compute the same.
+        WorkerFailed: A worker failed.
+    """
+    workers = _counts(workers, options)
     if len(workers) < 2:
         raise ConfigError(f"expected at least two runs to compare, got {list(workers)}. Hint: --workers 1,2.")
     with scratch_directory("verify") as scratch:
-        start = starter(target, args, workers, options, scratch=scratch)
+        start = starter(target, args, workers, options, **{**(launch or {}), "scratch": scratch})
         found: list[Finished] = []
         for place, count in enumerate(workers):
             tell(f"[{place + 1}/{len(workers)}] {target} on {count} worker{'s' * (count > 1)} ...")
@@ -45,6 +61,22 @@ def verify(
     ]
     equal = not parted and len({trial["fingerprint"] for trial in trials}) == 1
     return Verified(equal=equal, trials=trials, parted=parted)
+
+
+def _counts(asked: Sequence[int] | None, options: Mapping[str, Any]) -> Sequence[int]:
+    """Return how many workers each run has; `ConfigError` where the strategy would compute something else on each."""
+    strategy = take_strategy(dict(options))
+    if asked is None:
+        usual = strategy.usual_workers(2)
+        return (1, 2) if strategy.is_exact else (usual, usual)
+    if not strategy.is_exact and options.get("replicas") is None and len(set(asked)) > 1:
+        most = max(asked)
+        raise ConfigError(
+            f"with --strategy {strategy.name} the number of workers decides how many replicas there are, so runs on "
+            f"{', '.join(map(str, asked))} workers compute different things. Hint: --workers {most},{most} proves that "
+            f"a run repeats; --replicas {most} compares them nevertheless."
+        )
+    return asked
 
 
 def _check_score(score: dict[str, Any], options: dict[str, Any]) -> None:

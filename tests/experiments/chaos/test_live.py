@@ -39,7 +39,7 @@ def test_the_table():
     """Each phase that was hit, with the median and the longest gap."""
     found = [("reduce", 0.1), ("data", 0.3), ("reduce", 0.2), ("reduce", None)]
     deaths = [Died(rank=1, step=4, phase=phase, left=2, gap_s=gap) for phase, gap in found]
-    facts = {"equal": True, "seed": 0, "reference": "", "runs": 2, "replayed": 0, "again": 1, "faults": []}
+    facts = {"equal": True, "fault_seed": 0, "reference": "", "runs": 2, "replayed": 0, "again": 1, "faults": []}
     table = LiveReport(deaths=deaths, **facts).table()
     assert table == [("data", 1, 0.3, 0.3), ("reduce", 3, pytest.approx(0.15), 0.2)]
 
@@ -49,7 +49,7 @@ def test_the_table():
 def test_deaths_change_nothing(job, equal):
     """Two of three workers die: equal bits, no step done again; negative control: a loss that looks at the world."""
     said = []
-    found = chaos_live(str(HOME / job), env=os.environ, workers=3, kills=2, seed=4, replicas=6, tell=said.append)
+    found = chaos_live(str(HOME / job), env=os.environ, workers=3, kills=2, fault_seed=4, replicas=6, tell=said.append)
     assert [died.left for died in found.deaths] in ([2, 1], [2, 2])
     assert (found.equal, found.replayed, bool(found.faults)) == (equal, 0, not equal)
     assert said[0].endswith("on 3 workers, undisturbed ...")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=fields.ExplainedCommand, short_help="Time a recipe or script on several numbers of workers.")
 @target_arguments
-@fields.counts_option
+@fields.counts_option()
 @fields.repeat_option(3, "Runs of each.")
 @click.option("--weak", is_flag=True, help="Batch and replicas grow with the workers: B and V are those of one worker.")
 @fields.steps_option(100)

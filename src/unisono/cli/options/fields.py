@@ -199,7 +199,7 @@ def field_options(
         own = (changes or {}).get(name, {})
         item = replace(known[name], **own)
         if scripts_too:
-            item = replace(item, help=f"Recipes: {item.help[0].lower()}{item.help[1:]}", recipes=())
+            item = replace(item, help=f"Recipes: {item.help[0].lower()}{item.help[1:]}")
         made.append(_added(item, default=own.get("default")))
     return stack(*made)
 
@@ -237,9 +237,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 picture_option = click.option(
     "--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG."
 )
-counts_option = single(
-    "workers", "Numbers of workers to compare.", default="1,2", short="-n", old=("-w",), word="N,N,...", basic=True
-)
+
+
+def counts_option(default: str | None = "1,2", usual: str = "") -> Decorator:
+    """Return ``--workers``, several numbers."""
+    text = "Numbers of workers to compare."
+    return single("workers", text, default=default, usual=usual, short="-n", old=("-w",), word="N,N,...", basic=True)
 
 
 def out_option(text: str, word: str = "FILE", usual: str = "") -> Decorator:

@@ -1,4 +1,4 @@
-"""Run files: the options of ``unisono train`` in TOML. Must not import torch.
+"""Run files: the options of a run in TOML. Must not import torch.
 
 In: a file (or a run directory, whose ``run.toml`` is taken). Its keys are the options' names, with ``-`` or ``_``, and
 ``recipe``; what is typed on the command line wins. Out: what the command takes for its defaults.
@@ -6,6 +6,7 @@ In: a file (or a run directory, whose ``run.toml`` is taken). Its keys are the o
 
 import re
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,26 @@ RUN_FILE = "run.toml"
 MOST_BYTES = 1 << 16
 
 
-def take_config(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Make the entries of a run file the defaults of a command's options.
+def take_config(context: click.Context, value: str | None, passed_over: Collection[str] = ()) -> None:
+    """Make the entries of a run file the defaults of a command's options, but for those that are passed over.
 
     Raises:
         UsageError: The file cannot be read, or an entry is none of the command's; names file, line and allowed keys.
     """
     if value is not None:
         path = Path(value)
-        context.default_map = read_run_file(path / RUN_FILE if path.is_dir() else path, context.command.params)
+        path = path / RUN_FILE if path.is_dir() else path
+        found = read_run_file(path, context.command.params, passed_over)
+        names = {item.name for item in context.command.params}
+        if "recipe" in found and "recipe" not in names:  # commands that take scripts, too
+            found["target"] = found.pop("recipe")
+        context.default_map = found
 
 
-def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, Any]:
-    """Return the entries of a run file by parameter name, checked."""
+def read_run_file(
+    path: Path, parameters: list[click.Parameter], passed_over: Collection[str] = ()
+) -> dict[str, Any]:  # fmt: skip
+    """Return the entries of a run file by parameter name, checked, without those that are passed over."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -50,6 +58,10 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
             "Hint: a run file has one option a line."
         ) from None
     known = {str(item.name): item for item in parameters if isinstance(item, FieldOption | click.Argument)}
+    if "target" in known:
+        known["recipe"] = known.pop("target")
+        del known["args"]
+    known |= {name: click.Argument([name]) for name in passed_over}
     found = {}
     for key, entry in entries.items():
         name = key.replace("-", "_")
@@ -62,6 +74,8 @@ def read_run_file(path: Path, parameters: list[click.Parameter]) -> dict[str, An
             raise click.UsageError(
                 f"{where}: {key!r} stands there twice, with - and with _. Hint: leave one of them out."
             )
+        if name in passed_over:
+            continue
         found[name] = _checked(parameter, entry, f"{where}: {key}")
     return found
 

@@ -18,7 +18,7 @@ from typing import Any, final
 
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
-from unisono.experiments.chaos import command_of, environment_of, undisturbed
+from unisono.experiments.chaos import Job, undisturbed
 from unisono.experiments.injector import heartbeat_files
 from unisono.experiments.trials import Tell, read_result, silent
 from unisono.observe.compare import first_difference
@@ -59,7 +59,7 @@ class LiveReport:
     """What the deaths have changed."""
 
     equal: bool  #: All runs ended well, with fingerprint, ledger and metrics of the undisturbed one.
-    seed: int  #: Of the schedule.
+    fault_seed: int  #: Of the schedule.
     reference: str  #: Fingerprint of the undisturbed run.
     runs: int  #: Disturbed runs.
     replayed: int  #: Steps that a run went back: done before, and done again.
@@ -100,23 +100,23 @@ def plan_deaths(seed: int, count: int, *, steps: int, workers: int) -> Iterator[
 
 
 def chaos_live(
-    target: str, args: Sequence[str] = (), *, env: Mapping[str, str], workers: int = 2, kills: int = 10, seed: int = 0,
-    out: str | None = None, tell: Tell = silent, **options: Any,
+    target: str, args: Sequence[str] = (), *, env: Mapping[str, str], workers: int = 2, kills: int = 10,
+    fault_seed: int = 0, out: str | None = None, launch: Mapping[str, Any] | None = None, tell: Tell = silent,
+    **options: Any,
 ) -> LiveReport:  # fmt: skip
     """Run a recipe or a script undisturbed, then as often as it takes for `kills` deaths, and compare."""
-    with undisturbed(target, args, options, env=env, workers=workers, out=out, tell=tell) as (scratch, reference):
-        if options.get("checkpoint_every") is None and "epochs" in options:
-            options["checkpoint_every"] = max(1, reference["steps"] // 8)
+    job = Job(target, args, options, launch or {}, env)
+    with undisturbed(job, workers, out, tell) as (scratch, reference):
+        job = job.saving_every(max(1, reference["steps"] // 8))
         deaths: list[Died] = []
         faults: list[str] = []
         replayed = again = 0
-        plans = [*plan_deaths(seed, kills, steps=reference["steps"], workers=workers)]
+        plans = [*plan_deaths(fault_seed, kills, steps=reference["steps"], workers=workers)]
         for number, plan in enumerate(plans, start=1):
             rough = scratch / f"disturbed-{number}"
-            command = command_of(target, args, options, rough, workers, "--live", "auto", "--max-restarts", "0")
+            command = job.command(rough, workers, "--live", "auto", "--max-restarts", "0")
             latest = int(_AIM_SHARE * reference["steps"])
-            own = environment_of(target, options, workers, env, rough)
-            run = _Run(workers, latest, command, own, scratch / f"tmp-{number}")
+            run = _Run(workers, latest, command, job.environment(rough, workers), scratch / f"tmp-{number}")
             found = run.play(plan)
             deaths += found
             told = " ".join(f"{died.rank} at {died.step} ({died.phase})" for died in found)
@@ -134,7 +134,7 @@ def chaos_live(
             if parted := first_difference(scratch / "reference" / "ledger.jsonl", rough / "ledger.jsonl"):
                 faults.append(f"run {number}: the ledgers part at step {parted[0]} in {', '.join(parted[1])}")
     return LiveReport(
-        equal=not faults and not replayed, seed=seed, reference=reference["fingerprint"], runs=len(plans),
+        equal=not faults and not replayed, fault_seed=fault_seed, reference=reference["fingerprint"], runs=len(plans),
         replayed=replayed, again=again, deaths=deaths, faults=faults,
     )  # fmt: skip
 
