@@ -1,5 +1,6 @@
 """Sphinx's settings for the site that `make docs` builds, every warning an error."""
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import unisono
 
 sys.path.insert(0, str(Path(__file__).parent))
-import generated  # beside this file
+import generated  # beside this file, as the next
+import search_index
 
 # A pattern of launch pages may match nothing (Sphinx has no name for it); a page in no toctree is still an error.
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(lambda record: "glob pattern" not in record.getMessage())
@@ -35,6 +37,7 @@ toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 html_title = f"unisono {version}"
 html_static_path = ["_static"]
+templates_path = ["_templates"]  # the page of the search
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
@@ -51,6 +54,21 @@ def _add(_app, docname, source):
     source[0] += generated.added(docname)
 
 
+def _write_search(app, failed):
+    """Write the index of the search, and see that what it points at is there."""
+    if failed or app.builder.format != "html":
+        return
+    index = search_index.make(generated.texts())
+    for name, _, anchor, *_ in index["sections"]:
+        if anchor and f'id="{anchor}"' not in (app.outdir / f"{name}.html").read_text():
+            logging.getLogger("sphinx.search").warning(
+                "the search points at %s.html#%s, which is not there", name, anchor
+            )
+    text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
+    (app.outdir / "_static" / "search_index.js").write_text(f"window.unisonoIndex = {text};\n")
+
+
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", _add)
+    app.connect("build-finished", _write_search)

@@ -5,6 +5,7 @@
 writes a first page for each verb that has none, and the list of verbs in docs/commands/index.md.
 """
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,16 @@ def sentence(name: str) -> str:
     """Return the first sentence of a public name's docstring."""
     said = " ".join((getattr(unisono, name).__doc__ or "").partition("\n\n")[0].split())
     return re.split(r"(?<=[.:]) (?=[A-Z])", said)[0].rstrip(":").replace("|", "\\|").replace("``", "`")
+
+
+def texts() -> dict[str, str]:
+    """Return each page's name and Markdown as the site shows it: help and docstrings with it."""
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+    pages = {name: text + added(name) for name, text in pages.items()}
+    for page, names in names_by_page().items():
+        told = (f"\n### unisono.{name}\n\n{inspect.getdoc(getattr(unisono, name))}\n" for name in names)
+        pages[f"reference/{page}"] += "".join(told)
+    return pages
 
 
 def main() -> None:
