@@ -25,7 +25,7 @@ SAME = {
     "reproducible": "determinism", "reproducibility": "determinism", "amp": "precision", "bf16": "precision",
     "price": "cost", "lr": "rate",
 }  # fmt: skip
-#: `<!-- found by: words -->` on a page: words under which it is found as if they were its title's
+#: `<!-- found by: words -->` in a section: words under which it is found as if they were its heading's
 FOUND_BY = re.compile(r"<!-- found by: (.*?) -->", re.DOTALL)
 #: how much a page of a kind counts; a page of `LAST` comes after all others
 FACTOR = {
@@ -63,7 +63,7 @@ def plain(markdown: str) -> str:
     text = re.sub(r"<!--.*?-->|<[^>\n]+>|^```.*$|^:::.*$|^\|[-|: ]+\|$", " ", markdown, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"^\s*(?:\.\. auto\w+:: |:[a-z-]+:).*$", lambda m: m[0].partition(":: ")[2], text, flags=re.MULTILINE)
-    return " ".join(re.sub(r"\{[a-z:]+\}|[*`|#>]+", " ", text).split())
+    return " ".join(re.sub(r"[*`]+", "", re.sub(r"\{[a-z:]+\}|[|#>]+", " ", text)).split())
 
 
 def anchor(heading: str) -> str:
@@ -91,11 +91,9 @@ def make(pages: dict[str, str]) -> dict[str, object]:
     for name, markdown in sorted(pages.items()):
         parts = list(sections(markdown))
         title = plain(parts[0][0]) if parts else ""  # a page that only includes another has none
-        wanted = " ".join(FOUND_BY.findall(markdown))
         for place, (heading, text) in enumerate(parts):
-            found.append(
-                (name, title, anchor(heading) if place else "", plain(heading) if place else "", plain(text), wanted)
-            )
+            where, said = (anchor(heading), plain(heading)) if place else ("", "")
+            found.append((name, title, where, said, plain(text), " ".join(FOUND_BY.findall(text))))
     counts = [Counter(indexed(text)) for *_, text, _ in found]
     mean = sum(sum(count.values()) for count in counts) / len(counts)
     holders = Counter(word for count in counts for word in count)
@@ -105,7 +103,7 @@ def make(pages: dict[str, str]) -> dict[str, object]:
         of_page, of_heading, by = (
             set(indexed(title)),
             set(indexed(heading)),
-            set(indexed(wanted) if not heading else ()),
+            set(indexed(wanted)),
         )
         for word in {*count, *of_page, *of_heading, *by}:
             weight = count[word] / (count[word] + long)
