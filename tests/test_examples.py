@@ -99,13 +99,72 @@ def test_every_example_compiles_and_says_what_to_expect(path, tmp_path):
         "tour/words.py",
         *(
             pytest.param(f"tour/{name}.py", marks=pytest.mark.slow)
-            for name in ("components", "from_scratch", "strategies", "text_on_many")
+            for name in ("components", "ddp_by_hand", "from_scratch", "strategies", "text_on_many")
         ),
     ],
 )
 def test_stops_of_the_tour(program, tmp_path):
     """They check what they tell by assertions of their own."""
     assert run(program, tmp_path)
+
+
+BY_HAND = "tour/mnist_by_hand.py"
+WHOLE_BUFFERS = """
+def ring_all_reduce(values: Tensor) -> None:
+    rank, size, held = dist.get_rank(), dist.get_world_size(), values.clone()
+    for _ in range(size - 1):
+        arrived, sent = torch.empty_like(held), dist.isend(held, (rank + 1) % size)
+        dist.recv(arrived, (rank - 1) % size)
+        sent.wait()
+        values += arrived
+        held = arrived
+
+def average_gradients("""
+
+
+@pytest.mark.slow
+def test_mnist_by_hand(tmp_path):
+    """On 1, 2 and 3 processes the loss falls, and the picture has a line for the training and one for the exchange."""
+    pytest.importorskip("sklearn", reason="needs the extra recipes")
+    settings = ["--small", "--sizes", "1,2,3", "--lr", "0.1", "--picture", "time.svg"]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / BY_HAND), *settings],
+        cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"(\d) processes: loss ([0-9.]+) to ([0-9.]+), ([0-9.]+)% right", done.stdout)
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    for _, first, last, right in rows:
+        assert float(last) < 0.8 * float(first)
+        assert float(right) > 40
+    assert "of it averaging gradients" in (tmp_path / "time.svg").read_text()
+
+
+@pytest.mark.slow
+def test_the_ring_of_whole_buffers_is_noticed(tmp_path):
+    """The control: with the tutorial's ring three processes hold different weights, and the driver says so."""
+    pytest.importorskip("sklearn", reason="needs the extra recipes")
+    broken = (EXAMPLES / BY_HAND).read_text().replace("\ndef average_gradients(", WHOLE_BUFFERS, 1)
+    assert "sent.wait()" in broken
+    (tmp_path / "broken.py").write_text(broken)
+    done = subprocess.run(
+        [sys.executable, "broken.py", "--small", "--sizes", "3", "--samples", "300", "--epochs", "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "the ranks hold different weights" in done.stderr
+    assert "nothing was measured" in done.stderr
+
+
+def test_mnist_by_hand_skips_without_mnist(tmp_path):
+    """Where the four files are missing, nothing is started, and the line says what was looked for."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / BY_HAND), "--data", str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("skipped, MNIST is not here: ")
+    assert "--small" in done.stdout
 
 
 @pytest.mark.slow

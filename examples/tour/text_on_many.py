@@ -8,6 +8,7 @@ Expect equal fingerprints, and 95 to 99 % of held-out texts right, after some 15
 
 import ast
 import csv
+import json
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -21,6 +22,8 @@ from unisono import callbacks
 from unisono.data.own_texts import TextData, load_texts
 from unisono.data.texts import Texts, pack
 from unisono.recipes.gated_cnn import GatedCNN
+
+LOG_EVERY, EVAL_EVERY, SAVE_EVERY = 1, 15, 25  # steps; a twentieth of the article's 20, 300, 500: there are 39
 
 
 def write_docstrings(file: Path) -> None:
@@ -38,7 +41,9 @@ def write_docstrings(file: Path) -> None:
 
 def train(transport: Any, data: TextData, out: Path, stop_after: int | None = None) -> dict[str, Any]:
     """Train to the end, or stop after a step; the batch is 32 texts on any number of workers."""
-    run = unisono.Run(seed=0, replicas=4, clip_norm=0.1, out=out, transport=transport)
+    run = unisono.Run(
+        seed=0, replicas=4, clip_norm=0.1, out=out, transport=transport, checkpoint_every=SAVE_EVERY
+    )  # fmt: skip
     train_set, test_set = (Texts(store, max_length=300, content=data.key) for store in (data.train, data.test))
     model = GatedCNN(len(data.vocabulary), num_classes=2, readout="all")
     trainer = unisono.Trainer(
@@ -46,8 +51,9 @@ def train(transport: Any, data: TextData, out: Path, stop_after: int | None = No
         callbacks=[callbacks.LossAverage(0.9)],  # an average of numbers: it keeps no graph alive
     )  # fmt: skip
     result = trainer.fit(
-        train_set, epochs=3, batch_size=32, test_set=test_set, max_steps=stop_after, show_progress=False
-    )
+        train_set, epochs=3, batch_size=32, test_set=test_set, log_every=LOG_EVERY, eval_every=EVAL_EVERY,
+        max_steps=stop_after, show_progress=False,
+    )  # fmt: skip
     run.close()
     return {"fingerprint": result["fingerprint"], "accuracy": result["metrics"].get("test_accuracy")}
 
@@ -63,11 +69,19 @@ def main(folder: Path) -> None:
     alone = train("auto", data, folder / "alone")
     (three, *_) = unisono.run_ranks(lambda transport: train(transport, data, folder / "three"), 3)
     # Stopped in the middle of the second epoch by two ranks, ended by one.
-    unisono.run_ranks(lambda transport: train(transport, data, folder / "again", stop_after=25), 2)
+    unisono.run_ranks(lambda transport: train(transport, data, folder / "again", stop_after=20), 2)
     again = train("auto", data, folder / "again")
     for name, result in (("alone", alone), ("three ranks", three), ("stopped and resumed", again)):
         print(f"{name}: {result['accuracy']:.1%} right, {result['fingerprint'][:16]}")
     assert alone == three == again
+
+    lines = [json.loads(line) for line in (folder / "again" / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line["step"] for line in lines if "test_accuracy" in line["values"]]
+    saved = sorted(int(path.name[5:].partition(".")[0]) for path in (folder / "again" / "checkpoints").glob("step-*"))
+    print(f"{len(lines)} lines of metrics; evaluated after {evaluated}; checkpoints kept of {saved}")
+    print("averaged loss:", *(f"{line['values']['train/loss_ema']:.3f}" for line in lines[::6]))
+    assert {15, 30} < set(evaluated) and 25 in saved  # and the last step, which is always evaluated and saved:
+    assert evaluated[-1] == saved[-1] == lines[-1]["step"]
 
 
 if __name__ == "__main__":

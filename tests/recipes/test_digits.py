@@ -1,5 +1,7 @@
 """The digits recipe: real data in seconds, without a download."""
 
+import json
+
 import torch
 
 from unisono.recipes.catalog import Options
@@ -40,3 +42,21 @@ def test_the_last_samples_of_an_epoch():
     assert train(joined)["steps"] == joined.steps(101) == 2
     assert (joined.score["settings"]["last"], options(epochs=3).steps(101)) == ("join", 9)
     assert "last" not in options().score["settings"]
+
+
+def test_intervals_are_those_of_the_options(tmp_path):
+    """Lines, evaluations and checkpoints come when they are asked for, with the averaged loss; no bit changes."""
+    chosen = {"epochs": 1, "batch_size": 10, "limit": 100}
+    given = {"log_every": 2, "eval_every": 3, "checkpoint_every": 4, "loss_average": 0.9, "keep": 9}
+    plain = train(options(**chosen))
+    every = train(options(**chosen, **given, out=str(tmp_path / "run")))
+    assert every["fingerprint"] == plain["fingerprint"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 3, 4, 6, 8, 9, 10]
+    assert [line["step"] for line in lines if "test_accuracy" in line["values"]] == [3, 6, 9, 10]
+    assert all("train/loss_ema" in line["values"] for line in lines)
+    saved = (tmp_path / "run" / "checkpoints").glob("step-[0-9]*.????????")
+    assert {int(path.name[5:].partition(".")[0]) for path in saved} >= {4, 8, 10}
+    train(options(**chosen, log_every=2, out=str(tmp_path / "other")))
+    lines = (tmp_path / "other" / "metrics.jsonl").read_text()
+    assert "loss_ema" not in lines

@@ -13,6 +13,7 @@ from unisono.options.quantities import (
     BYTES,
     CLIP,
     COUNT,
+    DECAY,
     EPOCHS,
     KEPT,
     LEARNING_RATE,
@@ -138,6 +139,15 @@ class Options:
     )  # fmt: skip
     checkpoint_every: int | None = option(
         None, "Steps between checkpoints.", of=STEPS, usual="an epoch", word="STEPS", group=OUTPUT, basic=True
+    )
+    log_every: int | None = option(
+        None, "Steps between lines of metrics.jsonl.", of=STEPS, usual="50", word="STEPS", group=OUTPUT
+    )
+    eval_every: int | None = option(
+        None, "Steps between evaluations.", of=STEPS, usual="an epoch", word="STEPS", group=OUTPUT
+    )
+    loss_average: float | None = option(
+        None, "Decay of a moving average of the loss, logged as train/loss_ema.", of=DECAY, usual="none", group=OUTPUT
     )
     keep: int = option(2, "Newest checkpoints to leave.", of=KEPT, group=OUTPUT)
     keep_sparse: str | None = option(
