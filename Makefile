@@ -42,7 +42,7 @@ $(TRACKERS_STAMP): $(STAMP)
 	@touch $@
 
 # Slow tests whose ranks mind no company; the others kill, wait and measure.
-CROWDED = tests/strategies tests/collectives tests/compat
+CROWDED = tests/strategies tests/collectives tests/compat tests/data tests/recipes tests/test_examples.py tests/test_same_bits.py
 test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
 	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(TOGETHER) $(CROWDED)
 	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(CROWDED:%=--ignore=%)
@@ -91,11 +91,12 @@ coverage: $(STAMP)  ## lines of src that the default tests reach, in all their p
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 
-check: $(STAMP)  ## style, types, and the law of imports
+check: $(STAMP)  ## style, types, the law of imports, and whether docs/figures.md is what the records give
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/figures.py --check
 
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'

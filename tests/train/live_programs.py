@@ -153,7 +153,8 @@ BREAKS = {
 
 def train(
     out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", evaluates=0, shares=False,
-    stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), stale=False, **settings,
+    stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), left=None, stale=False,
+    **settings,
 ):  # fmt: skip
     """Train a few steps.
 
@@ -174,11 +175,12 @@ def train(
         stops: Whether they stop themselves where they would kill themselves.
         awaits: Steps before which the ranks wait until another one is ready to join them, or they are all; a death
             within such a step is waited for as well.
+        left: In the last step the ranks wait until so many are left; None for no wait.
         stale: Whether those that join are given the state as it was at the start.
         settings: Of the run.
     """
     member = os.environ.get("UNISONO_JOINS") or os.environ.get("RANK", "0")
-    _Awaited.steps = {*awaits}
+    _Awaited.steps, _Awaited.left, _Awaited.last = {*awaits}, left, steps
     if stale:
         _give_stale_state()
     if broken:
@@ -200,18 +202,27 @@ def train(
 
 
 class _Awaited:
-    """Steps before which others are waited for."""
+    """Steps before which others are waited for, and a last one in which deaths are."""
 
     steps: ClassVar[set[int]] = set()
+    left, last = None, STEPS
 
     @classmethod
     def begin(cls, run, step):
-        live, until = run._joined.live, time.monotonic() + 30
-        size = int(os.environ["WORLD_SIZE"])
-        while step in cls.steps and run.world.world_size < size and not live._member.is_knocked:
+        until = time.monotonic() + 300
+        while cls._waits(run, step):
             if time.monotonic() > until:
-                raise AssertionError(f"nobody is ready to join in step {step}")
+                raise AssertionError(f"nobody is ready to join in step {step}, or has died")
             time.sleep(0.002)
+
+    @classmethod
+    def _waits(cls, run, step):
+        if not (is_last := cls.left is not None and step == cls.last) and step not in cls.steps:
+            return False
+        member, size = run._joined.live._member, run.world.world_size
+        if is_last and size > cls.left:
+            return not member.is_called  # a death that is known is met at the step's next meeting
+        return step in cls.steps and size < int(os.environ["WORLD_SIZE"]) and not member.is_knocked
 
 
 def _give_stale_state():

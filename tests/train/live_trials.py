@@ -49,7 +49,7 @@ def play(size, kills, settings, shots=(), spares=0, budget=0):
                 _rank(rank, size, theirs.fileno(), folder, kills, settings)
             theirs.close()
             pids[rank] = pid
-            watched = rank, pid, events, settings.get("wakes", False)
+            watched = rank, pid, events, channels, settings.get("wakes", False)
             threading.Thread(target=_watch, args=watched, daemon=True).start()
 
         for rank in range(size):
@@ -62,7 +62,7 @@ def play(size, kills, settings, shots=(), spares=0, budget=0):
                 os.kill(pids[rank], signal.SIGKILL)
             if len(codes) == len(pids):
                 break
-            event = events.get(timeout=60)
+            event = events.get(timeout=600)
             if isinstance(event, Told):
                 opened += event.message.get("open", False)
                 if event.message.get("open") and opened == size:
@@ -116,7 +116,7 @@ def _bits(line):
     return [entry[name] for name in ("step", "loss", "gradient", "weights") if name in entry]
 
 
-def _watch(rank, pid, events, wakes):
+def _watch(rank, pid, events, channels, wakes):
     # As a launch does: its number stays its own.
     while (end := os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)).si_code == os.CLD_STOPPED:
         if wakes:
@@ -124,6 +124,7 @@ def _watch(rank, pid, events, wakes):
         os.kill(pid, signal.SIGKILL)
         os.kill(pid, signal.SIGCONT)
     code = -signal.SIGKILL if end.si_code == os.CLD_STOPPED else -end.si_status
+    channels.hear_out(rank)
     events.put((rank, end.si_status if end.si_code == os.CLD_EXITED else code))
 
 

@@ -188,6 +188,8 @@ class WorkerGroup:
             end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             if end is not None:
                 code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        if self.channels is not None:
+            self.channels.hear_out(rank)
         self._events.put(WorkerExit(rank=rank, code=code, time_s=time.monotonic()))
 
     def signal(self, signum: int) -> None:

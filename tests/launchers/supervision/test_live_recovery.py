@@ -66,6 +66,32 @@ def test_the_leader_dies_while_the_others_finish():
     assert (launcher.live.is_forming, launcher.live.excluded) == (False, {0})
 
 
+@pytest.mark.parametrize("have_ended", [False, True])
+def test_a_death_at_the_last_meeting(have_ended):
+    """All others have finished, or ended: whatever they had met for is done, nobody is missing, nobody is started."""
+    launcher = Launcher(budget=3)
+    for rank in (0, 2):
+        launcher.finishes(rank)
+        assert not have_ended or launcher.live.ended(rank) == ""
+    assert launcher.dies(1) == ""
+    assert launcher.said == ["rank 1 was killed by SIGKILL in step 4; the others had finished their steps."]
+    assert (launcher.sent, launcher.live.is_forming, launcher.live.excluded) == ([], False, {1})
+    assert launcher.live.start() == []
+
+
+def test_all_is_heard_that_was_said_before_an_end():
+    """A worker says that it has finished and ends at once: no order of threads may turn that round."""
+    for rank in range(50):
+        heard = queue.SimpleQueue()
+        channels = Channels(heard.put)
+        theirs = channels.open(rank)
+        theirs.sendall(b'{"up": 1}\n' * 200 + b'{"finished": 9}\n')  # and a child of it may keep the socket
+        channels.hear_out(rank)
+        assert [heard.get_nowait() for _ in range(201)][-1] == Told(rank, {"finished": 9})
+        channels.close()
+        theirs.close()
+
+
 @pytest.mark.parametrize(
     ("how", "reason", "is_told"),
     [

@@ -21,7 +21,7 @@ TURNS = ((3, 2, 1), (1, 3, 2), (2, 1, 3))  # each rank dies first, second and la
 def play(trials):
     """Run trials in a process that forks their ranks."""
     done = subprocess.run(
-        [sys.executable, PROGRAM], input=json.dumps(trials), text=True, capture_output=True, timeout=240, check=False
+        [sys.executable, PROGRAM], input=json.dumps(trials), text=True, capture_output=True, timeout=1200, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -110,10 +110,12 @@ def test_a_loss_over_the_whole_batch():
 
 @pytest.mark.slow
 def test_random_kills():
-    """Two of four ranks are killed at random instants; the run is long enough that all of these lie within it."""
+    """Two of four ranks are killed at random instants; the last step waits for them."""
     draw, steps = random.Random(7), 200
     shots = [[[rank, draw.uniform(0.0, 0.3)] for rank in draw.sample((1, 2, 3), 2)] for _ in range(3)]
-    for dead, found in zip(shots, play([[4, {}, {"steps": steps, **NO_SAVES}, some] for some in shots]), strict=True):
+    settings = {"steps": steps, "left": 2, **NO_SAVES}
+    for dead, found in zip(shots, play([[4, {}, settings, some] for some in shots]), strict=True):
+        assert list(found["codes"].values()).count(-9) == 2, found
         check(found, [rank for rank in range(4) if rank not in dict(dead)], steps)
 
 

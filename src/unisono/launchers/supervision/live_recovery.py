@@ -47,14 +47,23 @@ class Channels:
     def __init__(self, put: Callable[[Told], None]) -> None:
         self._put = put
         self._sockets: dict[int, socket.socket] = {}
+        self._threads: dict[int, threading.Thread] = {}
 
     def open(self, rank: int) -> socket.socket:
         """Return the worker's end, to be inherited by it and then closed here."""
         ours, theirs = socket.socketpair()
         ours.settimeout(None)
         self._sockets[rank] = ours
-        threading.Thread(target=self._hear, args=(rank, ours), name="unisono-live", daemon=True).start()
+        thread = threading.Thread(target=self._hear, args=(rank, ours), name="unisono-live", daemon=True)
+        self._threads[rank] = thread
+        thread.start()
         return theirs
+
+    def hear_out(self, rank: int) -> None:
+        """Return when all has been heard that a worker said which has ended: that it had finished comes before it."""
+        with contextlib.suppress(OSError):
+            self._sockets[rank].shutdown(socket.SHUT_RD)  # what is in the socket can still be read
+        self._threads[rank].join()
 
     def send(self, rank: int, message: dict[str, Any]) -> None:
         """Say something to a worker, which may be gone or never read it."""
@@ -205,7 +214,6 @@ class LiveRecovery:
         if place[1] >= 0 and place in self._places:
             return self._leave(f"a worker died in step {place[0]}, replica {place[1]} before")
         self._places.add(place)
-        count = f"{len(others)} workers go" if len(others) > 1 else "1 worker goes"
         self._pending.add(rank)
         self._deadline = time.monotonic() + _GATHER_S
         reason = self._do(self._members.died(rank))
@@ -213,9 +221,17 @@ class LiveRecovery:
             self._replace(rank, ending, how)
         elif not reason:
             self._lost_s = time.monotonic()
-            self._tell(f"rank {rank} {how} in step {place[0]}; {count} on without it.")
-            self._judge(ending, has_joined=True)
+            self._go_on(len(others), f"rank {rank} {how} in step {place[0]}", ending)
         return reason or self._invite()
+
+    def _go_on(self, others: int, what: str, ending: Ending) -> None:
+        """Say who goes on without a member that has died, and let another one be started where anybody does."""
+        if others == 0:
+            self._tell(f"{what}; the others had finished their steps.")
+            self.dismiss()
+            return
+        self._tell(f"{what}; {f'{others} workers go' if others > 1 else '1 worker goes'} on without it.")
+        self._judge(ending, has_joined=True)
 
     def _replace(self, rank: int, ending: Ending, how: str) -> None:
         """Judge the death of a worker that had not joined."""
