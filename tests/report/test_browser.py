@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from PIL import Image
 
 from report.made_runs import HOSTILE, make_run, write_study
 from scaling.made import study
-from unisono.report.page import write_page
+from unisono.experiments.past.audit import Audit, Segment
+from unisono.report.audit_section import sections_of_audit
+from unisono.report.page import write_page, write_sections
 from unisono.report.picture import draw_section
 from unisono.report.scaling_section import scaling_sections
 
@@ -149,6 +152,23 @@ def test_it_needs_nothing_from_anywhere(page, tmp_path):
     there = shot(page, tmp_path / "p", "alone", 900, 2000)
     here = shot(alone, tmp_path / "q", "alone", 900, 2000, *flags[1:])
     assert there.tobytes() == here.tobytes()
+
+
+def test_an_audit_is_shown_in_silence(tmp_path):
+    """Finding and segments are seen, the finding in its colour; a program's hostile words stay inert; phones too."""
+    pieces = [Segment(start=0, last=20, is_drawn=True, problem=f"step 7 of {HOSTILE}"), Segment(start=20, last=46)]
+    found = Audit(
+        run=HOSTILE, commitment="e6" * 32, is_published=True, fingerprint="10" * 32, steps=46, problems=[],
+        segments=pieces, chances={"0.5": 0.5},
+    )  # fmt: skip
+    asked = asdict(found) | {"steps_computed": found.steps_computed}
+    write_sections("Audit", sections_of_audit(asked), tmp_path / "audit.html")
+    assert console(browse(tmp_path / "audit.html", tmp_path / "p", "--dump-dom")) == []
+    assert titled(tmp_path / "audit.html", tmp_path / "q", "--virtual-time-budget=2000") == "Audit"
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    image = shot(tmp_path / "audit.html", tmp_path / "r", "audit", 500, 900)
+    assert share(image, (255, 255, 255)) > 0.5
+    assert share(image, (0xB0, 0x00, 0x20)) > 0.001  # an alarm
 
 
 def test_a_picture_is_shown_in_silence(tmp_path):
