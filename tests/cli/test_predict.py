@@ -36,8 +36,8 @@ def test_the_accuracy_is_that_of_the_run(images):
     """Over the test set's files, exactly; the switches are set as the run had them."""
     torch.set_num_threads(2)
     code, out, error = call(images.run, "-", "--json", given="\n".join(map(str, images.files)))
-    assert (code, error, torch.get_num_threads()) == (0, "", 1)
-    found = [json.loads(line)["class"] for line in out.splitlines()]
+    assert (code, error, torch.get_num_threads()) == (0, "images, step 6\n", 1)
+    found = [row["class"] for row in json.loads(out)]
     share = sum(one == label for one, label in zip(found, images.labels, strict=True)) / len(found)
     assert share == images.metrics["test_accuracy"]
 
@@ -59,8 +59,8 @@ def test_texts_on_standard_input(tmp_path):
     """A text a line; with --json what each is called, its class, and the likeliest classes."""
     trained = trained_runs.texts(tmp_path, "bag")
     code, out, error = call(trained.run, "-", "--json", given="a good film\nbad, poor\n")
-    first, second = map(json.loads, out.splitlines())
-    assert (code, error, first["item"], second["item"]) == (0, "", "text 1", "text 2")
+    first, second = json.loads(out)
+    assert (code, error[:11], first["item"], second["item"]) == (0, "text, step ", "text 1", "text 2")
     assert set(first["top"]) == {"neg", "pos"}
     assert sum(first["top"].values()) == pytest.approx(1)
     assert first["probability"] == first["top"][first["class"]]
@@ -84,7 +84,7 @@ def test_a_language_model_goes_on(tmp_path, monkeypatch):
     assert "text 2:" in out.splitlines()
     told = [call(run, "-", "--write", 8, "--json", *more, given="the cat") for more in ((), (), ("--top", "1"))]
     assert told[0] == told[1]
-    assert set(json.loads(told[2][1])) == {"item", "tokens", "perplexity", "written"}
+    assert set(json.loads(told[2][1])[0]) == {"item", "tokens", "perplexity", "written"}
 
 
 def test_what_is_wrong_is_one_line(images, tmp_path):

@@ -16,12 +16,12 @@ COMMAND = [sys.executable, "-m", "unisono", "watch"]
 
 
 def test_one_look_in_a_pipe(tmp_path):
-    """Without a terminal it prints once and ends; --json has a line for each run."""
+    """Without a terminal it prints once and ends; --json has an entry for each run."""
     path = make_run(tmp_path / "run")
     result = CliRunner().invoke(watch, [str(path)])
     assert (result.exit_code, "run finished" in result.output) == (0, True)
     result = CliRunner().invoke(watch, [str(path), str(path), "--json"])
-    assert [json.loads(line)["step"] for line in result.output.splitlines()] == [60, 60]
+    assert [run["step"] for run in json.loads(result.output)] == [60, 60]
 
 
 def test_wrong_words(tmp_path):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import target_arguments
-from unisono.cli.options.fields import ExplainedCommand, json_option, out_option, single
+from unisono.cli.options.fields import ExplainedCommand, out_option, result_options, single
 from unisono.cli.options.job import HOST, config_option, run_options, typed_launch
-from unisono.cli.output.outcome import FAILED, command_line, conclude, nothing_kept, tell, verb
+from unisono.cli.output.outcome import FAILED, command_line, complain, conclude, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer
 from unisono.errors import ConfigError
 from unisono.experiments.fault_schedule import KINDS
@@ -47,7 +47,7 @@ _NOT = ("out", "live", "spares", "checkpoint_every")
         usual="a quarter of the steps between faults")  # fmt: skip
 @out_option("Keep both run directories and the log here.", word="DIR")
 @run_options(without=_NOT, scripts_too=True)
-@json_option
+@result_options
 @verb("chaos", _kept)
 def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool, as_json: bool, **given: Any) -> int:
     """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
@@ -78,9 +78,9 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
     }  # fmt: skip
     answer(plain, as_json, lambda: _lines(found))
     if found.exit_code:
-        tell(f"the disturbed run ended with exit code {found.exit_code}.")
+        complain(f"the disturbed run ended with exit code {found.exit_code}.")
     if parted:
-        tell(f"the ledgers part at step {parted[0]} in: {', '.join(parted[1])}.")
+        complain(f"the ledgers part at step {parted[0]} in: {', '.join(parted[1])}.")
     return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
 
 
@@ -95,7 +95,7 @@ def _chaos_live(
     plain = asdict(found) | {"landed": len(found.deaths), "table": [list(row) for row in found.table()]}
     answer(plain, as_json, lambda: _live_lines(found))
     for fault in found.faults:
-        tell(fault)
+        complain(fault)
     return conclude(found.equal) or (0 if len(found.deaths) == given["kills"] else FAILED)
 
 

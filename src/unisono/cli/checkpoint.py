@@ -1,18 +1,21 @@
 """``unisono checkpoint``: list, verify, rehearse, export and prune what a run has saved."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.options.fields import json_option, single
-from unisono.cli.options.settings import PATH
+from unisono.cli.options.fields import result_options, single
+from unisono.cli.options.settings import PATH, RUN
 from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 from unisono.cli.past.replay import computing_again
 from unisono.options.quantities import KEPT, STEPS
 
-_DIRECTORY = click.argument("directory", type=PATH, metavar="DIR")
+if TYPE_CHECKING:
+    from unisono.recipes.trained.load import TrainedModel
+
+_DIRECTORY = click.argument("directory", type=RUN, metavar="DIR")
 
 
 @click.group(short_help="Look after what a run has saved.")
@@ -25,7 +28,7 @@ def checkpoint() -> None:
 
 @checkpoint.command("list", short_help="Show what is there.")
 @_DIRECTORY
-@json_option
+@result_options
 @verb("checkpoint list")
 def list_(directory: str, as_json: bool) -> None:
     """List the checkpoints of a run, newest first, from their manifests; files are not read (see verify).
@@ -48,7 +51,7 @@ def list_(directory: str, as_json: bool) -> None:
 
 @checkpoint.command(short_help="Compare every byte with its hash.")
 @_DIRECTORY
-@json_option
+@result_options
 @verb("checkpoint verify")
 def verify(directory: str, as_json: bool) -> int:
     """Read every file of every checkpoint and compare it with its manifest; the ledger beside them with its chain.
@@ -91,7 +94,7 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
     """
     from unisono.experiments.past import replay as experiment
 
-    found = experiment.rehearse(directory, args, tell=(lambda _: None) if as_json else tell, **given)
+    found = experiment.rehearse(directory, args, tell=tell, **given)
     step, differing = found.step, found.differing
     plain = {"equal": not differing, "checkpoint": found.checkpoint, "differing": differing}
     same = f"step {step} is the same as in the ledger, to the last bit"
@@ -104,8 +107,9 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
 @_DIRECTORY
 @click.argument("file", type=PATH, metavar="FILE|FOLDER")
 @single("step", "The checkpoint of step N.", of=STEPS, word="N", usual="the newest valid one")
+@result_options
 @verb("checkpoint export")
-def export(directory: str, file: str, step: int | None) -> None:
+def export(directory: str, file: str, step: int | None, as_json: bool) -> None:
     """Write the model of a checkpoint as a plain state_dict to FILE: .pt, .pth, .bin or .safetensors.
 
     Of a recipe's run: .onnx for a model of images; for a language model a FOLDER (a name without an ending) that
@@ -115,7 +119,9 @@ def export(directory: str, file: str, step: int | None) -> None:
     """
     path = Path(file)
     if path.suffix == ".onnx" or not path.suffix or path.is_dir():
-        _export_model(directory, path, step)
+        model = _export_model(directory, path, step)
+        plain = {"step": model.step, "recipe": model.recipe, "file": file}
+        answer(plain, as_json, lambda: [f"step {model.step}: recipe {model.recipe} in {file}"])
         return
     from unisono.checkpoint.interchange import export_weights
     from unisono.checkpoint.store import read
@@ -124,16 +130,18 @@ def export(directory: str, file: str, step: int | None) -> None:
     manifest, state = read(choose_checkpoint(find_checkpoints(directory), step, tell))
     for name in export_weights(state, path):
         tell(f"left out: {name} is no tensor")
-    click.echo(f"step {manifest.step}: {len(state.tensors['model'])} tensors in {file}")
+    count = len(state.tensors["model"])
+    plain = {"step": manifest.step, "tensors": count, "file": file}
+    answer(plain, as_json, lambda: [f"step {manifest.step}: {count} tensors in {file}"])
 
 
-def _export_model(directory: str, path: Path, step: int | None) -> None:
+def _export_model(directory: str, path: Path, step: int | None) -> "TrainedModel":
     from unisono.recipes.trained import export
     from unisono.recipes.trained.load import open_model
 
     model = open_model(Path(directory), "last" if step is None else step, "cpu", tell)
     (export.export_onnx if path.suffix == ".onnx" else export.export_folder)(model, path)
-    click.echo(f"step {model.step}: recipe {model.recipe} in {path}")
+    return model
 
 
 @checkpoint.command(short_help="Remove old ones.")
@@ -143,7 +151,7 @@ def _export_model(directory: str, path: Path, step: int | None) -> None:
 @single("best", "Leave the one with the best METRIC too.", word="METRIC")
 @single("best_mode", "Which METRIC is best.", default="max", word="max|min")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@json_option
+@result_options
 @verb("checkpoint prune")
 def prune(directory: str, as_json: bool, dry_run: bool, **given: Any) -> None:
     """Remove all but the newest valid checkpoints of a run; those that stay are verified first.

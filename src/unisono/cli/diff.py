@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from unisono.cli.options.fields import json_option
-from unisono.cli.options.settings import PATH
+from unisono.cli.options.fields import result_options
+from unisono.cli.options.settings import RUN
 from unisono.cli.output.outcome import conclude, tell, verb
 from unisono.cli.output.tables import answer
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show the first difference between two runs.")
-@click.argument("run_a", metavar="RUN_A", type=PATH)
-@click.argument("run_b", metavar="RUN_B", type=PATH)
-@json_option
+@click.argument("run_a", metavar="RUN_A", type=RUN)
+@click.argument("run_b", metavar="RUN_B", type=RUN)
+@result_options
 @verb("diff")
 def diff(run_a: str, run_b: str, as_json: bool) -> int:
     """Compare the run directories RUN_A and RUN_B: scores, ledgers step by step, fingerprints and metrics.
@@ -35,7 +35,7 @@ def diff(run_a: str, run_b: str, as_json: bool) -> int:
 
     found = compare_runs(Path(run_a), Path(run_b))
     answer(asdict(found), as_json, lambda: _lines(found))
-    if found.hint and not as_json:
+    if found.hint:
         tell(found.hint)
     return conclude(found.equal)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from unisono.cli.options.fields import json_option
+from unisono.cli.options.fields import result_options
 from unisono.cli.options.settings import PATH, to_json
 from unisono.cli.output.outcome import FAILED, verb
 from unisono.errors import ConfigError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Find what would spoil a run: this machine, a script.")
 @click.argument("script", required=False, metavar="[SCRIPT]")
 @click.option("--dir", "directory", type=PATH, metavar="DIR", help="Also test whether checkpoints are safe in DIR.")
-@json_option
+@result_options
 @verb("doctor")
 def doctor(script: str | None, directory: str | None, as_json: bool) -> int:
     """Look at this machine; with SCRIPT, look for known mistakes in it instead, without running it.

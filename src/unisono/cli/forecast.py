@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from unisono.cli.completion import RecipeName
-from unisono.cli.options.fields import field_options, json_option, out_option, picture_option, single
+from unisono.cli.options.fields import field_options, out_option, picture_option, result_options, single
 from unisono.cli.options.lists import parse_counts
 from unisono.cli.options.settings import to_json
 from unisono.cli.output.outcome import nothing_kept, tell, verb
@@ -23,7 +23,7 @@ from unisono.scaling.options import ForecastOptions
 @field_options(ForecastOptions)
 @picture_option
 @out_option("Keep the forecast, for unisono report.")
-@json_option
+@result_options
 @verb("forecast", nothing_kept("the measurement"))
 def forecast(
     recipe: str | None, workers: str | None, picture: str | None, out: str | None, as_json: bool, **given: Any

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from unisono.cli.options.fields import json_option, single
-from unisono.cli.options.settings import PATH, to_json
+from unisono.cli.options.fields import result_options, single
+from unisono.cli.options.settings import PATH, RUN
 from unisono.cli.output.outcome import tell, tidy, verb
-from unisono.cli.output.tables import table
+from unisono.cli.output.tables import answer, table
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import COUNT, SEED, TOKENS
 
@@ -19,7 +19,7 @@ _OF_KINDS = {"write": "tokens", "resize": "images", "text_column": "texts"}
 
 
 @click.command(short_help="Ask a trained model about files, texts or images.")
-@click.argument("run", type=PATH, metavar="RUN")
+@click.argument("run", type=RUN, metavar="RUN")
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...|-")
 @single("top", "Show the K likeliest classes. A language model: draw from the K likeliest tokens.", of=COUNT,
         usual="3; 50")  # fmt: skip
@@ -30,7 +30,7 @@ _OF_KINDS = {"write": "tokens", "resize": "images", "text_column": "texts"}
 @click.option("--resize", is_flag=True, help="Resize images of another size than in training.")
 @single("text_column", "Column of the texts in a table.", usual="that of the training")
 @single("device", "Where to compute: cpu, cuda, cuda:N.", default="cpu", word="NAME")
-@json_option
+@result_options
 @verb("predict")
 def predict(run: str, files: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Ask the model that `unisono train` has kept in RUN. Neither its data nor its options are needed.
@@ -41,7 +41,7 @@ def predict(run: str, files: tuple[str, ...], as_json: bool, **given: Any) -> No
 
     A language model (recipe lm) tells the perplexity of each text, and goes on with it where --write says so.
 
-    Files are read, cut and normalised by the code of the run's evaluations. With --json one line for each item.
+    Files are read, cut and normalised by the code of the run's evaluations. --json prints a list.
 
     Exit code: 0; 1 when no checkpoint can be trusted; 2 for wrong settings, a run without a model, or a file that is
     missing, empty or of another kind.
@@ -65,10 +65,8 @@ def predict(run: str, files: tuple[str, ...], as_json: bool, **given: Any) -> No
         found = [
             row | {"written": model.write(text, **how)} for row, text in zip(found, texts(file, items)[1], strict=True)
         ]
-    for line in map(to_json, found) if as_json else _for_people(found):
-        click.echo(line if as_json else tidy(line))
-    if not as_json:
-        tell(f"{model.recipe}, step {model.step}")
+    answer(found, as_json, lambda: map(tidy, _for_people(found)))
+    tell(f"{model.recipe}, step {model.step}")
 
 
 def _check(recipe: str, useless: list[str]) -> None:

@@ -4,19 +4,21 @@ from pathlib import Path
 
 import click
 
-from unisono.cli.options.fields import out_option
-from unisono.cli.options.settings import PATH
+from unisono.cli.options.fields import out_option, result_options
+from unisono.cli.options.settings import PATH, RUN
 from unisono.cli.output.outcome import tell, verb
+from unisono.cli.output.tables import answer
 from unisono.errors import ConfigError
 
 
 @click.command(short_help="Put runs, scaling and forecasts on one page.")
-@click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=PATH)
+@click.argument("sources", metavar="RUN|SCALING|FORECAST...", nargs=-1, required=True, type=RUN)
 @out_option("The page.", usual="report.html")
 @click.option("--timeline", type=PATH, metavar="FILE",
               help="Write all ranks' steps of one RUN for Perfetto or chrome://tracing, and no page.")  # fmt: skip
+@result_options
 @verb("report")
-def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> None:
+def report(sources: tuple[str, ...], out: str | None, timeline: str | None, as_json: bool) -> None:
     """Write one self-contained HTML page: it needs no network, runs no script and is under 1 MB.
 
     Of a run: learning curves, throughput, where each rank's time goes, stragglers, interruptions, checkpoints,
@@ -32,12 +34,14 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None) -> N
 
         _check_single(sources, out)
         num_events = write_timeline(Path(sources[0]), Path(timeline))
+        answer({"timeline": timeline, "events": num_events}, as_json, list)
         tell(f"{num_events} events in {timeline}: open it in ui.perfetto.dev or chrome://tracing")
         return
     from unisono.report.page import write_page
 
     place = Path(out or "report.html")
     write_page([Path(source) for source in sources], place)
+    answer({"page": str(place), "bytes": place.stat().st_size}, as_json, list)
     tell(f"{place} ({place.stat().st_size // 1024} KB)")
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.completion import recipe_argument
-from unisono.cli.options.fields import ExplainedCommand, field_options, json_option
+from unisono.cli.options.fields import ExplainedCommand, field_options, result_options
 from unisono.cli.options.job import config_option, launch_of, run_options
 from unisono.cli.options.run_file import RUN_FILE
-from unisono.cli.options.settings import to_json
+from unisono.cli.options.settings import is_quiet, to_json
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
@@ -52,10 +52,9 @@ def _first_line(job: "TrainJob", kept: str | None) -> str:
 @field_options(LaunchSpec, "workers")
 @run_options()
 @field_options(NodesOptions)
-@click.option("-q", "--quiet", is_flag=True, help="Print the result only.")
-@json_option
+@result_options
 @verb("train", _kept, keeps_runs=True)
-def train(recipe: str, quiet: bool, as_json: bool, **given: Any) -> None:
+def train(recipe: str, as_json: bool, **given: Any) -> None:
     """Train RECIPE: digits, mnist, imdb, lm, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
@@ -67,7 +66,7 @@ def train(recipe: str, quiet: bool, as_json: bool, **given: Any) -> None:
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
     """
-    output = "quiet" if quiet else "stderr" if as_json else "leader"
+    output = "quiet" if is_quiet() else "stderr" if as_json else "leader"
     _train(recipe, as_json, output, given)
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import click
 
 from unisono.cli.completion import target_arguments
-from unisono.cli.options.fields import ExplainedCommand, counts_option, json_option
+from unisono.cli.options.fields import ExplainedCommand, counts_option, result_options
 from unisono.cli.options.job import HOST, config_option, launch_of, run_options
 from unisono.cli.options.lists import parse_workers
-from unisono.cli.output.outcome import conclude, nothing_kept, tell, verb
+from unisono.cli.output.outcome import complain, conclude, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 
 _NOT = ("out", "max_restarts")
@@ -20,7 +20,7 @@ _NOT = ("out", "max_restarts")
 @config_option("workers", *_NOT, *HOST)
 @counts_option(None, "1,2; where the strategy's bits depend on the number, 2,2")
 @run_options(without=_NOT, scripts_too=True)
-@json_option
+@result_options
 @verb("verify", nothing_kept("the runs so far"))
 def verify(target: str, args: tuple[str, ...], workers: str | None, as_json: bool, **given: Any) -> int:
     """Run RECIPE or SCRIPT once for each number of workers and compare the fingerprints.
@@ -38,7 +38,7 @@ def verify(target: str, args: tuple[str, ...], workers: str | None, as_json: boo
     verdict = experiment.verify(target, args, workers=counts, launch=launch, tell=tell, **given)
     answer({"equal": verdict.equal, "trials": verdict.trials}, as_json, lambda: _table(verdict.trials))
     for count, step, fields in verdict.parted:
-        tell(f"{verdict.trials[0]['workers']} and {count} workers part at step {step} in: {', '.join(fields)}.")
+        complain(f"{verdict.trials[0]['workers']} and {count} workers part at step {step} in: {', '.join(fields)}.")
     return conclude(verdict.equal)
 
 

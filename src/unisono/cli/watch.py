@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from unisono.cli.options.fields import json_option, single
-from unisono.cli.options.settings import PATH, number, to_json
-from unisono.cli.output.outcome import tell, verb
+from unisono.cli.options.fields import result_options, single
+from unisono.cli.options.settings import RUN, number, to_json
+from unisono.cli.output.outcome import complain, verb
 from unisono.options.quantities import INTERVAL, PORT
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ _ANY_PORT = 0
 
 
 @click.command(short_help="Follow runs while they train.")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
 @click.option("--once", is_flag=True, help="Show what there is now, and end; usual where no terminal is.")
 @single("every", "Seconds between two looks.", of=INTERVAL, default=1.0, word="S")
 @click.option("--web", type=number(replace(PORT, low=_ANY_PORT)), is_flag=False, flag_value=_ANY_PORT, metavar="[PORT]",
               help="Serve a page on this machine, with the report beneath; usual: any free port.")  # fmt: skip
-@json_option
+@result_options
 @verb("watch")
 def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_json: bool) -> None:
     """Show how far each RUN is, its loss, speed, where each rank's time goes, who is slow, deaths and launches.
@@ -39,11 +39,10 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
     from unisono.report.watch.state import WatchedRun
 
     found = [WatchedRun(Path(run)) for run in runs]
-    if as_json:
-        for run in found:
-            click.echo(to_json(run.facts()))
+    if as_json and web is None:
+        click.echo(to_json([run.facts() for run in found]))
     elif web is not None:
-        _serve([run.path for run in found], web, every)
+        _serve([run.path for run in found], web, every, as_json)
     elif once or not sys.stdout.isatty():
         from rich.console import Console
 
@@ -75,13 +74,16 @@ def _follow(found: "list[WatchedRun]", every: float) -> None:
         return
 
 
-def _serve(paths: list[Path], port: int, every: float) -> None:
+def _serve(paths: list[Path], port: int, every: float, as_json: bool) -> None:
     from unisono.report.watch.server import WatchServer
 
     with WatchServer(paths, port, secrets.token_urlsafe(16), every) as server:
         try:
             there = f"{server.server_address[1]}:127.0.0.1:{server.server_address[1]}"
-            tell(f"{server.url} shows it until Ctrl-C. From another machine: ssh -L {there} HOST")
+            if as_json:
+                click.echo(to_json({"url": server.url}))
+            else:  # the token is known from here alone, so it is told with --quiet, too
+                complain(f"{server.url} shows it until Ctrl-C. From another machine: ssh -L {there} HOST")
             server.serve_forever()
         except KeyboardInterrupt:
             server.ending.set()

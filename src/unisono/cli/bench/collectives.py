@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from unisono.cli.options.fields import json_option, picture_option, single
+from unisono.cli.options.fields import picture_option, result_options, single
 from unisono.cli.options.lists import MOST_BYTES, parse_names, parse_ranks, parse_sizes
 from unisono.cli.output.outcome import nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
@@ -19,15 +19,15 @@ _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in 
 @click.command(short_help="Time collectives over message sizes, or explain one.")
 @single(
     "workers", "Numbers of processes; with --explain, the ranks to show.", short="-n", word="N,N,...",
-    usual="2; with --explain, 4", old=("-r", "--ranks", "--explain-ranks"),
+    usual="2; with --explain, 4", old=("--ranks", "--explain-ranks"),
 )  # fmt: skip
 @single("sizes", "Sizes of the buffer, in powers of 1024.", short="-s", word="SIZE,...", usual="4KB,64KB,1MB,16MB")
 @single("collectives", "Which ones, all_reduce,barrier say.", short="-c", word="NAME,...", usual="all")
-@single("repeat", "Repetitions of each.", of=RUNS, usual="15")
+@single("repeat", "Repetitions of each.", of=RUNS, usual="15", short="-r", word="R")
 @single("explain", "Measure nothing; show the moves of a schedule: ring, tree, ...")
 @picture_option
-@json_option
-@verb("bench", nothing_kept("the measurement"))
+@result_options
+@verb("bench collectives", nothing_kept("the measurement"))
 def collectives(explain: str | None, workers: str | None, picture: str | None, as_json: bool, **given: Any) -> None:
     """Time collectives over shared memory and gloo, beside a plain copy of memory.
 

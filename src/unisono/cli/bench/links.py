@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from unisono.cli.completion import recipe_argument
-from unisono.cli.options.fields import field_options, json_option, recipe_options, repeat_option, single, steps_option
+from unisono.cli.options.fields import (
+    field_options,
+    recipe_options,
+    repeat_option,
+    result_options,
+    single,
+    steps_option,
+)
 from unisono.cli.options.lists import parse_names
 from unisono.cli.output.outcome import nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
@@ -26,7 +33,7 @@ from unisono.scaling.slow_links import WAYS
 @steps_option(40)
 @recipe_options("batch_size", "model", "data")
 @field_options(NodesOptions)
-@json_option
+@result_options
 @verb("bench links", nothing_kept("the measurement"))
 def links(recipe: str, ways: str | None, as_json: bool, **given: Any) -> None:
     """Train a few steps of RECIPE on these hosts in each way that slow links invite, and propose one.

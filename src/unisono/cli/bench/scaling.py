@@ -8,7 +8,7 @@ import click
 from unisono.cli.completion import target_arguments
 from unisono.cli.options import fields
 from unisono.cli.options.lists import parse_workers
-from unisono.cli.output.outcome import FAILED, command_line, nothing_kept, tell, verb
+from unisono.cli.output.outcome import FAILED, command_line, complain, nothing_kept, tell, verb
 from unisono.cli.output.tables import section_lines, table
 from unisono.options.quantities import LOADERS, REPLICAS, THREADS
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @fields.single("num_workers", "Recipes: loader processes of each worker.", of=LOADERS, word="N", basic=True)
 @fields.strategy_options
 @fields.out_option("For scaling.json, scaling.svg, report.html.", word="DIR", usual="scaling-NAME")
-@fields.json_option
+@fields.result_options
 @verb("bench scaling", nothing_kept("the measurement"))
 def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, as_json: bool, **given: Any) -> int:
     """Train RECIPE or SCRIPT on each number of workers, and show where a step's time goes and what more workers give.
@@ -53,7 +53,7 @@ def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, a
         click.echo("\n".join(study_lines(study)))
         tell(f"kept in {place}: {', '.join(FILES)}")
     if study.agrees is False:
-        tell("DIFFERENT fingerprints: see unisono verify.")
+        complain("DIFFERENT fingerprints: see unisono verify.")
         return FAILED
     return 0
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from unisono.cli.completion import recipe_argument
-from unisono.cli.options.fields import json_option, picture_option, recipe_options, single
+from unisono.cli.options.fields import picture_option, recipe_options, result_options, single
 from unisono.cli.output.outcome import nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 from unisono.options.quantities import WORKERS
@@ -21,8 +21,8 @@ from unisono.strategies.catalog import CATALOG
 @single("strategies", "Which ones.", default=",".join(CATALOG), word="NAME,...", usual="all")
 @recipe_options("epochs", "batch_size", "limit", "model", "data")
 @picture_option
-@json_option
-@verb("bench", nothing_kept("the measurement"))
+@result_options
+@verb("bench strategies", nothing_kept("the measurement"))
 def strategies(recipe: str, workers: int, strategies: str, picture: str | None, as_json: bool, **given: Any) -> None:
     """Train RECIPE once with each strategy: samples a second, memory, bytes sent, accuracy after equal samples.
 

@@ -24,7 +24,7 @@ from unisono.scaling.choice import spell
 @fields.single("replicas", "Logical workers.", of=REPLICAS, word="V", basic=True)
 @fields.recipe_options("batch_size", "model", "data")
 @fields.strategy_options
-@fields.json_option
+@fields.result_options
 @verb("bench tune", nothing_kept("the measurement"))
 def tune(recipe: str, loaders: str, as_json: bool, **given: Any) -> None:
     """Measure settings of RECIPE, and propose the fastest; nothing is changed.

@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from unisono.cli.launch import ENGINES
-from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, follow_options, program_arguments, tell
-from unisono.cli.options.fields import field_options
+from unisono.cli.launch.options import AFTER_SCRIPT, check_json, dry_run_option, follow_options, program_arguments, tell
+from unisono.cli.options.fields import field_options, result_options
+from unisono.cli.output import outcome
 from unisono.cli.output.outcome import INTERRUPTED, verb
+from unisono.cli.output.tables import answer
 from unisono.launchers.engines.kubernetes import KubernetesJob, render
 from unisono.options.fields import taken
 
@@ -18,10 +20,18 @@ from unisono.options.fields import taken
 @field_options(KubernetesJob)
 @dry_run_option("the manifests")
 @follow_options("what was made")
+@result_options
 @program_arguments
 @verb("launch kubernetes")
 def kubernetes(
-    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval: float, **given: Any
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    dry_run: bool,
+    as_json: bool,
+    detach: bool,
+    interval: float,
+    **given: Any,
 ) -> int:
     """Create SCRIPT, a path in the image, as a job on a Kubernetes cluster, and follow it.
 
@@ -37,18 +47,22 @@ def kubernetes(
     from unisono.launchers.engines.kubernetes_client import follow, how_to_end, submit
     from unisono.store.secret import new_secret
 
+    check_json(as_json, is_printed=dry_run or detach, when="--dry-run or --detach")
     # A module's dots end where its name does, a file's before what kind it is.
     own = script.replace(".", "-") if is_module else PurePosixPath(script).stem
     settings = {"name": own.lower().replace("_", "-"), **taken(KubernetesJob, given)}
     settings["volumes"] = {path: claim for claim, path in settings.get("volumes", {}).items()}
     job = KubernetesJob(target=(*(["-m"] if is_module else []), script, *args), **settings)
     if dry_run:
-        click.echo(render(job), nl=False)
+        answer({"manifests": render(job)}, as_json, render(job).splitlines)
         return 0
     job = replace(job, secret=new_secret())
     made = submit(job)
-    click.echo(made, nl=False, err=not detach)
-    if detach:
+    if not detach:
+        for line in made.splitlines():
+            outcome.tell(line)
+    else:
+        answer({"job": job.name, "made": made.splitlines()}, as_json, made.splitlines)
         tell(f"to end it: {how_to_end(job)}")
         return 0
     try:

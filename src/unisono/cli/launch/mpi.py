@@ -8,9 +8,17 @@ from typing import Any
 import click
 
 from unisono.cli.launch import ENGINES
-from unisono.cli.launch.options import AFTER_SCRIPT, dry_run_option, join_command, program_arguments, python_option
-from unisono.cli.options.fields import field_options
+from unisono.cli.launch.options import (
+    AFTER_SCRIPT,
+    check_json,
+    dry_run_option,
+    join_command,
+    program_arguments,
+    python_option,
+)
+from unisono.cli.options.fields import field_options, result_options
 from unisono.cli.output.outcome import verb
+from unisono.cli.output.tables import answer
 from unisono.launchers.engines.mpi import MpiJob, render
 from unisono.options.fields import taken
 
@@ -19,9 +27,10 @@ from unisono.options.fields import taken
 @field_options(MpiJob)
 @python_option
 @dry_run_option("the command")
+@result_options
 @program_arguments
 @verb("launch mpi")
-def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **given: Any) -> None:
+def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Start SCRIPT with Open MPI: mpirun finds the hosts and starts the ranks, which then talk among themselves.
 
     Scripts written for torchrun run unchanged. This process becomes mpirun: signals and exit code are its own.
@@ -31,10 +40,11 @@ def mpi(script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, **gi
     from unisono.launchers.engines.following import find_tool
     from unisono.store.secret import FILE_VARIABLE, VARIABLE, given_secret, new_secret
 
+    check_json(as_json, is_printed=dry_run)
     start = join_command(given.pop("python"), script, args, is_module=is_module, threads=given["threads"] or 1)
     command = render(MpiJob(command=start, as_root=os.geteuid() == 0, **taken(MpiJob, given)))
     if dry_run:
-        click.echo(shlex.join(command))
+        answer({"command": command}, as_json, lambda: [shlex.join(command)])
         return
     tool = find_tool(
         command[0],

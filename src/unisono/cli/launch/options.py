@@ -6,6 +6,8 @@ import click
 
 from unisono.cli.options.fields import single
 from unisono.cli.options.settings import Decorator, stack
+from unisono.cli.output import outcome
+from unisono.errors import ConfigError
 from unisono.options.quantities import INTERVAL
 
 UNDERSCORES = {"token_normalize_func": lambda token: token.replace("_", "-")}
@@ -50,6 +52,12 @@ def join_command(
     return (python, "-P", "-m", "unisono", "join", *more, *(["-m"] if is_module else []), script, *args)
 
 
+def check_json(as_json: bool, *, is_printed: bool, when: str = "--dry-run") -> None:
+    """Refuse ``--json`` where a job's own output goes to the standard output."""
+    if as_json and not is_printed:
+        raise ConfigError(f"--json needs {when}: else the standard output is the job's. Hint: leave --json out.")
+
+
 def tell(line: str) -> None:
-    """Say what becomes of a job, on the error output."""
-    click.echo(f"unisono: {line}", err=True)
+    """Say what becomes of a job, on the error output; nothing with ``--quiet``."""
+    outcome.tell(f"unisono: {line}")

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from unisono.cli.launch import ENGINES, options
-from unisono.cli.options.fields import field_options
+from unisono.cli.options.fields import field_options, result_options
 from unisono.cli.output.outcome import INTERRUPTED, verb
+from unisono.cli.output.tables import answer
 from unisono.errors import ConfigError
 from unisono.launchers.engines.slurm import SlurmJob, render
 from unisono.options.fields import taken
@@ -18,10 +19,18 @@ from unisono.options.fields import taken
 @options.python_option
 @options.dry_run_option("the batch script")
 @options.follow_options("the job's number")
+@result_options
 @options.program_arguments
 @verb("launch slurm")
 def slurm(
-    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, detach: bool, interval: float, **given: Any
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    dry_run: bool,
+    as_json: bool,
+    detach: bool,
+    interval: float,
+    **given: Any,
 ) -> int:
     """Submit SCRIPT as a Slurm job, and follow it.
 
@@ -39,17 +48,18 @@ def slurm(
     from unisono.launchers.engines.following import write_to_stdout
     from unisono.launchers.engines.slurm_client import follow, submit
 
+    options.check_json(as_json, is_printed=dry_run or detach, when="--dry-run or --detach")
     command = options.join_command(given.pop("python"), script, args, is_module=is_module)
     own = {"name": script if is_module else Path(script).stem, **taken(SlurmJob, given)}
     logs = Path(own.pop("logs", "logs")).absolute()
     text = render(SlurmJob(command=command, chdir=str(Path.cwd()), logs=str(logs), **own))
     if dry_run:
-        click.echo(text, nl=False)
+        answer({"script": text}, as_json, text.splitlines)
         return 0
     _make(logs)
     job_id = submit(text)
     if detach:
-        click.echo(job_id)
+        answer({"job": job_id}, as_json, lambda: [job_id])
         return 0
     try:
         return follow(job_id, tell=options.tell, write=write_to_stdout, interval_s=interval)

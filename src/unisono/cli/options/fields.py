@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import click
 
-from unisono.cli.options.settings import PATH, Decorator, bounds, number, stack
+from unisono.cli.options.settings import PATH, Decorator, bounds, note_quiet, number, stack
 from unisono.options.fields import DATA, HOSTS, JOB, OUTPUT, PROCESSES, REPRODUCIBILITY, Option, options_of
 from unisono.options.quantities import RUNS, STEPS, Count
 from unisono.recipes.catalog import RECIPES, Options
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _GROUPS = (JOB, "", DATA, PROCESSES, OUTPUT, REPRODUCIBILITY, HOSTS, "Help")
 _TYPED, _GIVEN, _ALL = "unisono.typed", "unisono.given", "unisono.help-all"
 _HELP = "Help"
-_PLAIN = {"--help": _HELP, "--help-all": _HELP, "--config": JOB, "--json": OUTPUT}
+_PLAIN = {"--help": _HELP, "--help-all": _HELP, "--config": JOB, "--json": OUTPUT, "--quiet": OUTPUT}
 _LONGEST_WORD = 24
 _WORDS = {int: "K", float: "X", str: "NAME"}
 
@@ -233,7 +233,15 @@ def single(key: str, text: str, *, default: Any = None, **about: Any) -> Decorat
 
 
 # What several verbs take, in the same words.
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, expose_value=False, callback=note_quiet,
+    help="Say nothing beside the result, but for errors.",
+)  # fmt: skip
+result_options = stack(
+    quiet_option,
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output."),
+)
+"""``--quiet``, and ``--json`` as `as_json`: of every verb that prints a result."""
 picture_option = click.option(
     "--picture", "--png", "picture", type=PATH, metavar="FILE.svg", help="Draw a picture too, as SVG."
 )

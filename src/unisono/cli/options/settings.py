@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_QUIET = "unisono.quiet"
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
 """Bytes, of Linux."""
 
@@ -57,7 +59,6 @@ class _Decimal(_Number, click.FloatRange):
     """See `number`."""
 
 
-@final
 class _Path(click.ParamType[str]):
     """A path that some file system could have; whether it exists is for those to say who open it."""
 
@@ -77,8 +78,34 @@ class _Path(click.ParamType[str]):
         return click.Path().shell_complete(ctx, param, incomplete)
 
 
-PATH = _Path()
-"""The type of options and arguments that name files and directories."""
+@final
+class _Run(_Path):
+    """A run directory; the shell is told which there are."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        begun = incomplete.rpartition("/")[0] or "/" * incomplete.startswith("/")
+        found = [
+            f"{place.rstrip('/')}/{item.name}" if place else item.name
+            for place in dict.fromkeys([begun, *([] if begun else ["runs"])])
+            for item in _directories(place)
+            if (Path(place) / item.name / "score.json").is_file()
+        ]
+        fitting = sorted(name for name in found if name.startswith(incomplete))
+        return [CompletionItem(name) for name in fitting] or [CompletionItem(incomplete, type="dir")]
+
+
+def _directories(place: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(place or ".") as items:
+            return [item for item in items if item.is_dir()]
+    except OSError:  # of what is typed, nothing is there yet
+        return []
+
+
+PATH, RUN = _Path(), _Run()
+"""The types of options and arguments that name files and directories, and run directories."""
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -92,6 +119,17 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
         return None if isinstance(part, float) and not math.isfinite(part) else part
 
     return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def note_quiet(context: click.Context, _: click.Parameter, value: bool) -> None:
+    """Note whether ``--quiet`` was given; `is_quiet` tells."""
+    context.meta[_QUIET] = value
+
+
+def is_quiet() -> bool:
+    """Whether the command that is running was asked to say nothing beside its result."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
 
 
 def stack(*options: Decorator) -> Decorator:

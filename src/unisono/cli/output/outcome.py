@@ -1,6 +1,7 @@
 """From errors to exit codes and one message, the same for every verb."""
 
 import functools
+import inspect
 import os
 import shlex
 import sys
@@ -9,6 +10,8 @@ from typing import Any, NoReturn
 
 import click
 
+from unisono.cli.options.settings import is_quiet
+from unisono.cli.output.examples import shown
 from unisono.errors import ConfigError, DataError, RunStopped, UnisonoError, WorkerFailed
 
 USAGE_ERROR = 2
@@ -34,14 +37,23 @@ def nothing_kept(what: str) -> Callable[..., str]:
 
 
 def tell(line: str) -> None:
-    """Print what is going on, beside the answer."""
+    """Print what is going on, beside the answer; nothing with ``--quiet``."""
+    if not is_quiet():
+        click.echo(line, err=True)
+
+
+def complain(line: str) -> None:
+    """Print what is not as it should be, beside the answer; with ``--quiet`` too."""
     click.echo(line, err=True)
 
 
 def conclude(equal: bool) -> int:
     """Say whether runs are equal, and return the exit code."""
-    tell("equal" if equal else "DIFFERENT")
-    return 0 if equal else FAILED
+    if equal:
+        tell("equal")
+        return 0
+    complain("DIFFERENT")
+    return FAILED
 
 
 def verb(
@@ -50,7 +62,7 @@ def verb(
     """Return a decorator that makes a verb of its work: the process ends with the code of `perform`.
 
     Args:
-        name: Named in messages.
+        name: Named in messages; its examples are shown by ``--help``.
         interrupted: As `perform` takes it, but is given the verb's options.
         keeps_runs: As `perform` takes it.
     """
@@ -61,6 +73,7 @@ def verb(
             said = None if interrupted is None else lambda: interrupted(given)
             sys.exit(perform(name, lambda: action(**given), said, keeps_runs=keeps_runs))
 
+        run.__doc__ = inspect.cleandoc(action.__doc__ or "") + shown(name)
         return run
 
     return make

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.options.fields import out_option, single
-from unisono.cli.options.settings import PATH
+from unisono.cli.options.settings import RUN
 from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer
 from unisono.cli.past.replay import computing_again
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Check a finished run: its files, and steps drawn at random.")
-@click.argument("directory", type=PATH, metavar="RUN")
+@click.argument("directory", type=RUN, metavar="RUN")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @single("segments", "How many segments between two checkpoints to compute again.", of=COUNT, default=3, word="K")
 @single("seed", "Of the draw; choose it after the run has ended.", of=SEED, default=0, word="S")
@@ -37,7 +37,7 @@ def audit(directory: str, args: tuple[str, ...], as_json: bool, out: str | None,
     """
     from unisono.experiments.past import audit as experiment
 
-    found = experiment.audit(directory, args, tell=(lambda _: None) if as_json else tell, **given)
+    found = experiment.audit(directory, args, tell=tell, **given)
     plain = asdict(found) | {"passed": found.is_passed, "steps_computed": found.steps_computed}
     if out is not None:
         from unisono.cli.options.settings import to_json

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from unisono.cli.options.fields import single
-from unisono.cli.options.settings import PATH
+from unisono.cli.options.settings import RUN
 from unisono.cli.options.settings import number as type_of
 from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
@@ -20,7 +20,7 @@ _WIDTH, _LINES = 80, 4
 
 
 @click.command(short_help="Rank the samples of a step by what they do to it.")
-@click.argument("directory", type=PATH, metavar="RUN")
+@click.argument("directory", type=RUN, metavar="RUN")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @single("step", "Which one; counted from 1.", of=STEPS, word="N", usual="the last one")
 @single("epoch", "All steps of this one; counted from 1.", of=EPOCHS, word="E")
@@ -49,8 +49,7 @@ def blame(
 
     if epoch is not None:
         given["first"], given["step"] = epoch_of(directory, epoch, given["step"])
-    quiet = (lambda _: None) if as_json else tell
-    found = examine(directory, args, by=by, show=show, tell=quiet, **given)
+    found = examine(directory, args, by=by, show=show, tell=tell, **given)
     rows = [{"step": told["step"]} | one for told in found.steps for one in _with_shown(told)]
     rows.sort(key=lambda row: order(row, by))
     rows = rows[: top or None]

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from unisono.cli.options.fields import single
-from unisono.cli.options.settings import PATH
+from unisono.cli.options.settings import RUN
 from unisono.cli.output.outcome import tell, verb
 from unisono.cli.output.tables import answer
 from unisono.cli.past.replay import computing_again
@@ -15,7 +15,7 @@ from unisono.options.quantities import STEPS
 
 
 @click.command(short_help="Begin a run after a step of another, with other settings.")
-@click.argument("directory", type=PATH, metavar="RUN")
+@click.argument("directory", type=RUN, metavar="RUN")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @single("step", "The last step to share.", of=STEPS, word="N", default=MISSING)
 @single("out", "Run directory of the fork.", short="-o", word="DIR", is_path=True, default=MISSING)
@@ -33,7 +33,7 @@ def fork(directory: str, args: tuple[str, ...], as_json: bool, out: str, **given
     from unisono.experiments.past import fork as experiment
     from unisono.report.run_diff import compare_runs
 
-    found = experiment.fork(directory, out, args, tell=(lambda _: None) if as_json else tell, **given)
+    found = experiment.fork(directory, out, args, tell=tell, **given)
     parted = compare_runs(Path(directory), Path(out))
     plain = asdict(found) | {"parted": parted.step, "first": parted.first, "equal": parted.equal}
     said = "it is equal to its parent" if parted.equal else f"it differs from step {parted.step} on: {parted.first}"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.options.fields import json_option, single
-from unisono.cli.options.settings import PATH
+from unisono.cli.options.fields import result_options, single
+from unisono.cli.options.settings import RUN
 from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 from unisono.errors import ConfigError
@@ -23,7 +23,7 @@ _LONGEST_NAME = 40
 def computing_again(function: Any) -> Any:
     """Add the options of what computes steps of a run again: by which program, where, from which data."""
     for option in (
-        json_option,
+        result_options,
         click.option("--allow-drift", is_flag=True, help="Although software or CPU, or files of a script, differ."),
         single("data", "Recipes: where the data is now.", is_path=True),
         single("workers", "Number of processes.", default="1", short="-n", word="N"),
@@ -34,7 +34,7 @@ def computing_again(function: Any) -> Any:
 
 
 @click.command(short_help="Compute a past step of a run again, and compare.")
-@click.argument("directory", type=PATH, metavar="RUN")
+@click.argument("directory", type=RUN, metavar="RUN")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @single("step", "Which one; counted from 1.", of=STEPS, word="N", usual="the last one")
 @click.option("--detail", is_flag=True, help="Tell losses and gradients of single samples, ranges, histograms.")
@@ -57,7 +57,7 @@ def replay(
     from unisono.experiments.past import examine
     from unisono.experiments.past import replay as experiment
 
-    given |= {"tell": (lambda _: None) if as_json else tell}
+    given["tell"] = tell
     if pdb:
         return _debug(directory, args, replica, given, is_alone=not (as_json or detail))
     if not detail:
