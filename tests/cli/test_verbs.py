@@ -38,22 +38,26 @@ VERBS = dict(commands())
 
 # What is typed, with a run, a program and a picture in braces; in the order of the list of verbs.
 TYPED = {
-    "launch slurm": "--dry-run {script}", "launch mpi": "-n 2 --dry-run {script}", "launch ray": "-n 2 --dry-run {script}",
-    "launch kubernetes": "--dry-run --image i {script}",
-    "watch": "{run} {run}", "diff": "{run} {run}", "predict": "{run} {image}", "checkpoint list": "{run}", "checkpoint verify": "{run}",
-    "checkpoint export": "{run} {out}/model.safetensors", "checkpoint prune": "{run} --dry-run",
-    "bench collectives": "--explain ring", "doctor": "{script}", "report": "{run} -o {out}/page.html",
+    "launch slurm": "--dry-run {script}", "launch mpi": "-n 2 --dry-run {script}",
+    "launch ray": "-n 2 --dry-run {script}", "launch kubernetes": "--dry-run --image i {script}",
+    "watch": "{run} {run}", "diff": "{run} {run}", "predict": "{run} {image}", "checkpoint list": "{run}",
+    "checkpoint verify": "{run}", "checkpoint export": "{run} {out}/model.safetensors",
+    "checkpoint prune": "{run} --dry-run", "bench collectives": "--explain ring", "doctor": "{script}",
+    "report": "{run} -o {out}/page.html",
     "forecast": "--parameters 1e6 --sample-time 1ms --batch-size 64 -n 1,2",
 }  # fmt: skip
 # These start processes: what they do is tested with them, here only whether their answer is printed as it must be.
-SLOW = {"train": "digits -n 1 --limit 32 --epochs 1 --batch-size 16 --replicas 1", "verify": "digits -n 1,1 --limit 32 --epochs 1 --batch-size 16 --replicas 1",
-"replay": "{run} --step 2", "blame": "{run} --step 2 --show 0", "audit": "{run} --segments 1",
-        "fork": "{run} --step 2 --out {out}/fork", "checkpoint rehearse": "{run} --step 2",
-        "chaos": "digits -n 1 --kills 1 --fault kill-worker --limit 200 --epochs 2 --batch-size 16",
-        "bench strategies": "digits -n 1 --strategies exact --limit 64 --epochs 1",
-        "bench scaling": "digits -n 1 -r 1 --steps 4 --warmup 1 --out {out}/study",
-        "bench links": "digits -n 1 --ways exact -r 1 --steps 4",
-        "bench tune": "digits -r 1 --steps 4 --warmup 1 --loaders 0"}  # fmt: skip
+_FEW = "--limit 32 --epochs 1 --batch-size 16 --replicas 1"
+SLOW = {
+    "train": f"digits -n 1 {_FEW}", "verify": f"digits -n 1,1 {_FEW}", "replay": "{run} --step 2",
+    "blame": "{run} --step 2 --show 0", "audit": "{run} --segments 1", "fork": "{run} --step 2 --out {out}/fork",
+    "checkpoint rehearse": "{run} --step 2",
+    "chaos": "digits -n 1 --kills 1 --fault kill-worker --limit 200 --epochs 2 --batch-size 16",
+    "bench strategies": "digits -n 1 --strategies exact --limit 64 --epochs 1",
+    "bench scaling": "digits -n 1 -r 1 --steps 4 --warmup 1 --out {out}/study",
+    "bench links": "digits -n 1 --ways exact -r 1 --steps 4",
+    "bench tune": "digits -r 1 --steps 4 --warmup 1 --loaders 0",
+}  # fmt: skip
 
 
 @once

@@ -13,7 +13,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from adversary.options import commands
-from unisono.cli.main import unisono
+from unisono.cli.main import VERBS, unisono
 from unisono.cli.options.fields import ExplainedCommand, FieldOption, field_options, recipe_options
 from unisono.cli.options.run_file import read_run_file
 from unisono.cli.train import train
@@ -42,12 +42,12 @@ class Planted:
 
 @pytest.fixture(scope="module")
 def page():
-    """The reference page as the site has it."""
-    path = Path(__file__).parents[3] / "docs" / "conf.py"
-    spec = importlib.util.spec_from_file_location("conf", path)
+    """The pages of all verbs as the site has them."""
+    path = Path(__file__).parents[3] / "docs" / "generated.py"
+    spec = importlib.util.spec_from_file_location("generated", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return "".join(module.reference())
+    return "".join(map(module.help_of, VERBS))
 
 
 def sample(item: Option) -> object:

@@ -90,7 +90,10 @@ def test_a_reader_that_goes_away_is_141_without_a_word():
         ("train digits --out fresh", "train: interrupted. fresh holds no checkpoint yet. Again, from the beginning: "),
         ("train digits --out old", "train: interrupted. old holds the checkpoint of step 120. Go on with: "),
         ("verify digits -w 1,2", "verify: interrupted. Nothing is kept of the runs so far. Again: "),
-        ("bench strategies digits --strategies ddp", "bench: interrupted. Nothing is kept of the measurement. Again: "),
+        (
+            "bench strategies digits --strategies ddp",
+            "bench strategies: interrupted. Nothing is kept of the measurement. Again: ",
+        ),
         ("bench tune digits", "bench tune: interrupted. Nothing is kept of the measurement. Again: "),
         ("bench scaling digits", "bench scaling: interrupted. Nothing is kept of the measurement. Again: "),
     ],
