@@ -105,7 +105,7 @@ $(DOCS_STAMP): $(STAMP)
 docs: $(DOCS_STAMP)  ## the site, in build/docs; every warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
 
-figures:  ## write docs/figures.md anew, of the records in benchmarks/results
+figures:  ## write docs/figures.md, and the numbers that pages quote, of the records in benchmarks/results
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/figures.py
 
 bench: $(STAMP)  ## every benchmark, then docs/figures.md: 3 hours; goes on where it was. QUICK=1: half an hour. ONLY=NAME,... AGAIN=1 LIST=1

@@ -2,13 +2,15 @@
 
     python benchmarks/figures.py [--check]
 
-``--check`` writes nothing and ends with 1 where the page is not what the records give.
+``--check`` writes nothing and ends with 1 where the page is not what the records give. The same for the sentences of
+other pages that quote a figure (quoted.py).
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+import quoted
 from results import RESULTS, ROOT, Result, read
 
 PAGE = ROOT / "docs" / "figures.md"
@@ -155,7 +157,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    return 0
+    wrong = quoted.put(ROOT, given.results, is_check=given.check) if given.page == PAGE else []
+    print(*wrong, sep="\n", end="\n" * bool(wrong), file=sys.stderr)
+    return bool(wrong)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ MEANT = {
     "k8s": "kubernetes",
     "install": "quickstart",
     "horovod": "migration/horovod",
+    "cost": "costs",
+    "debug": "debug",
+    "OOM": "bigger-than-memory",
+    "hugging face": "hugging-face",
 }
 
 

@@ -1,0 +1,202 @@
+"""Sentences of README and docs that quote a figure: their numbers are those of the records in benchmarks/results.
+
+    python benchmarks/quoted.py [--check]
+
+writes the records' numbers into the sentences; ``--check`` writes nothing and ends with 1 where a page says something
+else. `make figures` does it too. A sentence is told here once, with holes for its numbers.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from results import RESULTS, ROOT, Result, ResultError, read
+
+HOLE = re.compile(r"\{[^{}]*\}")
+NUMBER = r"(-?[0-9][0-9.,]*[0-9]|[0-9])"
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a folder, by file."""
+
+    folder: Path
+
+    def all(self, file: str, what: str, **settings: object) -> list[Result]:
+        """Return a file's records whose claim begins with `what`, with these settings.
+
+        Raises:
+            ResultError: There is none.
+        """
+        found = [result for result in read(self.folder / f"{file}.json") if result.what.startswith(what)]
+        found = [one for one in found if all(one.settings.get(key) == value for key, value in settings.items())]
+        if not found:
+            raise ResultError(f"{file}.json: expected a record {what!r} with {settings}, found none")
+        return found
+
+    def median(self, file: str, what: str, **settings: object) -> float:
+        """Return the median of one claim, of which there may be several records, each beside another peer.
+
+        Raises:
+            ResultError: There is none, or there are several.
+        """
+        found = {one.median for one in self.all(file, what, **settings) if one.what == what}
+        if len(found) != 1:
+            raise ResultError(f"{file}.json: expected one median for {what!r} with {settings}, found {sorted(found)}")
+        return float(found.pop())
+
+    def ratios(self, file: str, what: str, **settings: object) -> tuple[float, float]:
+        """Return the least and the largest ratio of several records."""
+        found = [one.ratio for one in self.all(file, what, **settings) if one.ratio is not None]
+        return min(found), max(found)
+
+
+def peak(records: Records, who: str) -> tuple[float, float]:
+    """Return the peak memory of a rank, with short parts and with long ones."""
+    short, long = (f"peak memory of a rank, {who}, parts of {tokens} tokens" for tokens in (16, 128))
+    return records.median("memory", short), records.median("memory", long)
+
+
+def most_memory(records: Records) -> float:
+    """Return the most that `exact` with 8 replicas takes, over DDP on as many ranks."""
+    pairs = [("1 rank", "1 rank"), ("2 ranks", "2 ranks, shared memory"), ("2 ranks", "2 ranks, sockets")]
+    return max(
+        mine / ddp
+        for theirs, ours in pairs
+        for mine, ddp in zip(peak(records, f"exact V=8, {ours}"), peak(records, f"DDP, {theirs}"), strict=True)
+    )
+
+
+def between(records: Records, link: str) -> tuple[float, float]:
+    """Return the ratios of a step on two hosts, two replicas, to DDP's."""
+    claims = [f"a step of {model} on 2 hosts, link {link}" for model in ("GatedCNN", "GPT", "MLP", "SimpleCNN")]
+    found = [records.ratios("hosts", claim, replicas=2) for claim in claims]
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+def slower(records: Records, model: str, peer: str) -> float:
+    """Return how many times as long a step with 8 replicas on one process takes."""
+    found = records.all("replicas_cost", f"a step of Run with its replicas on one process, {model}", replicas=8)
+    (ratio,) = [one.ratio for one in found if one.peer == peer]
+    return 1 / ratio
+
+
+def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+    """Return page, sentence with holes, and the numbers of the holes."""
+    hosts = [between(records, link) for link in ("200mbit", "1gbit", "none")]
+    one_host = records.ratios("exact_vs_ddp", "a step of Run", ranks=2)
+    restart = records.median("restart_time", "from SIGKILL of a worker to the next step")
+    chaos = records.median("chaos", "next step after a fault, fingerprint equal to the undisturbed run's")
+    flat = tuple(value for pair in hosts for value in pair)
+    for page in ("README.md", "docs/costs.md"):
+        yield page, "{:.2f} to {:.2f} times that of DDP over gloo (2 CPU ranks, three models)", one_host
+        fast_and_slow = "{:.1f} to {:.1f} at 1 Gbit/s, {:.1f} to {:.1f} without a limit"
+        yield page, "{:.1f} to {:.1f} times that of DDP at 200 Mbit/s, " + fast_and_slow, flat
+        yield page, "at most {:.2f} times DDP's, for a transformer with 50 M parameters", (most_memory(records),)
+        yield page, "in the same step; else {:.1f} s, from the last checkpoint", (restart,)
+    yield "docs/recovery.md", "on an idle machine the median was {:.1f} s", (chaos,)
+    plain = [slower(records, model, "plain torch, one batch") for model in ("SimpleCNN", "transformer 5.3 M")]
+    yield "docs/costs.md", "takes {:.2f} (SimpleCNN) and {:.2f} times (a transformer) as long", tuple(plain)
+    waits = "the training waits for a checkpoint, copied beside the next step"
+    yield (
+        "docs/costs.md",
+        "waits {:.0f} ms for a checkpoint of 390 MB; `torch.save` takes {:.0f} ms",
+        (
+            records.median("checkpoint_stall", waits),
+            records.median("checkpoint_stall", waits) * records.ratios("checkpoint_stall", waits)[1],
+        ),
+    )
+    yield (
+        "docs/costs.md",
+        "{:.1f} s from the command to the first step of MNIST",
+        (records.median("first_step", "from the command to the first step of MNIST"),),
+    )
+    yield "docs/costs.md", "needs {:.1f} GB of disk", (records.median("tests", "disk that a newcomer needs") / 1000,)
+    yield (
+        "docs/costs.md",
+        "a witness in every step adds {:.0f} % of CPU time (4 workers, 8 replicas)",
+        (records.median("witness", "CPU time of all ranks that a witness in every step adds"),),
+    )
+    phases = records.all("phase_cost", "stamps and records of phases, of the smallest step")
+    yield "docs/costs.md", "at most {:.1f} % of the smallest step", (max(one.median for one in phases),)
+    two = [records.ratios("scaling_pictures", f"{job} on 2 workers")[0] for job in ("mnist", "imdb")]
+    yield "docs/scaling.md", "{:.1f} and {:.1f} times as fast on 2 cores", tuple(two)
+    for row, who in MEMORY.items():
+        parts = zip(*(peak(records, one) for one in who), strict=True)
+        yield "docs/strategies.md", row, tuple(value for part in parts for value in part)
+
+
+#: rows of the table of memory in docs/strategies.md, and whose figures stand there
+MEMORY = {
+    "| torch, 1 rank | 3 + 1 | {:.0f} MB | {:.0f} MB |": ("torch, 1 rank",),
+    "| DDP, 1 rank | 3 + 2 | {:.0f} MB | {:.0f} MB |": ("DDP, 1 rank",),
+    "| `exact`, V = 1, 1 rank | 3 + 1 | {:.0f} MB | {:.0f} MB |": ("exact V=1, 1 rank",),
+    "| `exact`, V = 8, 1 rank | 3 + 3 | {:.0f} MB | {:.0f} MB |": ("exact V=8, 1 rank",),
+    "| DDP, 2 ranks; with `gradient_as_bucket_view` | 3 + 2; 3 + 1 | {:.0f}; {:.0f} MB | {:.0f}; {:.0f} MB |": (
+        "DDP, 2 ranks",
+        "DDP with bucket views, 2 ranks",
+    ),
+    "| `exact`, V = 2, 2 ranks; over sockets | 3 + 1 | {:.0f}; {:.0f} MB | {:.0f}; {:.0f} MB |": (
+        "exact V=2, 2 ranks, shared memory",
+        "exact V=2, 2 ranks, sockets",
+    ),
+    "| `exact`, V = 8, 2 ranks; over sockets | 3 + 2 | {:.0f}; {:.0f} MB | {:.0f}; {:.0f} MB |": (
+        "exact V=8, 2 ranks, shared memory",
+        "exact V=8, 2 ranks, sockets",
+    ),
+    "| `fsdp`, V = 8, 2 ranks | 3/2 + 2 | {:.0f} MB | {:.0f} MB |": ("fsdp V=8, 2 ranks",),
+}
+
+
+def filled(text: str, sentence: str, values: tuple[float, ...]) -> tuple[str, str, str]:
+    """Return a page with the numbers put into a sentence, and the sentence as it was and as it is.
+
+    Raises:
+        ResultError: The page does not have the sentence exactly once.
+    """
+    holes = HOLE.findall(sentence)
+    parts = [r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in HOLE.split(sentence)]
+    found = list(re.finditer(NUMBER.join(parts), text))
+    if len(found) != 1 or len(holes) != len(values):
+        raise ResultError(f"expected the sentence {sentence!r} once, found it {len(found)} times")
+    (match,) = found
+    now = match[0]
+    for place in range(len(holes), 0, -1):
+        start, end = match.start(place) - match.start(), match.end(place) - match.start()
+        now = now[:start] + holes[place - 1].format(values[place - 1]) + now[end:]
+    return text[: match.start()] + now + text[match.end() :], match[0], now
+
+
+def put(root: Path, folder: Path, *, is_check: bool) -> list[str]:
+    """Fill the sentences of the pages below `root`; return what is wrong (with `is_check`, also what would change)."""
+    wrong = []
+    for page, sentence, values in quotes(Records(folder)):
+        path = root / page
+        try:
+            text, was, now = filled(path.read_text(), sentence, values)
+        except ResultError as error:
+            wrong.append(f"{page}: {error}. Hint: change the sentence in benchmarks/quoted.py with the page's")
+            continue
+        if was != now and is_check:
+            wrong.append(f"{page}: expected {now!r}, as the records give it, found {was!r}. Hint: make figures")
+        elif was != now:
+            path.write_text(text)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; code 1 where a page says something else")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the records")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder of README.md and docs")
+    given = parser.parse_args()
+    wrong = put(given.root, given.results, is_check=given.check)
+    print(*wrong, sep="\n", end="\n" * bool(wrong), file=sys.stderr)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
