@@ -49,7 +49,8 @@ def names_in_python() -> Iterator[tuple[str, str]]:
         yield from ((parameter, owner) for parameter in parameters(thing))
         if not inspect.isclass(thing):
             continue
-        for name in {*dir(thing)} - {*dir(Exception)}:
+        pythons = {*dir(Exception)} | ({*dir(dict)} if issubclass(thing, dict) else set())
+        for name in {*dir(thing)} - pythons:
             if not name.startswith("_"):
                 yield name, owner
                 yield from ((parameter, f"{owner}.{name}") for parameter in parameters(getattr(thing, name)))

@@ -41,6 +41,7 @@ PUBLIC = [
     "Precision",
     "RankDivergence",
     "Recall",
+    "Result",
     "Run",
     "RunStopped",
     "ScoreMismatch",

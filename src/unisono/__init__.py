@@ -95,6 +95,7 @@ _HOMES = {
         "metrics.labels": "ConfusionMatrix F1 Precision Recall",
         "metrics.rates": "Perplexity Throughput",
         "metrics.spans": "SpanF1",
+        "observe.result": "Result",
         "recipes.trained.load": "load",
         "strategies.catalog": "strategy",
         "train.callbacks.base": "Callback",

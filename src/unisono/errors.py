@@ -124,3 +124,6 @@ class RunStopped(SystemExit):
     def __init__(self, step: int) -> None:
         super().__init__(self.exit_code)
         self.step = step
+
+    def __str__(self) -> str:
+        return f"stopped after step {self.step}, and saved; the same call goes on"

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp": ("fsdp", {}),
     "model_parallel": ("model_parallel", {}),
     "dp": ("dp", {"devices": 3}),
-    "balanced_dp": ("balanced_dp", {"devices": 3, "gpu0_bsz": 2, "batch_chunk": 2}),
+    "balanced_dp": ("balanced_dp", {"devices": 3, "gpu0_bsz": 4, "batch_chunk": 2}),
     "pipeline": ("pipeline", {}),
     "pipeline-gpipe": ("pipeline", {"schedule": "gpipe", "stages": 3}),
     "pipeline-interleaved": ("pipeline", {"schedule": "interleaved"}),

@@ -60,6 +60,23 @@ def test_sample_counts_are_exact(devices, gpu0, batch, sizes):
     assert [size for size in dp.sizes if size] == sizes
 
 
+@pytest.mark.parametrize(("gpu0", "chunks", "sizes"), [
+    (4, 2, [2, 4, 4]), (4, 1, [4, 3, 3]), (5, 2, [2, 4, 4]), (1, 2, [0, 5, 5]), (0, 1, [0, 5, 5]), (-1, 2, [4, 3, 3]),
+])  # fmt: skip
+def test_the_first_device_s_samples_are_those_of_a_step(gpu0, chunks, sizes):
+    """As in the original: `gpu0_bsz // batch_chunk` of each pass, here of 10 samples; -1 is plain DataParallel."""
+    dp = engine(nn.Linear(64, 10), devices=3, gpu0_bsz=gpu0, batch_chunk=chunks)
+    dp.forward(torch.randn(10, 64))
+    assert dp.sizes == sizes
+
+
+def test_the_share_is_even_where_nothing_is_said():
+    """The default is the original's -1: the sizes and the bits of `dp`."""
+    plain, balanced = (train(None, unisono.strategy(name, devices=3)) for name in ("dp", "balanced_dp"))
+    assert plain["weights"] == balanced["weights"]
+    assert balanced["weights"] != train(None, unisono.strategy("balanced_dp", devices=3, gpu0_bsz=1))["weights"]
+
+
 def test_keyword_arguments_alone_are_scattered_and_failures_name_the_device():
     """The original fails on inputs that are keyword arguments only, and swallows errors."""
     model = Recorder()

@@ -1,5 +1,6 @@
 """The page that a worker and its launcher share."""
 
+import math
 import os
 import stat
 import time
@@ -28,6 +29,24 @@ def test_what_is_told_is_read(tmp_path):
     worker.done(7)
     del worker
     assert (launcher.read().done, launcher.read().replica) == (7, -1)
+
+
+def test_what_is_only_shown(tmp_path):
+    """The last step and a loss, also one that four bytes cannot hold; samples do not run over them."""
+    heartbeat = HeartbeatPage.create(tmp_path / "heartbeat-0")
+    heartbeat.ends(69)
+    heartbeat.done(7, 0.25)
+    heartbeat.take_up(0, bytes(8 * 1000))
+    heartbeat.was_alone()
+    heartbeat.ask_stop()
+    assert (heartbeat.read().last, heartbeat.read().loss, heartbeat.read().is_alone) == (69, 0.25, True)
+    for loss, shown in ((1e300, math.inf), (-1e300, -math.inf), (math.inf, math.inf)):
+        heartbeat.done(8, loss)
+        assert heartbeat.read().loss == shown
+    heartbeat.done(9, math.nan)
+    assert math.isnan(heartbeat.read().loss)
+    heartbeat.ends(2**40)
+    assert heartbeat.read().last == 2**32 - 1
 
 
 def test_long_batches_are_cut(tmp_path):

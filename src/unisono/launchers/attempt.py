@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
+from unisono.launchers.cell import CellBar, cell_bar
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill, load_reports
@@ -22,7 +23,7 @@ from unisono.launchers.supervision.replacements import Replacements
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Event, Events, OutputBroken, Signalled, WorkerGroup, next_event
-from unisono.system.heartbeat import STEPPING
+from unisono.system.heartbeat import STEPPING, Reading
 from unisono.system.messages import tell
 
 # How long to wait for a better culprit after the first failure that blames a peer.
@@ -64,10 +65,11 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
     """
     with scratch_directory() as directory, _reserved_port() as port:
         group = WorkerGroup(spec, directory, events)
+        bar = cell_bar(is_shown=spec.output != "quiet")
         memory_kills = count_kills()
         try:
             group.start(port)
-            outcome = _supervise(group, events, memory_kills)
+            outcome = _supervise(group, events, memory_kills, bar)
             # Before a restart the survivors' work is lost anyway; else they may end in their own way.
             is_lost = isinstance(outcome, Failed) and spec.max_restarts > 0
             if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
@@ -78,18 +80,31 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
             outcome = Failed(error, Ending(rank=group.num_started, what="could not be started"))
         finally:
             group.close()
+        bar.end(functools.partial(_told, group), _in_words(outcome), getattr(outcome, "error", None))
     if outcome is None:
         _tell_of_loners(group)
         return OutputBroken() if group.is_output_broken else group.interrupted
     return outcome
 
 
-def _supervise(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome:
+def _told(group: WorkerGroup) -> dict[int, Reading]:
+    """Return what the workers have told, by rank, also those that have ended."""
+    return {rank: group.last_reading(rank) for rank in group.ranks}
+
+
+def _in_words(outcome: Outcome) -> str:
+    if isinstance(outcome, Stopped):
+        return f"stopped after step {outcome.step}, and saved"
+    return "done" if outcome is None else "failed" if isinstance(outcome, Failed) else "stopped"
+
+
+def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellBar) -> Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
     live = _live_recovery(group)
     supervisor = Supervisor(group, live)
     while group.running:
         _tend(live, group)
+        bar.look(functools.partial(_told, group))
         event = next_event(events, time.monotonic() + _LOOK_S)
         if live is not None and (live.look() or _heard(live, group, event)):
             return _find_failure(group, events, memory_kills)
@@ -234,7 +249,7 @@ def _find_failure(group: WorkerGroup, events: Events, memory_kills: int) -> Outc
 
 
 def _ending(group: WorkerGroup, root: Failure, message: str) -> Ending:
-    told = {rank: group.last_reading(rank) for rank in group.ranks}
+    told = _told(group)
     last, report = told[root.rank], root.report
     return Ending(
         rank=-1 if root.is_secondary or root.rank not in group.spec.ranks else root.rank,

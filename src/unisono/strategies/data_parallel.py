@@ -5,8 +5,8 @@ each with its own copy of the module tree that shares the parameters, so that th
 Buffers of the first copy are the model's own, those of the others are thrown away, as in torch's DataParallel. Where
 the forward pass draws random numbers, logical devices take turns, since they share one generator.
 
-`balanced_dp` gives the first device, which also holds the gathered outputs and the optimizer's state, `gpu0_bsz`
-samples, and the others equal shares of the rest (see `split.balanced_sizes`).
+`balanced_dp` gives the first device, which also holds the gathered outputs and the optimizer's state, ``gpu0_bsz //
+batch_chunk`` samples of each forward pass, and the others equal shares of the rest (see `split.balanced_sizes`).
 """
 
 import threading
@@ -56,7 +56,7 @@ class DataParallel(Replicated):
         """See `Replicated.forward`: scatter, replicate, run, gather."""
         dim = self.options.dim
         batch = _size_along((args, kwargs), dim)
-        first = self.options.gpu0_bsz if isinstance(self.options, BalancedDPOptions) else None
+        first = self.options.first if isinstance(self.options, BalancedDPOptions) else None
         count = len(self._devices)
         self.sizes = [len(p) for p in cut(batch, count)] if first is None else balanced_sizes(batch, first, count)
         used = [index for index, size in enumerate(self.sizes) if size]

@@ -261,9 +261,15 @@ class BalancedDPOptions(DPOptions):
     summary: ClassVar[str] = "DataParallel whose first device takes fewer samples: gpu0_bsz, batch_chunk"
 
     gpu0_bsz: int = option(
-        0, "Samples of each forward pass that the first device takes.", of=Count(0, 10**9, "samples")
-    )
+        -1, "Samples of a step that the first device takes, shared out over its passes; -1: as many as the others.",
+        of=Count(-1, 10**9, "samples"),
+    )  # fmt: skip
     batch_chunk: int = option(1, "Cut every batch into so many forward passes that add up.", of=MICRO_BATCHES)
+
+    @property
+    def first(self) -> int | None:
+        """Samples of a forward pass that the first device takes; None: as `dp` shares them out."""
+        return None if self.gpu0_bsz < 0 else self.gpu0_bsz // self.batch_chunk
 
     def default_replicas(self, world_size: int) -> int:
         """See `StrategyOptions.default_replicas`: one a chunk."""

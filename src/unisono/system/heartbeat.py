@@ -5,6 +5,7 @@ life, its step and what it is doing; the launcher writes one word: stop. Plain s
 telling costs no system call, and the last words of a killed worker can still be read. Must not import torch.
 """
 
+import math
 import mmap
 import os
 import struct
@@ -25,10 +26,13 @@ _HEAD = struct.Struct("<QqqqqQIiI16s")
 _BEATS, _PID, _STEP, _DONE, _SAVED, _TICKS = range(0, 48, 8)
 _STATE, _REPLICA, _NUM_SAMPLES, _PHASE = range(48, 64, 4)
 _STOP = 80  # launcher
-_ALONE = 84  # worker
+_ALONE = 84  # worker, as all that follows
+_LAST, _LOSS = 88, 92
 _SAMPLES = 96
 _MOST_SAMPLES = (_BYTES - _SAMPLES) // 8
 _LONG, _ULONG, _INT, _UINT = struct.Struct("<q"), struct.Struct("<Q"), struct.Struct("<i"), struct.Struct("<I")
+_SHOWN, _FLOAT = struct.Struct("<If"), struct.Struct("<f")
+_MOST_LOSS = 3e38  # of four bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +50,8 @@ class Reading:
     phase: str = ""  #: What it is doing: ``data``, ``compute``, ``reduce``, ...
     samples: tuple[int, ...] = ()  #: Indices of the replica's micro-batch, cut after 500.
     is_alone: bool = False  #: Whether it has ended, and has trained without any other.
+    last: int = 0  #: The step that is to be the last, 0 while it is not known.
+    loss: float = 0.0  #: Of the last step that is done, rounded: to be shown, not to be compared.
 
     @property
     def is_joined(self) -> bool:
@@ -85,11 +91,12 @@ class HeartbeatPage:
     def read(self) -> Reading:
         """Return what the worker has told so far."""
         beats, pid, step, done, saved, ticks, state, replica, count, phase = _HEAD.unpack_from(self._page, 0)
+        last, loss = _SHOWN.unpack_from(self._page, _LAST)
         return Reading(
             beats=beats, pid=pid, step=step, done=done, saved=saved, ticks=ticks, state=state, replica=replica,
             phase=phase.rstrip(b"\0").decode(errors="replace"),
             samples=struct.unpack_from(f"<{min(count, _MOST_SAMPLES)}q", self._page, _SAMPLES),
-            is_alone=self._page[_ALONE] != 0,
+            is_alone=self._page[_ALONE] != 0, last=last, loss=loss,
         )  # fmt: skip
 
     def ask_stop(self) -> None:
@@ -136,10 +143,16 @@ class HeartbeatPage:
             return
         _LONG.pack_into(self._page, _STEP, step)
 
-    def done(self, step: int) -> None:
-        """Say which step is finished."""
+    def ends(self, last: int) -> None:
+        """Say which step is to be the last."""
+        _UINT.pack_into(self._page, _LAST, min(max(last, 0), 2**32 - 1))
+
+    def done(self, step: int, loss: float | None = None) -> None:
+        """Say which step is finished, and with which loss."""
         if not self.is_read:
             return
+        if loss is not None:
+            _FLOAT.pack_into(self._page, _LOSS, math.copysign(math.inf, loss) if abs(loss) > _MOST_LOSS else loss)
         _LONG.pack_into(self._page, _DONE, step)
         _INT.pack_into(self._page, _REPLICA, -1)
 

@@ -49,6 +49,10 @@ class LauncherLink:
         self._heartbeat.saved(step)
         self._heartbeat.done(step)
 
+    def ends(self, last: int) -> None:
+        """Say which step is to be the last."""
+        self._heartbeat.ends(last)
+
     def begin(self, step: int) -> None:
         """Say that a step is about to begin."""
         self.phases.begin(step)
@@ -83,11 +87,11 @@ class LauncherLink:
         if self._heartbeat.is_read:
             self._heartbeat.note(b"update")
 
-    def done(self, step: int) -> None:
-        """Say that a step's update is finished."""
+    def done(self, step: int, loss: float | None = None) -> None:
+        """Say that a step's update is finished; `loss` is what a notebook shows."""
         self.phases.enter(OTHER)
         if self._heartbeat.is_read:
-            self._heartbeat.done(step)
+            self._heartbeat.done(step, loss)
             self._heartbeat.note(b"record")
 
     def saved(self, step: int) -> None:

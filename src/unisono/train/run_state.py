@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import nn
 
 from unisono.checkpoint.interchange import Loaded
 from unisono.collectives.transport import Transport
 from unisono.errors import ConfigError
+from unisono.observe.result import Result, html_table
 from unisono.strategies.options import StrategyOptions
+from unisono.strategies.precision import MixedPrecision
+from unisono.system.words import counted
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.pretrained_weights import load_on_all, load_prepared
@@ -17,6 +21,7 @@ from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.joined import Joined
 from unisono.train.steps.stepper import Stepper
 from unisono.train.trained_parts import Parts
+from unisono.world import World
 
 
 class RunState:
@@ -24,6 +29,13 @@ class RunState:
 
     transport: Transport
     strategy: StrategyOptions
+    world: World
+    seed: int
+    replicas: int
+    threads: int
+    device: torch.device
+    directory: Path | None
+    precision: MixedPrecision
     first_look: FirstLook
     _joined: Joined
     _progress: RunProgress
@@ -80,9 +92,21 @@ class RunState:
         """Return the SHA-256 over the model's parameters and buffers in name order."""
         return self._progress.fingerprint(self._prepared())
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         """Return what ``result.json`` holds; empty before the last step is done."""
-        return dict(self._progress.result)
+        return Result(self._progress.result)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a run: its settings, and how far it is."""
+        world, result, progress = self.world, self._progress.result, self._progress
+        rows = [
+            ("step", progress.done), ("finished", "yes" if result else "no"), ("seed", self.seed),
+            ("replicas", f"{self.replicas} on {counted(world.world_size, 'worker')}, this is rank {world.rank}"),
+            ("strategy", self.strategy.name), ("precision", self.precision.name), ("device", self.device),
+            ("threads", self.threads), ("out", self.directory or "nothing is kept"),
+            *((name, result[name]) for name in ("fingerprint",) if name in result), *result.get("metrics", {}).items(),
+        ]  # fmt: skip
+        return html_table("Run", rows)
 
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""

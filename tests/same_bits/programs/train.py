@@ -64,7 +64,7 @@ TRAININGS = {
     "ps-two-servers": Training(strategy="ps", options={"servers": 2}, optimizer=adam),
     "ps_async": Training(strategy="ps_async", options={"max_staleness": 2}, optimizer=sgd),
     "dp": Training(strategy="dp", options={"devices": 3}),
-    "balanced_dp": Training(strategy="balanced_dp", options={"devices": 3, "gpu0_bsz": 2, "batch_chunk": 2}),
+    "balanced_dp": Training(strategy="balanced_dp", options={"devices": 3, "gpu0_bsz": 4, "batch_chunk": 2}),
     "model_parallel": Training(strategy="model_parallel", optimizer=sgd),
 }
 

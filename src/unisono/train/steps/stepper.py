@@ -94,6 +94,7 @@ class Stepper:
         progress.loops = [progress.loops[0] + 1, last]
         self.open(loader, score)
         first = progress.done + 1
+        self._link.ends(last)
         if first > last:
             progress.tell_complete(last)
         if self._live is not None and self.parts.takes_closure:
@@ -212,7 +213,7 @@ class Stepper:
         progress.is_stopping = was_asked or (gradients.is_stop_asked and self._record.path is not None)
         if updates is None:
             progress.done = batch.step
-        link.done(progress.done)
+        link.done(progress.done, gradients.loss)
         parts.updated()
         progress.usage.end(len(batch.indices), is_first=not progress.is_within)
         self._between.at("after", *objective.key(batch.step))

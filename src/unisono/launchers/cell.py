@@ -1,0 +1,106 @@
+"""A launch in the cell of a notebook: how far the workers are, drawn again while they run.
+
+In: what the workers have told, on their heartbeat pages. Out: HTML in the cell; nothing outside of a kernel of Jupyter.
+Must not import torch.
+"""
+
+import importlib
+import linecache
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from html import escape
+from typing import Any, final
+
+from unisono.system.heartbeat import Reading
+
+_DRAWN_EVERY_S = 0.5
+_GROUND, _FULL = "rgba(128,128,128,.3)", "#0072b2"  # to be seen on light and dark pages
+_SHOWN_RANKS = 16
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*$(?!\n    )', re.MULTILINE)  # without its line of source
+_DOT = " \N{MIDDLE DOT} "
+
+
+@final
+class CellBar:
+    """Draws the state of one attempt of a launch.
+
+    Args:
+        show: Puts HTML in the place of what it has put there before; None draws nothing.
+    """
+
+    def __init__(self, show: Callable[[str], None] | None) -> None:
+        self._show = show
+        self._began = self._drawn = time.monotonic()
+        self._first: tuple[int, float] | None = None  # the first step that was seen to be done, and when
+
+    def look(self, read: Callable[[], Mapping[int, Reading]]) -> None:
+        """Draw what the workers have told, by rank, if it is time to."""
+        now = time.monotonic()
+        if self._show is not None and now - self._drawn >= _DRAWN_EVERY_S:
+            self._drawn = now
+            self._show(self.html(read(), now))
+
+    def end(self, read: Callable[[], Mapping[int, Reading]], words: str, error: Exception | None = None) -> None:
+        """Draw the last state, with how it ended; an error is shown by the notebook as the worker's."""
+        if self._show is not None:
+            self._show(self.html(read(), time.monotonic(), words))
+        if self._show is not None and error is not None:
+            setattr(error, "_render_traceback_", lambda: [with_lines(f"{type(error).__name__}: {error}")])  # noqa: B010
+
+    def html(self, readings: Mapping[int, Reading], now: float, ended: str = "") -> str:
+        """Return the drawing at a time (`time.monotonic`); `ended` says how the launch ended, if it has."""
+        ahead = max(readings.values(), key=lambda reading: (reading.done, reading.last), default=Reading())
+        if self._first is None and ahead.done:
+            self._first = ahead.done, now
+        words = [f"{len(readings)} worker{'s' * (len(readings) != 1)}"]
+        if ahead.last:
+            words.append(f"step {ahead.done:,} of {ahead.last:,}")
+        elif ahead.done:
+            words.append(f"step {ahead.done:,}")
+        if math.isfinite(ahead.loss):
+            words.append(f"loss {ahead.loss:.4f}")
+        words += [ended, f"{now - self._began:.1f} s"] if ended else self._speed(ahead, now)
+        share = min(1.0, ahead.done / ahead.last) if ahead.last else 0.0
+        ranks = [f"rank {rank}: {reading.phase or 'starting'}" for rank, reading in sorted(readings.items())]
+        more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+        below = "" if ended else _DOT.join(ranks[:_SHOWN_RANKS]) + more
+        return (
+            f'<div style="max-width:44em"><div>{escape(_DOT.join(words))}</div>'
+            f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share:.0%}" '
+            f'style="height:6px;margin:3px 0;border-radius:3px;background:{_GROUND}">'
+            f'<div style="height:6px;border-radius:3px;width:{share:.1%};background:{_FULL}"></div></div>'
+            f'<div style="font-size:85%;opacity:.75">{escape(below)}</div></div>'
+        )
+
+    def _speed(self, ahead: Reading, now: float) -> list[str]:
+        """Return steps a second and the time left, once two steps have been seen."""
+        if self._first is None or ahead.done <= self._first[0]:
+            return [f"{now - self._began:.0f} s"]
+        speed = (ahead.done - self._first[0]) / max(now - self._first[1], 1e-9)
+        left = [f"{timedelta(seconds=round((ahead.last - ahead.done) / speed))} left"] if ahead.last else []
+        return [f"{speed:,.1f} steps/s", *left]
+
+
+def with_lines(text: str) -> str:
+    """Return a worker's traceback with the lines of cells in it: workers have no file of a cell, this process has."""
+
+    def with_line(found: re.Match[str]) -> str:
+        line = linecache.getline(found[1], int(found[2])).strip()
+        return f"{found[0]}\n    {line}" if line else found[0]
+
+    return _FRAME.sub(with_line, text)
+
+
+def cell_bar(*, is_shown: bool = True) -> CellBar:
+    """Return what draws in the cell that is running; it draws nothing outside of a kernel of Jupyter."""
+    ipython: Any = sys.modules.get("IPython")  # where it is not loaded, this is no notebook
+    shell = ipython.get_ipython() if is_shown and ipython is not None else None
+    if getattr(shell, "kernel", None) is None:
+        return CellBar(None)
+    in_cells: Any = importlib.import_module("IPython.display")
+    handle = in_cells.display(in_cells.HTML(""), display_id=True)
+    return CellBar(lambda html: handle.update(in_cells.HTML(html)))

@@ -1,0 +1,54 @@
+"""What a run has come to, as a dictionary that notebooks show as a table (pure, but for `Result.read`)."""
+
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import Any, Self, final
+
+from unisono.errors import DataError
+from unisono.observe.compare import read_object
+
+_LATER = ("fingerprint", "metrics")  # shown by themselves
+
+
+def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
+    """Return a table of names and values, in the colours of the page that it is put on."""
+    cells = "".join(
+        f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
+        f'<td style="text-align:left;overflow-wrap:anywhere">{escape(_shown(value))}</td></tr>'
+        for name, value in rows
+    )
+    return f'<table><caption style="text-align:left;font-weight:600">{escape(title)}</caption>{cells}</table>'
+
+
+@final
+class Result(dict[str, Any]):
+    """What ``result.json`` holds: fingerprint, metrics, steps, seconds; a notebook shows it as a table."""
+
+    @classmethod
+    def read(cls, run: str | Path) -> Self:
+        """Return the result of a run directory.
+
+        Raises:
+            DataError: There is none: the run has not come to its end, or it is no run directory.
+        """
+        found = read_object(Path(run) / "result.json")
+        if not found:
+            raise DataError(
+                f"expected {Path(run) / 'result.json'}, which a run writes at its end, found nothing there. "
+                f"Hint: start the run again with out={str(run)!r}, it goes on; or name another directory."
+            )
+        return cls(found)
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return html_table("No result yet: the last step is not done", [])
+        metrics = [(name, value) for name, value in self.get("metrics", {}).items()]
+        rest = [(name, value) for name, value in self.items() if name not in _LATER and not isinstance(value, dict)]
+        return html_table("Result", [("fingerprint", self.get("fingerprint", "")), *metrics, *rest])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
