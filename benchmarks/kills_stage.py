@@ -46,7 +46,7 @@ def comm_of(stage: int) -> str:
 
 
 def start_launcher(
-    job: Path, args: list[str], *, workers: int, folder: Path, temporary: Path, is_forked: bool = True
+    job: Path, args: list[str], *, workers: int, folder: Path, temporary: Path, is_forked: bool = True, **more: Any
 ) -> int:
     """Start a launcher of `job` in `folder`, and return its process id.
 
@@ -57,6 +57,7 @@ def start_launcher(
         folder: Where it runs; what is said there goes to ``launchers.log``.
         temporary: Its directory for temporary files, new.
         is_forked: Whether workers start by forking; else they are programs of their own.
+        more: Of the `LaunchSpec`.
     """
     stage = os.getpid()
     temporary.mkdir(mode=0o700)
@@ -70,9 +71,8 @@ def start_launcher(
         os.chdir(folder)
         if is_forked:
             worker_group.subprocess = _Forking(stage)  # type: ignore[assignment]
-        spec = LaunchSpec(
-            target=ScriptTarget(path=str(job), args=tuple(args)), workers=workers, threads=1, max_restarts=3
-        )
+        target, settings = ScriptTarget(path=str(job), args=tuple(args)), {"threads": 1, "max_restarts": 3, **more}
+        spec = LaunchSpec(target=target, workers=workers, **settings)
         return perform("run", lambda: run_local(spec))
 
     return fork(launch)
