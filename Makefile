@@ -15,7 +15,7 @@ EXAMPLES := build/examples
 EXAMPLES_STAMP := $(EXAMPLES)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults adversary same-bits cluster public examples test-all coverage check docs figures bench format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults live adversary same-bits cluster public examples test-all coverage check docs figures bench format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -49,6 +49,9 @@ test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
 
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 	$(BIN)/python -m pytest tests/faults
+
+live: $(STAMP)  ## 1,000 SIGKILLs that the others live through: half an hour; goes on where it was (build/bench/live)
+	$(BIN)/python benchmarks/live_kills.py $(if $(KILLS),--kills $(KILLS))
 
 adversary: $(STAMP)  ## ten thousand drawn cases of combinations, kills, damages and options; an hour; goes on where it was
 	cd tests && ../$(BIN)/python -m adversary --cases $(CASES) --seed $(SEED) --log ../build/adversary-$(SEED).jsonl

@@ -118,6 +118,11 @@ def kills() -> str:
     return str(BUILD / "kills")
 
 
+def live() -> str:
+    """Return where the kills that are lived through go on."""
+    return str(BUILD / "live")
+
+
 def lacking_network() -> str:
     """Return why no hosts can be made."""
     if os.geteuid() != 0:
@@ -128,7 +133,8 @@ def lacking_network() -> str:
 
 IMDB = "imdb/aclImdb_labelled_50k.tar.gz"
 PLACES: dict[str, Callable[[], str]] = {
-    "imdb": lambda: data(IMDB), "mnist": lambda: data("mnist"), "others": others, "lines": lines, "kills": kills
+    "imdb": lambda: data(IMDB), "mnist": lambda: data("mnist"), "others": others, "lines": lines, "kills": kills,
+    "live": live,
 }  # fmt: skip
 PYTHONS: dict[str, Callable[[], str]] = {"others": others, "extras": extras}
 HINT = "Hint: a directory in UNISONO_TEST_DATA"
@@ -202,6 +208,11 @@ TABLE = (
     to_accuracy("seeds", "mnist", 14, "", by_name=True),
     to_accuracy("seeds", "imdb", 40, "--epochs 3", by_name=True),
     Benchmark("past-steps", "past_steps.py", 30, by_name=True),
+    Benchmark("live-kills", "live_kills.py {live}", 25, resumes=True, by_name=True,  # make live
+              recorded=("python benchmarks/live_kills.py",) * 2),
+    Benchmark("live-cost", "live_kills.py --only cost", 2, by_name=True),
+    Benchmark("live-beside", "live_kills.py --only restart", 3, by_name=True),
+    Benchmark("live-picture", "live_kills.py --only picture", 1, by_name=True),
     Benchmark("thousand-kills", "thousand_kills.py {kills} --exec-every 10", 65, by_name=True,
               recorded=("python benchmarks/thousand_kills.py DIR",) * 2),
 )  # fmt: skip

@@ -1,14 +1,14 @@
 """A thousand kills that the others live through: trainings that lose workers and grow back, equal to undisturbed ones?
 
     python benchmarks/live_kills.py [DIRECTORY] [--kills 1000] [--minutes M]    # goes on where it was
-    python benchmarks/live_kills.py --only cost [--rounds 6]      # a step with live recovery on against off, undisturbed
+    python benchmarks/live_kills.py --only cost [--rounds 6]      # an undisturbed step with live recovery on and off
     python benchmarks/live_kills.py --only restart [--rounds 5]   # beside it: a restart, torchrun
     python benchmarks/live_kills.py --only picture                # writes docs/pictures/live.svg
     python benchmarks/live_kills.py --quick                       # two kills
 
-Each run trains one of three jobs (`live_job`) on 2, 3, 4 or 8 workers over shared memory. SIGKILLs come at instants that
-the run's number decides: members (in a phase that is aimed at, or anywhere), two within one recovery, and replacements
-while they join. A kill counts if it has hit a living process before the run's last steps. The run goes on and grows
+Each run trains one of three jobs (`live_job`) on 2, 3, 4 or 8 workers over shared memory. SIGKILLs come at instants
+that the run's number decides: members (in a phase that is aimed at, or anywhere), two within one recovery, and those
+that join. A kill counts if it has hit a living process before the run's last steps. The run goes on and grows
 back until its steps are done; then its fingerprint, metrics and ledger must be those of one process that nobody has
 disturbed, and no step may have been replayed. DIRECTORY (build/bench/live) keeps ``runs-0.jsonl``, a
 line a run with its kills; stopped at any moment and started again, the program goes on behind the last whole run.
@@ -132,7 +132,13 @@ def disturb(place: Path, number: int, job: str, ranks: int, steps: int, most: in
             os.kill(launcher.pid, signal.SIGKILL)
             os.waitpid(launcher.pid, 0)
     told = compare(reference, folder) if launcher.code == 0 else {"equal": False, "code": launcher.code}
-    told |= {"went_back": run.went_back, "run": number, "job": job, "ranks": ranks, "kills": [asdict(each) for each in died]}
+    told |= {
+        "went_back": run.went_back,
+        "run": number,
+        "job": job,
+        "ranks": ranks,
+        "kills": [asdict(each) for each in died],
+    }
     if told["equal"]:
         shutil.rmtree(folder)
     return told | {
@@ -172,7 +178,9 @@ def kill_on(given: argparse.Namespace) -> int:
         for row in runs:
             landed[row["job"], row["ranks"]] += len(row["kills"])
         job, ranks = sorted(landed, key=lambda pair: landed[pair])[part]
-        number = part + parts * (1 + max((row["run"] // parts for row in runs if row["run"] % parts == part), default=0))
+        number = part + parts * (
+            1 + max((row["run"] // parts for row in runs if row["run"] % parts == part), default=0)
+        )
         told = disturb(place, number, job, ranks, QUICK_STEPS if given.quick else STEPS[job], given.per_run)
         with (place / f"runs-{part}.jsonl").open("a") as file:
             file.write(json.dumps(told) + "\n")
@@ -197,7 +205,7 @@ def all_rows(place: Path) -> list[dict[str, Any]]:
 def print_table(kills: list[dict[str, Any]], runs: list[dict[str, Any]]) -> None:
     """Print kills by phase, kind, job and ranks."""
     for name in ("phase", "kind"):
-        print({key: count for key, count in Counter(row[name] for row in kills).most_common()})
+        print(dict(Counter(row[name] for row in kills).most_common()))
     print(dict(Counter(f"{row['of']['job']} {row['of']['ranks']}" for row in kills)))
     print(f"{len(kills)} kills in {len(runs)} runs, {sum(run['equal'] for run in runs)} equal, "
           f"{sum(run['seconds'] for run in runs):.0f} s", flush=True)  # fmt: skip
@@ -224,7 +232,9 @@ def records(kills: list[dict[str, Any]], runs: list[dict[str, Any]], wanted: int
         ("live-fewest", [min(phases[aim] for aim in AIMS[1:])], "SIGKILLs in the phase that was hit least", "kills",
          Bar(at_least=20)),
     ]  # fmt: skip
-    found = [Result.of(name, values, what=what, unit=unit, bar=bar, **common) for name, values, what, unit, bar in found]
+    found = [
+        Result.of(name, values, what=what, unit=unit, bar=bar, **common) for name, values, what, unit, bar in found
+    ]
     for ranks in RANKS:
         mine = [row for row in kills if row["of"]["ranks"] == ranks and row["of"]["job"] == "cnn"]
         beyond = [row["gap_s"] - 2 * row["of"]["step_s"] for row in mine if row["gap_s"] is not None]
@@ -267,7 +277,9 @@ def main() -> int:
     parser.add_argument("--only", choices=["cost", "restart", "picture"])
     given = parser.parse_args()
     if given.only:
-        found = {"cost": live_parts.cost, "restart": live_parts.restart, "picture": live_parts.picture}[given.only](given)
+        found = {"cost": live_parts.cost, "restart": live_parts.restart, "picture": live_parts.picture}[given.only](
+            given
+        )
         add(given, found) if found else None
         return 0
     with tempfile.TemporaryDirectory(prefix="live-") as scratch:

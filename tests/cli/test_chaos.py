@@ -32,6 +32,8 @@ def call(*arguments):
         (("digits", "--replicas", "1"), "expected workers <= replicas, got 2 workers for 1 replica"),
         (("digits", "--strategy", "ddp", "--fault", "resize"), "the number of workers is part of the result"),
         ((JOB, "--seed", "3"), "--seed is for recipes"),
+        (("digits", "--grow"), "expected --live with --grow"),
+        (("digits", "--live", "--grow", "--every-meeting"), "expected --grow or --every-meeting, got both"),
         (("digits", "--kills", "0"), "expected --kills as a whole number from 1"),
     ],
 )

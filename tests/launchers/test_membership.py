@@ -374,3 +374,16 @@ def test_the_first_member_offers_where_to_meet():
     for member in (2, 1):
         side, orders = side.heard_ready(1, member, passed=member, offer=f"at {member}")
     assert orders == (Form(1, (1, 2), 2, "at 1"),)
+
+
+def test_who_joins_comes_behind_those_who_have_the_state():
+    """Also where it was started earlier, as a spare that was slower: it must not be the one who gives."""
+    side, _ = Membership((0, 3)).invite(2)
+    side, _ = side.came_to_door(0, 0)
+    side, orders = side.came_to_door(0, 3)
+    assert orders == (Halt(1, (0, 3, 2)),)
+    side, orders = side.died(0)
+    assert orders == (Halt(2, (3, 2)),)
+    for member in (2, 3):
+        side, orders = side.heard_ready(2, member, passed=9, offer=f"at {member}")
+    assert orders == (Form(2, (3, 2), 9, "at 3", is_door=True),)

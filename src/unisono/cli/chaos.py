@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -15,6 +15,7 @@ from unisono.cli.output.outcome import FAILED, command_line, complain, conclude,
 from unisono.cli.output.tables import answer
 from unisono.errors import ConfigError
 from unisono.experiments.fault_schedule import KINDS
+from unisono.experiments.trials import flag_of
 from unisono.options.fields import OUTPUT
 from unisono.options.quantities import RUNS, SEED, STEPS, WORKERS
 
@@ -43,13 +44,17 @@ _NOT = ("out", "live", "spares", "checkpoint_every")
               help="Kind of fault; may be given several times.  [default: all; with other strategies than "
               "exact, all but resize]")  # fmt: skip
 @click.option("--live", is_flag=True, help="Kill workers one after the other, and start none again: the others go on.")
+@click.option("--grow", is_flag=True, help="With --live: others join for those that have died, and may die as well.")
+@click.option("--every-meeting", is_flag=True,
+              help="With --live: no schedule, but each worker dies at each meeting of a step.")  # fmt: skip
 @single("checkpoint_every", "Recipes: steps between checkpoints.", of=STEPS, word="STEPS", group=OUTPUT, basic=True,
         usual="a quarter of the steps between faults")  # fmt: skip
 @out_option("Keep both run directories and the log here.", word="DIR")
 @run_options(without=_NOT, scripts_too=True)
 @result_options
 @verb("chaos", _kept)
-def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool, as_json: bool, **given: Any) -> int:
+def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool, as_json: bool, grow: bool,
+          every_meeting: bool, **given: Any) -> int:  # fmt: skip
     """Run RECIPE or SCRIPT undisturbed, then once more under a schedule of faults, and compare.
 
     Faults come at steps that --fault-seed decides: kill one worker, kill all, kill the launcher and start the command
@@ -59,16 +64,20 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
 
     With ``--live`` a run of N workers loses up to N - 1 of them and goes on with the others (``--live auto``); it takes
     several runs until all have died that ``--kills`` asks for. What they were doing is shown in a table, with the time
-    until the others had finished that step.
+    until the others had finished that step. With ``--grow`` a worker is started for each that has died, and one more
+    waits: members die, two within one recovery, and those that are about to join. With ``--every-meeting`` each worker
+    dies before, inside and behind each meeting of a step, in as many runs as that takes.
 
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
     settings; 130 after Ctrl-C.
     """
+    if not live and (wrong := "grow" if grow else "every_meeting" if every_meeting else ""):
+        _refuse(f"expected --live with {flag_of(wrong)}. Hint: --live {flag_of(wrong)}")
     from unisono.experiments import chaos as experiment
 
     given["launch"] = typed_launch(given)
     if live:
-        return _chaos_live(target, args, kinds, as_json, given)
+        return _chaos_live(target, args, kinds, as_json, given | {"grow": grow, "every_meeting": every_meeting})
     found = experiment.chaos(target, args, env=os.environ, kinds=kinds, tell=tell, **given)
     parted = found.parted
     plain = {
@@ -84,6 +93,10 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
     return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
 
 
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(message)
+
+
 def _chaos_live(
     target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, given: dict[str, Any]
 ) -> int:  # fmt: skip
@@ -91,21 +104,27 @@ def _chaos_live(
 
     if kinds:
         raise ConfigError(f"expected --live or --fault, got both (--fault {kinds[0]}). Hint: --live kills workers.")
+    if given["grow"] and given["every_meeting"]:
+        raise ConfigError("expected --grow or --every-meeting, got both. Hint: one after the other.")
     found = chaos_live(target, args, env=os.environ, tell=tell, **given)
-    plain = asdict(found) | {"landed": len(found.deaths), "table": [list(row) for row in found.table()]}
+    more = {"landed": len(found.deaths), "table": [list(row) for row in found.table()], "beyond": found.beyond()}
+    plain = asdict(found) | more
     answer(plain, as_json, lambda: _live_lines(found))
     for fault in found.faults:
         complain(fault)
-    return conclude(found.equal) or (0 if len(found.deaths) == given["kills"] else FAILED)
+    wanted = max(1, len(found.deaths)) if given["every_meeting"] else given["kills"]
+    return conclude(found.equal) or (0 if len(found.deaths) == wanted else FAILED)
 
 
 def _live_lines(found: "LiveReport") -> Iterator[str]:
-    yield f"{'doing':<16}{'deaths':>7}{'gap, median':>13}{'longest':>9}"
+    yield f"{'doing':<18}{'deaths':>7}{'gap, median':>13}{'longest':>9}"
     for phase, count, usual, longest in found.table():
-        yield f"{phase:<16}{count:>7}{usual:>11.3f} s{longest:>7.3f} s"
+        yield f"{phase:<18}{count:>7}" + (f"{usual:>11.3f} s{longest:>7.3f} s" if longest else "")
+    if spread := found.beyond():
+        yield f"gap beyond two undisturbed steps: {spread[0]:.3f} s (median), {spread[1]:.3f} s (99th percentile)"
     yield (
         f"{len(found.deaths)} deaths in {found.runs} runs: {found.replayed} steps done again, "
-        f"{found.again} computed twice before they were done"
+        f"{found.again} computed twice before they were done, {found.joins} workers joined"
     )
 
 

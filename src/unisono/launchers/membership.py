@@ -43,7 +43,7 @@ class Form:
 
     Attributes:
         epoch: Of the world.
-        members: Its members, ascending; a member's rank is its place among them.
+        members: Its members, those that have been there longest first; a member's rank is its place among them.
         passed: The last meeting that a member has passed.
         offer: What its first member has offered to meet at.
         is_door: Whether all members were at the door: nobody has to wait there any more.
@@ -75,7 +75,8 @@ class Membership:
     An event that comes twice, or late, changes nothing.
 
     Attributes:
-        members: Those that are not known to be dead, ascending.
+        members: Those that are not known to be dead; who joins comes behind those that were there, whatever its number:
+            the first one has what the others need.
         fewest: So many the world must have.
         epoch: Of the present world, or of the one that is being formed.
         phase: How far that is.
@@ -110,7 +111,7 @@ class Membership:
 
     @property
     def active(self) -> tuple[int, ...]:
-        """Members that still come to meetings, ascending."""
+        """Members that still come to meetings, in their order."""
         return tuple(member for member in self.members if member not in self.finished)
 
     def died(self, member: int) -> tuple["Membership", tuple[Order, ...]]:
@@ -220,7 +221,7 @@ class Membership:
             steady, orders = replace(self, phase="steady", is_door=False)._went_on()
             return steady, orders or ((Knock(),) if self.guests else ())
         if self.phase == "steady" and active and active <= self.at_door:
-            members, new = tuple(sorted((*self.members, *self.guests))), self.new | {*self.guests}
+            members, new = (*self.members, *self.guests), self.new | {*self.guests}
             return replace(self, members=members, new=new, guests=(), is_door=True)._call()
         return self, ()
 

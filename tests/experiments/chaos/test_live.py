@@ -1,12 +1,15 @@
 """Deaths that the others live through: planned by a seed, counted, and compared with a run in which nobody dies."""
 
+import itertools
 import os
 from pathlib import Path
 
 import pytest
 
 from unisono.errors import ConfigError
-from unisono.experiments.chaos.live import AIMS, Died, LiveReport, chaos_live, plan_deaths
+from unisono.experiments.chaos.deaths import AIMS, Died, plan_deaths, plan_growing, spread_of
+from unisono.experiments.chaos.dying import Places
+from unisono.experiments.chaos.live import LiveReport, chaos_live
 
 HOME = Path(__file__).parent
 
@@ -42,6 +45,47 @@ def test_the_table():
     facts = {"equal": True, "fault_seed": 0, "reference": "", "runs": 2, "replayed": 0, "again": 1, "faults": []}
     table = LiveReport(deaths=deaths, **facts).table()
     assert table == [("data", 1, 0.3, 0.3), ("reduce", 3, pytest.approx(0.15), 0.2)]
+
+
+def test_the_seed_decides_who_dies_in_a_run_that_grows_back():
+    """Members, two within one recovery where three are there, and joiners; the same for the same seed."""
+
+    def plan(workers, number=3):
+        return [*itertools.islice(plan_growing(0, number, workers), 200)]
+
+    assert plan(3) == plan(3) != plan(3, number=4)
+    assert {death.kind for death in plan(2)} == {"member", "guest"}
+    assert {death.kind for death in plan(3)} == {"member", "second", "guest"}
+    assert {death.aim for death in plan(3) if death.kind == "member"} == {*AIMS}
+    assert {death.rank for death in plan(3)} == {0, 1, 2}
+
+
+def test_the_spread_of_gaps():
+    """Median and 99th percentile beyond what two steps take; nothing of nothing."""
+    assert spread_of([]) is None
+    assert spread_of([0.1 * number for number in range(200)], 1.0) == (pytest.approx(8.95), pytest.approx(18.8))
+
+
+def test_places_of_a_step():
+    """Meetings are counted from each step's beginning; a place that is not there kills nobody."""
+    died, now = [], [1]
+    places = Places([(2, 2, "behind"), (3, 1, "before")], lambda: now[0], lambda: died.append(now[0]))
+    for now[0] in (1, 1, 2, 2, 2, 3):
+        places.meets()
+        places.at("inside")
+        places.at("behind")
+        died.append("met")
+    assert died == ["met", "met", "met", 2, "met", "met", 3, "met"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "least"), [({"grow": True}, 3), ({"every_meeting": True}, 12)])
+def test_other_ways_to_die(how, least):
+    """With others that join, and each worker at each of the two meetings of a step: equal bits, no step done again."""
+    found = chaos_live(str(HOME / "live_job.py"), env=os.environ, workers=2, kills=3, fault_seed=4, replicas=6, **how)
+    assert (found.equal, found.replayed, found.faults) == (True, 0, [])
+    assert len(found.deaths) >= least
+    assert ("grow" in how) == (found.joins > 0)
 
 
 @pytest.mark.slow

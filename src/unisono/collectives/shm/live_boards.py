@@ -28,7 +28,7 @@ class World(Protocol):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The numbers of its ranks, ascending."""
+        """The numbers of its ranks, by rank."""
 
     @property
     def passed(self) -> int:

@@ -1,7 +1,7 @@
 """Which workers die when, and what came of it: pure rules of a seed.
 
-In: a seed. Out: planned deaths, and tables of those that came. A run whose workers are not replaced loses up to N - 1 of
-N. One that grows back may lose any number: members, two within one recovery, and those that are about to join.
+In: a seed. Out: planned deaths, and tables of those that came. A run whose workers are not replaced loses up to N - 1
+of N. One that grows back may lose any number: members, two within one recovery, and those that are about to join.
 """
 
 from collections.abc import Iterator, Sequence
