@@ -134,17 +134,15 @@ class _Trials:
                 self.faults.append(f"run {self.runs} was over before anybody had died. Hint: more --epochs.")
 
     def at_every_meeting(self) -> None:
-        """Let each worker die before, inside and behind each meeting of a step."""
+        """Let each worker die before, inside and behind each meeting of a step, until a step has no such meeting."""
         workers = self._workers
         for meeting in itertools.count(1):
-            found = 0
             for number, when in enumerate(WHENS):
                 turn = [(number + place) % workers for place in range(workers)]
                 for ranks in (turn[:-1], turn[-1:]):
                     places = {rank: [(2 + 2 * place, meeting, when)] for place, rank in enumerate(ranks)}
-                    found += self._die_at(f"meeting {meeting}, {when}", places)
-            if not found:
-                return
+                    if not self._die_at(f"meeting {meeting}, {when}", places):
+                        return
 
     def _die_at(self, where: str, places: Mapping[int, list[tuple[int, int, str]]]) -> int:
         """Make one run whose workers kill themselves; return how many have."""
