@@ -118,23 +118,29 @@ def test_rubbish_is_refused(parent, tmp_path, given, said):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    """The run directory of a script whose second argument is the learning rate."""
+    folder = tmp_path_factory.mktemp("scripted")
+    program = forger.PROGRAM.replace('| eval(os.environ.get("FORGED", "{}"))', '| {"lr": float(sys.argv[2])}')
+    (folder / "train.py").write_text(program)
+    subprocess.run([sys.executable, "train.py", "run", "0.1"], cwd=folder, check=True)
+    return folder / "run"
+
+
 @pytest.mark.slow
-def test_from_the_command_line(tmp_path):
+def test_from_the_command_line(scripted, tmp_path):
     """A script, at a step of which no state was kept, on two workers; then a recipe's option that does not exist."""
-    run = forger.train(tmp_path / "parent")
-    done = CliRunner().invoke(command, ["fork", str(run), "--step", "7", "-o", str(tmp_path / "fork"), "-n", "2"])
+    done = CliRunner().invoke(command, ["fork", str(scripted), "--step", "7", "-o", str(tmp_path / "fork"), "-n", "2"])
     assert done.exit_code == 0, done.output
     assert "computing 2 steps to the state after step 7 ...\ntraining from step 8, by " in done.stderr
-    assert done.stdout == f"{tmp_path / 'fork'} shares 7 steps with {run}; it is equal to its parent\n"
+    assert done.stdout == f"{tmp_path / 'fork'} shares 7 steps with {scripted}; it is equal to its parent\n"
 
 
 @pytest.mark.slow
-def test_other_arguments_at_a_step_without_a_state(tmp_path):
+def test_other_arguments_at_a_step_without_a_state(scripted, tmp_path):
     """The steps that are shared are computed again with the parent's own arguments, not with the fork's."""
-    program = forger.PROGRAM.replace('| eval(os.environ.get("FORGED", "{}"))', '| {"lr": float(sys.argv[2])}')
-    (tmp_path / "train.py").write_text(program)
-    subprocess.run([sys.executable, "train.py", "run", "0.1"], cwd=tmp_path, check=True)
-    parent, out = tmp_path / "run", tmp_path / "fork"
+    parent, out = scripted, tmp_path / "fork"
     fork(str(parent), str(out), [str(out), "0.2"], step=7)
     was, now = read_lines(parent / "ledger.jsonl"), read_lines(out / "ledger.jsonl")
     assert now[:7] == was[:7]
