@@ -35,6 +35,7 @@ def gated() -> GatedCNN:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the compiler, on a loaded machine
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 def test_an_option_gives_close_numbers():
     """Scores and gradients near the plain ones; names of parameters stay."""
