@@ -81,6 +81,7 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(660)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_quick(name, tmp_path, monkeypatch):
     """It ends well, and writes its records to --out and nowhere else."""

@@ -15,6 +15,7 @@ from train.live_programs import MEETINGS, STEPS
 PROGRAM = Path(__file__).parents[1] / "live_trials.py"
 NO_SAVES = {"checkpoint_every": 1000}
 WHENS = ("before", "inside", "after")
+pytestmark = pytest.mark.timeout(1300)  # many worlds of processes, seconds each on a loaded machine
 TURNS = ((3, 2, 1), (1, 3, 2), (2, 1, 3))  # each rank dies first, second and last
 
 
