@@ -4,9 +4,10 @@ In: a prepared `Run`. Out: micro-batches, one after another; gradients and updat
 computed is what `Run.step` computes: the strategy's `begin`, `start_replica`, `add_replica`, `finish`, in that order.
 """
 
+import copy
 import math
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from torch import Tensor
 
@@ -23,11 +24,20 @@ from unisono.train.score import describe_run
 from unisono.train.steps.loop import Batch
 
 
+class Words(NamedTuple):
+    """What the script calls things, for messages."""
+
+    name: str  #: Of the object that has ``backward``.
+    prepare: str  #: What takes over model, optimizer and loaders.
+    accumulate: str  #: What says that a step has several batches.
+
+
 @final
 class Turns:
     """The turns of a program's loop over one run's training data.
 
     Attributes:
+        is_in_turn: Whether a micro-batch is in the hands of the program.
         is_synced: Whether this turn is the step's last one on this rank, or there is no turn.
         was_skipped: Whether the last update was left out, because of what `non_finite` says.
         loss: Mean loss over the whole batch of the last step; NaN before the first.
@@ -35,8 +45,12 @@ class Turns:
         batch_size: Of a whole batch, over all ranks; 0 before the first pass.
     """
 
-    def __init__(self, run: Run, name: str) -> None:
-        self._run, self._name = run, name
+    def __init__(self, run: Run, words: Words) -> None:
+        self._run, self._words, self._name = run, words, words.name
+        self._rates: list[Any] | None = None  # of this step's first turn
+        self._held: list[dict[str, Any]] = []  # settings of the optimizer that the run has come with
+        self._stands: int | None = None  # where the program stands, if not where the run does
+        self.is_in_turn, self.ended_by = False, ""
         self.is_synced, self.loss, self.num_samples = True, math.nan, 0
         self.batch_size, self.was_skipped = 0, False
         self._batch: Batch | None = None
@@ -84,6 +98,7 @@ class Turns:
         score = describe_run(run, stepper.parts.description, run.strategy, loader)
         if loaded is not None and loaded[2] and (lines := diff(loaded[2], score)):
             raise ScoreMismatch(f"the state that was loaded is of another score: {'; '.join(lines)}.")
+        settings = self._settings()
         stepper.open(loader, lambda: score)
         if loaded is not None and run.directory is None:
             progress.done = loaded[0]
@@ -92,14 +107,59 @@ class Turns:
         ):
             raise ConfigError(
                 f"the state that was loaded is of step {loaded[0]} of another run than that of {run.directory}, which "
-                f"stands at step {progress.done}. Hint: go on in the run directory that it was saved from; or without "
-                "one: no project_dir=."
+                f"stands at step {progress.done}. Hint: go on in the run directory that it was saved from; or "
+                "without a run directory."
             )
         if progress.done:
-            run._record.tell(
-                f"goes on after step {progress.done}: loops over the training data hand out what is left of it. "
-                f"Counters of the script's own begin at 0; {self._name}.completed_steps is {progress.done}."
+            self._come_with(settings)
+
+    def _settings(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return what a program may set between steps: the optimizer's settings, and what is registered."""
+        registered = self._run._need_stepper().parts.registered if self._loaded is not None else {}
+        states = {name: copy.deepcopy(each.state_dict()) for name, each in registered.items()}
+        return [{**group, "params": None} for group in self._groups], states
+
+    def _come_with(self, settings: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
+        """Begin at the step of the run directory, or of the state that was loaded, with `settings` from before."""
+        run, parts, done = self._run, self._run._need_stepper().parts, self._run._progress.done
+        if self._loaded is not None and done == self._loaded[0]:  # what the program has done since that step counts
+            self._set(settings[0])
+            for name, state in settings[1].items():
+                parts.registered[name].load_state_dict(state)
+        self._held = self._settings()[0]
+        for optimizer in parts.optimizers.values():
+            optimizer._opt_called = True  # type: ignore[attr-defined] # earlier; torch warns of schedules otherwise
+        run._record.tell(
+            f"goes on after step {done}: loops over the training data hand out what is left of it. "
+            f"Counters of the script's own begin at 0; {self._name}.completed_steps is {done}."
+        )
+
+    @property
+    def place(self) -> int:
+        """The step after which the program stands: behind those done while it is handed passes that are done."""
+        return self.done if self._stands is None else self._stands
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the program, begun again, does once more what it has done between earlier passes."""
+        return self._run.directory is not None or self._loaded is None
+
+    def stand_at(self, first: int) -> None:
+        """Note that a pass begins after that step.
+
+        Where the run has come with later settings of its optimizer, what the program has done to them is undone.
+
+        Raises:
+            StepError: Training has been ended.
+        """
+        if self.ended_by:
+            raise StepError(
+                f"training goes on after {self.ended_by}, with weights that are those of no step. Hint: "
+                "load before the first step."
             )
+        self._stands = first if first < self.done else None
+        if self._stands is not None:
+            self._set(self._held)
 
     def of_epochs(self, loader: Any, epochs: int) -> Iterator[Any]:
         """Yield this rank's micro-batches of the steps up to the end of that epoch, as the strategy wants them.
@@ -108,6 +168,7 @@ class Turns:
             StepError: A turn has left out its backward pass, or its update.
         """
         steps, self.batch_size = self._run.steps(loader, epochs=epochs), loader.sampler.batch_size
+        self._stands = None
         try:
             for batch in steps:
                 yield from self._of_batch(batch)
@@ -120,10 +181,12 @@ class Turns:
         stepper.begin(batch, _OBJECTIVE)
         self._batch, self.num_samples = batch, len(batch.indices)
         hosted = strategy.begin(batch.step, self.num_samples, _OBJECTIVE)
+        self._rates = None
         for micro in batch.micros:
-            self.is_synced, self._micro = micro.replica == hosted[-1], micro
+            self.is_synced, self._micro, self.is_in_turn = micro.replica == hosted[-1], micro, True
             strategy.start_replica(micro)
             yield micro.data
+            self.is_in_turn = False
             if self._micro is not None:
                 raise StepError(
                     f"step {batch.step}: a turn of the loop has ended without {self._name}.backward(loss): every "
@@ -133,8 +196,8 @@ class Turns:
         if self._batch is not None:
             raise StepError(
                 f"step {batch.step}: optimizer.step() was not called, or not that of the optimizer that "
-                f"{self._name}.prepare() has returned. Hint: call it in every turn, it acts when the batch is whole; "
-                "to accumulate over several batches, gradient_accumulation_steps=."
+                f"{self._words.prepare} has returned. Hint: call it in every turn, it acts when the batch is whole; "
+                f"to accumulate over several batches, {self._words.accumulate}."
             )
 
     def backward(self, loss: Tensor) -> None:
@@ -153,7 +216,7 @@ class Turns:
                     "and call it once."
                     if self._batch is not None
                     else "outside of a loop over the training data. Hint: call model.train() before the loop over the "
-                    "loader that prepare() has returned: in evaluation mode it hands out data to evaluate."
+                    f"loader that {self._words.prepare} has returned: in evaluation mode it hands out data to evaluate."
                 )
             )
         self._run._link.phases.enter(BACKWARD)
@@ -175,6 +238,14 @@ class Turns:
                 f"optimizer.step() was called {'before' if self._batch else 'without'} {self._name}.backward(loss) in "
                 "this turn of the loop. Hint: backward, then step, once in a turn."
             )
+        rates = [group["lr"] for group in self._groups]
+        if rates != (self._rates or rates):
+            raise StepError(
+                f"step {self._batch.step}: the learning rate was changed between two turns of one step, from "
+                f"{self._rates} to {rates}: other numbers of workers have other turns. Hint: compute it from "
+                f"{self._name}.completed_steps; or hand the schedule to {self._words.prepare}."
+            )
+        self._rates = [*rates]
         if not self.is_synced:
             return False
         assert self._gradients is not None
@@ -201,7 +272,16 @@ class Turns:
                 parameter.grad = None
             parts.is_changing = False
         self._batch = self._micro = self._gradients = None
-        self.is_synced, self._is_updating = True, False
+        self.is_synced, self._is_updating, self.is_in_turn = True, False, False
+
+    def _set(self, settings: list[dict[str, Any]]) -> None:
+        for group, told in zip(self._groups, settings, strict=True):
+            group.update({name: value for name, value in told.items() if name != "params"})
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        [optimizer] = self._run._need_stepper().parts.optimizers.values()
+        return optimizer.param_groups
 
     @property
     def _strategy(self) -> Exact:

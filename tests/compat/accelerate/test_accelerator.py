@@ -284,7 +284,7 @@ def load_late(accelerator, model, optimizer, train):
         (save_in_the_middle, StepError, "call it after the update"),
         (a_pass_left, StepError, "one after the other"),
         (skip_untrained, StepError, "one after the other"),
-        (seed_late, ConfigError, r"before prepare\(\)"),
+        (seed_late, ConfigError, r"before accelerator\.prepare\(\)"),
         (closure, StepError, "needs no closure"),
         (second_optimizer, ConfigError, "a group of parameters for each"),
         (no_sync, ConfigError, "gradient_accumulation_steps="),

@@ -18,9 +18,7 @@ from torch.utils.data import DataLoader
 
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.compat.accelerate.loaders import Evaluation, PreparedLoader
-from unisono.compat.accelerate.parts import PreparedOptimizer, PreparedScheduler
 from unisono.compat.accelerate.saving import Saving
-from unisono.compat.accelerate.seeds import SEEDS, give_replicas
 from unisono.compat.accelerate.settings import (
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
@@ -28,12 +26,16 @@ from unisono.compat.accelerate.settings import (
     check_settings,
 )
 from unisono.compat.accelerate.trackers import Tracking
+from unisono.compat.parts import PreparedOptimizer, PreparedScheduler
+from unisono.compat.seeds import SEEDS, give_replicas
 from unisono.compat.states import States
-from unisono.compat.turns import Turns
+from unisono.compat.turns import Turns, Words
 from unisono.errors import ConfigError
 from unisono.options.quantities import REPLICAS, STEPS
 from unisono.strategies.precision import MixedPrecision
 from unisono.train.run import Run
+
+_WORDS = Words("accelerator", "accelerator.prepare()", "gradient_accumulation_steps=")
 
 
 @final
@@ -111,7 +113,7 @@ class Accelerator(Saving, Tracking):
         logging_dir = project.logging_dir or self.run.directory
         self.logging_dir = None if logging_dir is None else Path(logging_dir)
         self.ask_trackers(log_with, self.logging_dir)
-        self._turns, self._evaluation = Turns(self.run, "accelerator"), Evaluation()
+        self._turns, self._evaluation = Turns(self.run, _WORDS), Evaluation()
         self._states = States(self.run, self._turns, "accelerator.save_state()")
         self._models, self._loaders = list[nn.Module](), list[PreparedLoader]()
         self._optimizer: PreparedOptimizer | None = None
@@ -205,13 +207,16 @@ class Accelerator(Saving, Tracking):
         """Take over a schedule, which is saved with the run; before the first step."""
         self._schedulers += 1
         number = "" if self._schedulers == 1 else f"-{self._schedulers}"
-        self.run.register(f"scheduler{number}", scheduler)
         is_often = self._steps_with_optimizer and not self._data.split_batches
         times = self.num_processes if is_often else 1
         counts = self._steps_with_optimizer and self._accumulation.adjust_scheduler
         accumulation = self.gradient_accumulation_steps if counts else 1
         self.run.settings[f"scheduler{number}"] = f"{type(scheduler).__qualname__} x {times}"
-        return PreparedScheduler(scheduler, self._turns, times=times, is_limited=is_often, accumulation=accumulation)
+        prepared = PreparedScheduler(
+            scheduler, self._turns, times=times, is_limited=is_often, accumulation=accumulation
+        )  # fmt: skip
+        self.run.register(f"scheduler{number}", prepared.between)
+        return prepared
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Add the gradient of this turn's micro-batch, once in a turn; collective in the step's last turn.

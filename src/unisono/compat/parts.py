@@ -1,4 +1,4 @@
-"""Optimizer and schedule as ``Accelerator.prepare`` returns them: they act when the batch is whole."""
+"""Optimizer and schedule as a script's loop gets them: they act when the batch is whole."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -15,11 +15,12 @@ class PreparedOptimizer(Optimizer):
 
     Args:
         optimizer: The program's own; everything but the methods below is its.
-        turns: Of the accelerator.
+        turns: Over the training data.
+        after: Called after an update.
     """
 
-    def __init__(self, optimizer: Optimizer, turns: Turns) -> None:
-        self.optimizer, self._turns = optimizer, turns
+    def __init__(self, optimizer: Optimizer, turns: Turns, after: Callable[[], None] = lambda: None) -> None:
+        self.optimizer, self._turns, self._after = optimizer, turns, after
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the weights, once for the whole batch."""
@@ -28,7 +29,8 @@ class PreparedOptimizer(Optimizer):
                 "optimizer.step(closure) computes a batch several times, whose micro-batches have passed by. "
                 "Hint: an optimizer that needs no closure."
             )
-        self._turns.update()
+        if self._turns.update():
+            self._after()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients after an update; before it there are none, since each is taken away as it comes."""
@@ -37,7 +39,7 @@ class PreparedOptimizer(Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last update was left out, as ``Accelerator(non_finite='skip')`` does it."""
+        """Whether the last update was left out, as ``non_finite='skip'`` does it."""
         return self._turns.was_skipped
 
     def train(self) -> None:
@@ -66,13 +68,49 @@ class PreparedOptimizer(Optimizer):
         return repr(self.optimizer)
 
 
+class Between:
+    """Counts the steps of a schedule between passes over the training data, as of epochs.
+
+    A script that is started again from its run directory runs through the passes that are done, which hand out nothing,
+    and calls again what it has called after each: a step of a schedule that the run has come with is not done again.
+
+    Args:
+        scheduler: The program's own; saved with the count.
+        turns: Over the training data.
+    """
+
+    def __init__(self, scheduler: Any, turns: Turns) -> None:
+        self.scheduler, self._turns = scheduler, turns
+        self._calls, self._again = [0, 0], 0  # after which step, how many; how many of those are to come once more
+
+    def is_done(self) -> bool:
+        """Whether a step that is asked for now has been done before; else it is counted."""
+        turns = self._turns
+        if turns.place < turns.done:
+            return turns.is_replaying
+        if self._calls[0] != turns.done:
+            self._calls, self._again = [turns.done, 0], 0
+        if self._again and turns.is_replaying:
+            self._again -= 1
+            return True
+        self._calls[1] += 1
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scheduler": self.scheduler.state_dict(), "calls": [*self._calls]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state_dict["scheduler"])
+        self._calls, self._again = [*state_dict["calls"]], state_dict["calls"][1]
+
+
 @final
 class PreparedScheduler:
     """A schedule that steps with the optimizer, as often as accelerate's: once for every process, up to its end.
 
     Args:
         scheduler: The program's own; everything but ``step`` is its.
-        turns: Of the accelerator.
+        turns: Over the training data.
         times: Steps of the schedule for one of the optimizer.
         is_limited: Whether it ends at its ``total_steps``, where it has some.
         accumulation: Turns in a step, of which those without an update count for that end; 1: they do not.
@@ -81,11 +119,14 @@ class PreparedScheduler:
     def __init__(self, scheduler: Any, turns: Turns, *, times: int, is_limited: bool, accumulation: int) -> None:
         self.scheduler, self._turns, self._times, self._accumulation = scheduler, turns, times, accumulation
         self._is_limited, self._has_waited = is_limited and hasattr(scheduler, "total_steps"), False
+        self.between = Between(scheduler, turns)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step after an update; nothing in the turns before it, or where it was left out."""
         scheduler, has_waited, self._has_waited = self.scheduler, self._has_waited, not self._turns.is_synced
         if self._has_waited or self._turns.was_skipped:
+            return
+        if not self._turns.is_in_turn and self.between.is_done():
             return
         if has_waited and self._accumulation > 1:
             per_turn = self._turns.batch_size // self._accumulation
