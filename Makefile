@@ -72,13 +72,13 @@ define BESIDE
 endef
 
 $(PUBLIC_STAMP): $(STAMP) tests/public/constraints.txt
-	$(call BESIDE,$(PUBLIC),accelerate datasets pytorch-ignite pytorch-lightning torchmetrics transformers)
+	$(call BESIDE,$(PUBLIC),accelerate datasets lightning-fabric pytorch-ignite pytorch-lightning torchmetrics transformers)
 
 public: $(PUBLIC_STAMP)  ## programs of other projects, pinned, under our launcher and backend, beside torchrun
 	$(PUBLIC)/bin/python -m pytest -m public tests/public
 
 $(EXAMPLES_STAMP): $(STAMP) tests/public/constraints.txt
-	$(call BESIDE,$(EXAMPLES),accelerate ipykernel nbclient peft transformers)
+	$(call BESIDE,$(EXAMPLES),accelerate ipykernel lightning-fabric nbclient peft transformers)
 
 examples: $(EXAMPLES_STAMP)  ## the examples that are jobs, on 1, 2, 3 workers and after a kill; cost beside a plain loop; ONLY="NAME ..."
 	$(EXAMPLES)/bin/python benchmarks/play_examples.py $(ONLY)

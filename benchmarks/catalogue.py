@@ -18,7 +18,7 @@ from origin import ROOT, command_line
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "bench"
 OTHERS = ("accelerate", "ignite", "lightning")
-EXTRAS = ("accelerate", "ipykernel", "nbclient", "peft", "transformers")
+EXTRAS = ("accelerate", "ipykernel", "lightning_fabric", "nbclient", "peft", "transformers")
 
 
 @dataclass(frozen=True)

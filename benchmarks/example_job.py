@@ -63,6 +63,7 @@ EXAMPLES = {
     "shards": Example(to_its_main, lambda example: example.write_shards(Path("runs/points"))),
     "stream": Example(to_its_main, lambda example: example.write_file()),
     "accelerate_script": Example(lambda example, out: example.main(project_dir=out, checkpoint_every=20)),
+    "fabric_script": Example(lambda example, out: example.main(out=out, checkpoint_every=20)),
 }
 
 
@@ -190,6 +191,23 @@ def accelerator() -> type:
     return Theirs
 
 
+def fabric() -> type:
+    """Return Fabric's own class, which takes what ours takes: one process, with the batch of all four."""
+    import lightning_fabric
+
+    class Theirs(lightning_fabric.Fabric):
+        last_loss, unisono = 0.0, SimpleNamespace(fingerprint=lambda: "Fabric")
+
+        def __init__(self, **_: Any) -> None:
+            super().__init__(accelerator="cpu", devices=1)
+
+        def setup_dataloaders(self, *loaders: DataLoader, **_: Any) -> Any:
+            whole = [DataLoader(each.dataset, 4 * each.batch_size, shuffle=True) for each in loaders]
+            return super().setup_dataloaders(*whole)
+
+    return Theirs
+
+
 def die_after(step: int, ledger: Path) -> None:
     """Kill this process once the ledger has so many steps; whatever it is doing then."""
     while not ledger.exists() or ledger.read_bytes().count(b"\n") < step:
@@ -216,6 +234,8 @@ def main() -> None:
         return
     if way == "plain" and name == "accelerate_script":
         example.Accelerator = accelerator()
+    if way == "plain" and name == "fabric_script":
+        example.Fabric = fabric()
     if way.isdigit() and os.environ["RANK"] == "1":
         threading.Thread(target=die_after, args=(int(way), Path(out, "ledger.jsonl")), daemon=True).start()
     marks: list[tuple[float, float]] = []

@@ -6,11 +6,11 @@
 Each is trained on 1, 2 and 3 workers, and once more on 2 of which one dies by SIGKILL in the middle (wherever it is
 then) and 1 goes on from the last checkpoint: four equal fingerprints and ledgers, or this program ends with 1. Then, in
 turn, the same job on one worker and as a plain loop (`Plain` in example_job.py: no replicas, no ledger, no checkpoints;
-for accelerate_script accelerate itself with as many micro-batches), one thread each: CPU milliseconds of a step, which
-say the same on a busy machine; the median by the wall stands beside them.
+for accelerate_script accelerate itself with as many micro-batches, for fabric_script Fabric on one process), one thread
+each: CPU milliseconds of a step, which say the same on a busy machine; the median by the wall stands beside them.
 The notebook is run cell by cell; its last cells compare what its functions have left.
 
-transformers, peft and accelerate are needed: `make examples` makes an environment that has them.
+transformers, peft, accelerate and Fabric are needed: `make examples` makes an environment that has them.
 """
 
 import json
@@ -34,6 +34,7 @@ from unisono.observe.compare import first_difference
 JOB = ROOT / "benchmarks" / "example_job.py"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 LIMIT_S = 600
+PEERS = {"accelerate_script": "accelerate", "fabric_script": "Fabric"}
 
 
 class Stage:
@@ -102,7 +103,7 @@ def play(name: str, rounds: int) -> Result:
     by_wall = " against ".join(f"{median(wall[way]):.3g} ms" for way in ways)
     return Result.of(
         name, cpu["ours"], against=cpu["plain"], topic="Examples", what=f"examples/{name}.py, CPU time of a step",
-        unit="ms", peer="accelerate" if name == "accelerate_script" else "a plain loop",
+        unit="ms", peer=PEERS.get(name, "a plain loop"),
         settings={"lines": lines, "wall": by_wall, "steps": steps, "killed at": steps // 2, "resumed from": resumed},
         note="equal bits on 1, 2, 3 workers and after SIGKILL",
     )  # fmt: skip

@@ -66,6 +66,16 @@ def test_accelerate_script(capsys):
     assert len(SHARE.findall(capsys.readouterr().out)) == 2
 
 
+def test_fabric_script(capsys):
+    """One rank and three: the same fingerprint and accuracy."""
+    pytest.importorskip("sklearn", reason="needs the extra recipes")
+    example = load("fabric_script")
+    expected = run_threads(lambda transport: example.main(1, transport=transport), 1)[0]
+    assert run_threads(lambda transport: example.main(1, transport=transport), 3) == [expected] * 3
+    assert expected[1] > 0.7
+    assert len(SHARE.findall(capsys.readouterr().out)) == 2
+
+
 @pytest.mark.slow
 def test_the_program_of_the_migration_page_trains_with_our_import(tmp_path):
     """Nothing but accelerate's import lines is changed: two processes and one come to the same weights."""
