@@ -97,9 +97,11 @@ class Between:
         return False
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the schedule's state, and the count."""
         return {"scheduler": self.scheduler.state_dict(), "calls": [*self._calls]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put both back."""
         self.scheduler.load_state_dict(state_dict["scheduler"])
         self._calls, self._again = [*state_dict["calls"]], state_dict["calls"][1]
 

@@ -74,9 +74,11 @@ class Schedules:
         self._run.register(name, between)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the states of those that are known, by their names."""
         return {name: each.state_dict() for name, each in self._known.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put states into those that are known."""
         for name, each in self._known.items():
             if name in state:
                 each.load_state_dict(state[name])
