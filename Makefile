@@ -94,12 +94,14 @@ coverage: $(STAMP)  ## lines of src that the default tests reach, in all their p
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 
-check: $(STAMP)  ## style, types, the law of imports, and whether docs/figures.md is what the records give
+check: $(STAMP)  ## style, types, the law of imports, spelling, plain English, and whether figures are those of the records
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python benchmarks/figures.py --check
+	$(BIN)/codespell
+	$(BIN)/python docs/check_text.py
 
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'

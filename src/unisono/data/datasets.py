@@ -8,12 +8,26 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from unisono.data.sampler import Indices
 from unisono.errors import ConfigError, DataError
 
 _HASHED_WHOLE_BYTES = 1 << 30
 _HASHED_BLOCK_BYTES = 1 << 24
+
+
+class Samples(Protocol):
+    """Samples by number: a list, arrays, a data set of PyTorch or Hugging Face that has a length."""
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return one sample."""
+
+
+MapStyle = Samples | TorchDataset[Any]  # PyTorch's class declares no length; the objects have one
 
 
 @runtime_checkable

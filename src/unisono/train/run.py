@@ -10,13 +10,12 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.transport import Transport
-from unisono.data.loader import Collate, Fetcher, Transform
+from unisono.data.loader import Collate, Transform
 from unisono.data.plans.batch_schedule import BatchSchedule, schedule_of
 from unisono.data.plans.plan import Plan
-from unisono.data.sources.loaders import AnyLoader, last_step, make_loader
+from unisono.data.sources.loaders import AnyDataset, AnyLoader, last_step, make_loader
 from unisono.determinism.switches import set_determinism
-from unisono.metrics.base import Metric
-from unisono.options.quantities import BATCH, EPOCHS, REPLICAS, SEED, STEPS, THREADS
+from unisono.options.quantities import EPOCHS, REPLICAS, SEED, STEPS, THREADS
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.build import build
 from unisono.strategies.catalog import resolve
@@ -25,7 +24,6 @@ from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.precision import MixedPrecision
 from unisono.strategies.precisions import precision_of
-from unisono.train.evaluate import BATCH_SIZE, Predict, checked_limit
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.keywords import answers_keywords
@@ -71,6 +69,22 @@ class Run(RunState):
         witness: Share of steps (0 to 1) in which two ranks compute one replica and compare. Unset: ``--witness``, or 0.
         transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``, ``mpi``:
             that process group. Or an object that joins the ranks (`run_ranks` gives one). Never changes a bit.
+
+    Attributes:
+        world: This process's place: rank, number of ranks, whether it is the leader; see `World`.
+        replicas: Logical workers into which a batch is cut.
+        placement: For each rank the range of replicas that it computes.
+        device: Where the model is, and micro-batches come to.
+        threads: Threads of this process on the CPU.
+        seed: Seed of everything random.
+        strategy: Name and options of the strategy, as ``unisono.strategy`` returns them.
+        precision: What losses and evaluations are computed in; its ``name`` is the argument's.
+        clipping: Limits of the gradient: ``norm`` and ``value``, or None.
+        non_finite: What NaN or infinity does; its ``skips`` says whether such steps are skipped.
+        settings: More of the score, plain values by name.
+        directory: The run directory, or None.
+        transport: Joins the ranks: its ``exchange``, ``broadcast`` and the like are collective.
+        phases: Records how long each phase of a step takes.
 
     Raises:
         ConfigError: A setting is out of range, the world is larger than `replicas`, or another run uses the directory.
@@ -193,7 +207,7 @@ class Run(RunState):
     @answers_keywords
     def loader(
         self,
-        dataset: Any,
+        dataset: AnyDataset,
         *,
         batch_size: int | BatchSchedule,
         transform: Transform | None = None,
@@ -289,42 +303,3 @@ class Run(RunState):
             asked = Objective(loss_function, weight, reduction, update, embed=embed)
             self._objective = checks.check_objective(asked, self.strategy)
         return (self._stepper or self._need_stepper()).step(batch, self._objective, loss_function)
-
-    @answers_keywords
-    def evaluate(
-        self,
-        dataset: Any,
-        predict: Predict,
-        metrics: Mapping[str, Metric],
-        *,
-        batch_size: int = BATCH_SIZE,
-        collate: Collate | None = None,
-        transform: Transform | None = None,
-        num_workers: int = 0,
-        inference_mode: bool = True,
-        limit: int | None = None,
-        part: int | None = None,
-    ) -> dict[str, float]:
-        """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
-
-        Args:
-            dataset: Map-style.
-            predict: From a micro-batch to (output, target).
-            metrics: By name.
-            batch_size: Samples per forward pass.
-            collate: As in `loader`.
-            transform: As in `loader`.
-            num_workers: As in `loader`.
-            inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
-            limit: Only the first so many samples.
-            part: In place of that: only so many samples, chosen by the seed, the same ones every time.
-
-        Raises:
-            ConfigError: A setting is out of range, or `predict` has returned something else than two values.
-        """
-        batch_size, limit = BATCH.take("batch_size", batch_size), checked_limit(limit, part)
-        fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        return self._need_stepper().evaluate(
-            fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
-            limit=limit, part=part,
-        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What can be asked of a run beside its loop: weights to begin with, what is saved too, how it stands, its end."""
+"""What can be asked of a run beside its loop: first weights, evaluations, what is saved too, how it stands, its end."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +9,19 @@ from torch import nn
 
 from unisono.checkpoint.interchange import Loaded
 from unisono.collectives.transport import Transport
+from unisono.data.datasets import MapStyle
+from unisono.data.loader import Collate, Fetcher, Transform
 from unisono.errors import ConfigError
+from unisono.metrics.base import Metric
 from unisono.observe.result import Result, html_table
+from unisono.options.quantities import BATCH
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.precision import MixedPrecision
 from unisono.system.words import counted
+from unisono.train.evaluate import BATCH_SIZE, Predict, checked_limit
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
+from unisono.train.guards.keywords import answers_keywords
 from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.joined import Joined
@@ -58,6 +64,45 @@ class RunState:
         if model is not None:
             return load_on_all(self.transport, model, Path(path), strict=strict)
         return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._progress.is_open)
+
+    @answers_keywords
+    def evaluate(
+        self,
+        dataset: MapStyle,
+        predict: Predict,
+        metrics: Mapping[str, Metric],
+        *,
+        batch_size: int = BATCH_SIZE,
+        collate: Collate | None = None,
+        transform: Transform | None = None,
+        num_workers: int = 0,
+        inference_mode: bool = True,
+        limit: int | None = None,
+        part: int | None = None,
+    ) -> dict[str, float]:
+        """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
+
+        Args:
+            dataset: Map-style.
+            predict: From a micro-batch to (output, target).
+            metrics: By name.
+            batch_size: Samples per forward pass.
+            collate: As in `loader`.
+            transform: As in `loader`.
+            num_workers: As in `loader`.
+            inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
+            limit: Only the first so many samples.
+            part: In place of that: only so many samples, chosen by the seed, the same ones every time.
+
+        Raises:
+            ConfigError: A setting is out of range, or `predict` has returned something else than two values.
+        """
+        batch_size, limit = BATCH.take("batch_size", batch_size), checked_limit(limit, part)
+        fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
+        return self._need_stepper().evaluate(
+            fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
+            limit=limit, part=part,
+        )  # fmt: skip
 
     def register(self, name: str, part: Any) -> None:
         """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.

@@ -1,15 +1,16 @@
 """The trainer: a run with evaluation, metrics, callbacks and progress in place, for models from inputs to outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono.data.datasets import MapStyle, Samples
 from unisono.data.loader import Collate, Transform
 from unisono.data.plans.batch_schedule import BatchSchedule
 from unisono.data.plans.plan import Plan
-from unisono.data.sources.loaders import AnyLoader, last_step
+from unisono.data.sources.loaders import AnyDataset, AnyLoader, last_step
 from unisono.errors import ConfigError
 from unisono.metrics.base import Accuracy, Metric
 from unisono.options.quantities import BATCH, SAMPLES
@@ -88,11 +89,11 @@ class Trainer:
     @answers_keywords
     def fit(
         self,
-        train_set: Any,
+        train_set: AnyDataset,
         *,
         epochs: int | None = None,
         batch_size: int | BatchSchedule,
-        test_set: Any = None,
+        test_set: MapStyle | None = None,
         eval_every: Every = None,
         part_every: Every = None,
         part_samples: int = 1024,
@@ -242,7 +243,7 @@ class Trainer:
     @answers_keywords
     def evaluate(
         self,
-        dataset: Any,
+        dataset: MapStyle,
         *,
         prefix: str = "test_",
         collate: Collate | None = None,
@@ -269,7 +270,7 @@ class Trainer:
     @answers_keywords
     def predict(
         self,
-        dataset: Any,
+        dataset: MapStyle,
         *,
         batch_size: int = 256,
         output: Output | None = None,
@@ -301,7 +302,8 @@ class Trainer:
         batch_size, limit = BATCH.take("batch_size", batch_size), SAMPLES.maybe("limit", limit)
         chosen = output or (lambda micro: self.model(inputs_of(micro)))
         how: dict[str, Any] = {"collate": collate, "num_workers": num_workers}
-        size = min(len(dataset), limit or len(dataset))
+        total = len(cast(Samples, dataset))
+        size = min(total, limit or total)
         return self.run.transport.again(
             lambda: outputs_of(self.run, dataset, chosen, size, batch_size=batch_size, limit=limit, **how)
         )

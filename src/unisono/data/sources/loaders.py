@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from unisono.data.datasets import MapStyle
 from unisono.data.loader import Collate, Fetcher, Loader, Transform, sampler_of
 from unisono.data.plans.batch_schedule import BatchSchedule
 from unisono.data.plans.plan import Plan
@@ -13,6 +14,7 @@ from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import ConfigError
 
 AnyLoader = Loader | StreamLoader
+AnyDataset = MapStyle | Stream
 
 
 def make_loader(

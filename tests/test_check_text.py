@@ -1,0 +1,44 @@
+"""The check of the pages' English finds what it is for, and finds nothing on the pages."""
+
+import pytest
+
+from test_search import load
+
+check_text = load("check_text")
+
+
+def test_the_pages_are_in_plain_english(capsys):
+    """No phrase of the list, no sentence that is too long."""
+    assert check_text.main([]) == 0, capsys.readouterr().out
+    assert len(check_text.pages()) > 60
+
+
+LONG = "A " + "word " * 40 + "too many."
+
+
+@pytest.mark.parametrize(
+    ("page", "line", "said"),
+    [
+        ("# T\n\nFine.\n\nIt joins\nthe world it finds.\n", 5, "'joins the world it finds': finds the other workers"),
+        ("| a | You simply start it. |\n", 1, "'simply': leave the word out"),
+        (f"Short.\n\n- An item.\n- {LONG}\n", 4, "a sentence of 43 words: at most 40"),
+        (f"```text\ncode\n```\n\nOne. {LONG} Three.\n", 5, "a sentence of 43 words"),
+    ],
+)
+def test_what_is_not_plain_is_found(page, line, said):
+    """The control: with the line on which it stands, and what to write."""
+    ((where, complaint),) = check_text.found_in(page)
+    assert where == line
+    assert complaint.startswith(said)
+
+
+HALVES = f"{'word ' * 30}:\n{'word ' * 30}."
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["`simply`\n", '"simply"\n', "```text\njust simply\n```\n", HALVES, f"| {'word ' * 60} |\n", f"# {LONG}"],
+)
+def test_what_is_left_alone(page):
+    """Code, tables, headings; parts of a sentence that a colon divides."""
+    assert list(check_text.found_in(page)) == []
