@@ -151,3 +151,16 @@ def test_bytes_in_words(count, text):
 def test_seconds_in_words(seconds, text):
     """The unit that keeps three digits readable."""
     assert spell_seconds(seconds) == text
+
+
+def test_what_is_alike_is_shown_as_differences():
+    """Memory and accuracy beside those of ddp; without ddp as they are."""
+    found = [strategy("ddp"), strategy("exact", peak_memory_bytes=297 << 20, metrics={"test_accuracy": 0.91})]
+    section = strategies_section(found, "digits")
+    titles = [chart.title for chart in section.charts]
+    assert titles[1::2] == ["peak memory of a process, MB, beside ddp's 300", "test accuracy, %, beside ddp's 90"]
+    assert ">-3.00<" in section.charts[1].drawing.svg()
+    assert ">+1.00<" in section.charts[3].drawing.svg()
+    assert section.charts[1].values.rows[1] == ["exact", "297", "-3.00"]
+    alone = strategies_section(found[1:], "digits")
+    assert "beside" not in "".join(chart.title for chart in alone.charts)

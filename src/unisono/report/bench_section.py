@@ -4,13 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.report.charts import Series
-from unisono.report.content import Chart, Section, bar_view, line_view
+from unisono.report.charts import Series, difference_bars
+from unisono.report.content import Chart, Section, Table, bar_view, line_view
 from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
 LIMIT = "memcpy"
 """The collective that is drawn as a limit in every chart: each rank must at least write its result once."""
 
+BASE = "ddp"
+"""The strategy that others are compared with."""
+
+_ALIKE = ("peak memory of a process, MB", "test accuracy, %")
 Row = Mapping[str, Any]
 
 
@@ -60,7 +64,13 @@ def _timings(
 
 
 def strategies_section(rows: Sequence[Row], title: str) -> Section:
-    """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples."""
+    """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples.
+
+    Memory and accuracy, which differ little, are shown as differences from ``ddp`` where it was measured.
+
+    Raises:
+        ConfigError: No rows.
+    """
     if not rows:
         raise ConfigError("expected measured strategies to draw, got none.")
     columns = {
@@ -70,8 +80,20 @@ def strategies_section(rows: Sequence[Row], title: str) -> Section:
         "test accuracy, %": [100 * row["metrics"].get("test_accuracy", 0.0) for row in rows],
     }
     names = [row["strategy"] for row in rows]
-    charts = [
-        bar_view(name, {bar: {name: value} for bar, value in zip(names, values, strict=True)}, "strategy", spell_count)
-        for name, values in columns.items()
-    ]
+    charts = []
+    for column, values in columns.items():
+        found = dict(zip(names, values, strict=True))
+        charts.append(
+            _differences(column, found) if column in _ALIKE and BASE in found else
+            bar_view(column, {bar: {column: value} for bar, value in found.items()}, "strategy", spell_count)
+        )  # fmt: skip
     return Section(title=title, charts=charts)
+
+
+def _differences(column: str, values: Mapping[str, float]) -> Chart:
+    """Return how far each value is from that of `BASE`."""
+    title = f"{column}, beside {BASE}'s {values[BASE]:.4g}"
+    apart = {name: value - values[BASE] for name, value in values.items() if name != BASE}
+    rows = [[name, spell_count(value), f"{value - values[BASE]:+.2f}"] for name, value in values.items()]
+    table = Table(title=column, head=["strategy", column, f"beside {BASE}"], rows=rows, numeric=frozenset({1, 2}))
+    return Chart(title=title, drawing=difference_bars(title, apart, spell="{:+.2f}".format), values=table)

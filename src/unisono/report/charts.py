@@ -168,6 +168,22 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     return out
 
 
+def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell) -> Drawing:
+    """Return one horizontal bar for each entry, to the left or right of a line at 0."""
+    out = _rows(label, list(values), [])
+    longest = max([*map(abs, values.values()), 1e-12])
+    reach = (WIDTH - _NAMES - 2 * 74) / 2
+    middle = _NAMES + 74 + reach
+    for row, (bar, value) in enumerate(values.items()):
+        y, length = 6 + row * _BAR, abs(value) / longest * reach
+        left = middle - length if value < 0 else middle
+        if length > 0.05:
+            out.box(left, y, length, _BAR - 6, f"fill c{1 if value < 0 else 0}", f"{bar}: {spell(value)}")
+        out.text(left - 6 if value < 0 else left + length + 6, y + 15, spell(value), at="end" if value < 0 else "start")
+    out.line([(middle, 4), (middle, 6 + _BAR * len(values))], "grid")
+    return out
+
+
 def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
     """Return rows of spans over one axis of time."""
     rows = list(dict.fromkeys(span.row for span in spans))

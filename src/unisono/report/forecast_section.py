@@ -41,12 +41,16 @@ def _section(told: Mapping[str, Any]) -> Section:
             _run_text(row["run_s"]), spell_count(row["idle"]) if row["idle"] else "",
         ])  # fmt: skip
     head = ["ranks", "best", "step", "speed-up", "efficiency", "limit", "save every", "useful", "whole run", "idle"]
-    names = [one["strategy"] for one in rows[0]["predictions"]]
-    series = [
-        Series(name=name, points=[(float(row["ranks"]), _of(row, name)["efficiency"]) for row in rows])
-        for name in names
-    ]
+    chosen = rows[-1]["best"]
+    names = [chosen, *(one["strategy"] for one in rows[0]["predictions"] if one["strategy"] != chosen)]
     ranks = [float(row["ranks"]) for row in rows]
+    # Near the axis the name would run into its numbers.
+    named = [*[""] * (len(rows) - 1), chosen] if len(rows) > 1 and best[-1]["efficiency"] > 0.25 else []
+    series = [
+        Series(name=name, points=[(float(row["ranks"]), _of(row, name)["efficiency"]) for row in rows],
+               labels=named if name == chosen else (), is_pale=name != chosen)
+        for name in names
+    ]  # fmt: skip
     series.append(Series(name="ideal", points=[(count, 1.0) for count in ranks], is_limit=True))
     percent = "{:.1%}".format
     shares = {
@@ -54,9 +58,16 @@ def _section(told: Mapping[str, Any]) -> Section:
         for row, one in zip(rows[:32], best[:32], strict=True)
     }
     charts = [
-        line_view("Efficiency by strategy", series, "ranks", spell_count, percent, log_x=len(rows) > 1),
-        bar_view("Where a step of the best strategy goes", shares, "ranks", percent),
-    ]
+        line_view(
+            "Efficiency by strategy", series, "ranks", spell_count, percent, log_x=len(rows) > 1, y_label="efficiency",
+            finding=f"On {spell_count(rows[-1]['ranks'])} ranks {chosen} is best, with "
+            f"{percent(best[-1]['efficiency'])}; the others are pale.",
+        ),
+        bar_view(
+            "Where a step of the best strategy goes", shares, "ranks", percent,
+            finding=f"On {spell_count(rows[-1]['ranks'])} ranks {_largest(best[-1])}.",
+        ),
+    ]  # fmt: skip
     assumed = [
         [f"{group}.{key}", str(value)] for group in ("job", "machine", "reliability") if told[group]
         for key, value in told[group].items()
@@ -77,6 +88,12 @@ def _section(told: Mapping[str, Any]) -> Section:
         title=f"Forecast: {kind} scaling to {spell_count(last['ranks'])} ranks", findings=findings, tables=tables,
         charts=charts, folded=[Table(title="What was assumed", head=["name", "value"], rows=assumed)],
     )  # fmt: skip
+
+
+def _largest(one: Mapping[str, Any]) -> str:
+    """Say which part takes most of a step."""
+    key = max(PARTS, key=lambda key: one[key])
+    return f"{PARTS[key]} takes most of a step, {one[key] / one['step_s']:.0%}"
 
 
 def _run_text(run_s: float | str | None) -> str:
