@@ -172,6 +172,21 @@ def test_a_mistyped_option_names_the_nearest(monkeypatch, capsys, arguments, mea
     assert meant in capsys.readouterr().err
 
 
+def test_ctrl_c_before_anything_has_begun(monkeypatch, capsys):
+    """While a verb's file is loaded or its options are read: code 130, and the command."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unisono.cli.options.run_file.read_run_file", interrupted)
+    monkeypatch.setattr("sys.argv", ["unisono", "train", "--config", "my run.toml"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    told = capsys.readouterr().err.strip()  # click ends the line of what was typed
+    assert told == "unisono: interrupted. Nothing was begun. Again: unisono train --config 'my run.toml'"
+
+
 def test_a_missing_recipe_is_answered_with_all_of_them():
     """Each with its line; where a script will do too, that is said."""
     for verb, also in (("train", "Expected one"), ("verify", "Expected a script, or one"), ("chaos", "or one")):

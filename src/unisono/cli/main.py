@@ -10,7 +10,7 @@ import click
 from unisono import __version__
 from unisono.cli.launch.options import UNDERSCORES
 from unisono.cli.options.lazy import LazyGroup
-from unisono.cli.output.outcome import tidy
+from unisono.cli.output.outcome import INTERRUPTED, command_line, tidy
 
 VERBS = {
     "run": "Start a script on several processes, of one machine or more.",
@@ -114,6 +114,7 @@ def main() -> NoReturn:
         (_with_what_was_meant(error) if isinstance(error, click.NoSuchOption) else error).show(told)
         click.echo(tidy(told.getvalue()), nl=False, err=True)  # what was typed stands in it
         raise SystemExit(error.exit_code) from None
-    except (click.Abort, KeyboardInterrupt):
-        raise SystemExit(130) from None
+    except (click.Abort, KeyboardInterrupt):  # while options were read: what a verb has begun, it tells itself
+        click.echo(f"unisono: interrupted. Nothing was begun. Again: {command_line()}", err=True)
+        raise SystemExit(INTERRUPTED) from None
     raise SystemExit(0)

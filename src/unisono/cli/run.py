@@ -30,7 +30,7 @@ from unisono.system.machine import resolve_devices
 @field_options(TorchrunWords)
 @inert_options
 @program_arguments
-@verb("run")
+@verb("run", lambda _: "", keeps_runs=True)  # the launcher says it
 def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> None:
     """Start SCRIPT on several processes of this machine; on several machines with --nnodes.
 

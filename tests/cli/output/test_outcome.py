@@ -48,7 +48,10 @@ def test_our_errors_are_one_message_and_a_code(capsys, error, code):
 
 def test_an_interrupt_is_130(capsys, monkeypatch):
     """Ctrl-C is no error to be explained; but a verb with several runs says what is kept, and how to go on."""
-    assert perform("run", raising(KeyboardInterrupt())) == 130
+    monkeypatch.setattr("sys.argv", ["unisono", "diff", "a", "b"])
+    assert perform("diff", raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr() == ("", "unisono diff: interrupted. Again: unisono diff a b\n")
+    assert perform("run", raising(KeyboardInterrupt()), str) == 130  # its launcher has said it
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.argv", ["/somewhere/unisono", "verify", "my script.py"])
     told = "unisono verify: interrupted. Nothing is kept of the runs. Again: unisono verify 'my script.py'\n"

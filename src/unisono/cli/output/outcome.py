@@ -91,7 +91,8 @@ def perform(
     Args:
         verb: Named in the message.
         action: The work; returns an exit code, None for success.
-        interrupted: Returns what to say after Ctrl-C: what is kept, and the command that goes on; None says nothing.
+        interrupted: Returns what to say after Ctrl-C: what is kept, and the command that goes on; None: the command;
+            nothing where it returns nothing.
         keeps_runs: Whether a run that was asked to stop, and has saved, is there to go on with: then that is the code.
 
     Raises:
@@ -104,6 +105,8 @@ def perform(
     try:
         return action() or 0
     except RunStopped:
+        if keeps_runs:
+            click.echo(f"unisono {verb}: go on with: {command_line()}", err=True)
         if keeps_runs or interrupted is None:
             raise
         return _interrupted(verb, interrupted)
@@ -121,6 +124,7 @@ def perform(
 
 
 def _interrupted(verb: str, what: Callable[[], str] | None) -> int:
-    if what is not None:
-        click.echo(f"unisono {verb}: interrupted. {what()}", err=True)
+    said = what() if what is not None else f"Again: {command_line()}"
+    if said:
+        click.echo(f"unisono {verb}: interrupted. {said}", err=True)
     return INTERRUPTED
