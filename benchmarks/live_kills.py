@@ -275,12 +275,14 @@ def main() -> int:
     parser.add_argument("--part", default="0/1", help="I/N: one of N processes that share the directory")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
     parser.add_argument("--only", choices=["cost", "restart", "picture"])
+    parser.add_argument("--play", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.play:
+        live_parts.play(given.play[0], Path(given.play[1]))
+        return 0
     if given.only:
-        found = {"cost": live_parts.cost, "restart": live_parts.restart, "picture": live_parts.picture}[given.only](
-            given
-        )
-        add(given, found) if found else None
+        parts = {"cost": live_parts.cost, "restart": live_parts.restart, "picture": live_parts.picture}
+        add(given, parts[given.only](given))
         return 0
     with tempfile.TemporaryDirectory(prefix="live-") as scratch:
         if given.quick:

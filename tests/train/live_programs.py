@@ -132,6 +132,29 @@ def _draw_anew(strategy, *, is_within):
     strategy.context = replace(strategy.context, seed=strategy.context.seed + 1)
 
 
+def _update_on_one(strategy, *, is_within):
+    """Let one survivor's optimizer step before the step is computed again."""
+    strategy._buffers.start_replica()
+    strategy._sum.forget()
+    if os.environ["RANK"] == "1":
+        for parameter in strategy.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        strategy.optimizer.step()
+
+
+def _pool_a_gradient(strategy, *, is_within):
+    """Let a buffer that holds a replica's gradient be handed out for another one's."""
+    strategy._buffers.start_replica()
+    strategy._sum.forget()
+    start = strategy._sum.start_step
+
+    def start_step(leaves, step):
+        start(leaves, step)
+        strategy._sum._pool += [strategy._sum._new_leaf()] * 2
+
+    strategy._sum.start_step = start_step
+
+
 WRONG_FROM = 4
 
 
@@ -145,6 +168,8 @@ BREAKS = {
     "buffers": (Exact, "begin_again", _forget_buffers),
     "sums": (Exact, "begin_again", _keep_a_sum),
     "keys": (Exact, "begin_again", _draw_anew),
+    "update": (Exact, "begin_again", _update_on_one),
+    "pool": (Exact, "begin_again", _pool_a_gradient),
     "lines": (Unwritten, "append", lambda ledger, entry: None),
     "shares": (evaluation, "cut", lambda size, ranks, cut=evaluation.cut: cut(size, 3)[:ranks]),
 }
