@@ -85,7 +85,7 @@ def placement() -> str:
             for replica in hosted:
                 svg.box(left + replica * cell, y, cell - 6, 36, COLOURS[rank])
                 svg.text(left + replica * cell + cell / 2 - 3, y + 18, replica, fill="white", bold=True)
-    svg.note(left, 52 + 54 * len(worlds) + 4, "colour: the rank that plays it today")
+    svg.note(left, 52 + 54 * len(worlds) + 4, "colour: the rank that computes it")
     return svg.done()
 
 
