@@ -63,7 +63,7 @@ EXAMPLES = {
     "shards": Example(to_its_main, lambda example: example.write_shards(Path("runs/points"))),
     "stream": Example(to_its_main, lambda example: example.write_file()),
     "accelerate_script": Example(lambda example, out: example.main(project_dir=out, checkpoint_every=20)),
-    "fabric_script": Example(lambda example, out: example.main(out=out, checkpoint_every=20)),
+    "fabric_script": Example(lambda example, out: example.main(16, out=out, checkpoint_every=20)),
 }
 
 
