@@ -61,7 +61,7 @@ class Stage:
         """Train on two workers, one of which dies after that step, then on one; return where, and where it resumed."""
         command = self.command(2, out, str(step))
         done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, timeout=LIMIT_S, check=False)
-        if not done.returncode or (self.folder / out / "result.json").exists():
+        if not done.returncode:  # a script with a loop for each epoch has a result after each
             sys.exit(f"{self.name}: expected a worker's death after step {step}, but the run has ended")
         self.run(self.command(1, out))
         return self.folder / out, told(self.folder / out)["resumed_from_step"]
