@@ -1,6 +1,7 @@
 """The house's own rules, read from the source."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,46 @@ def function_lengths(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+NAME_DEVICES = {
+    "determinism/devices.py": "the one file that decides",
+    "determinism/flags.py": "torch's flags by their names",
+    "doctor/talk.py": "what torch says of its build",
+    "doctor/self_test.py": "the same, read",
+    "doctor/rules_placement.py": "what programs write",
+    "doctor/rules_training.py": "what programs write",
+    "system/hints.py": "what users may have meant",
+}
+"""The files that name a kind of GPU in code, and why; the list may only grow shorter."""
+
+
+def device_names(source: str) -> list[int]:
+    """Return the lines whose code, not prose, names CUDA: as a kind of device, or in torch."""
+    tree = ast.parse(source)
+    named = re.compile(r"(.*[:,])?cuda(:.*)?|torch\.cuda\b.*")
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Constant) and isinstance(node.value, str) and named.fullmatch(node.value))
+        or (isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "CUDA"))
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_one_file_decides_devices(path):
+    """A kind of device is named in one file, and in those that talk of it."""
+    assert bool(device_names(path.read_text())) == (name_of(path) in NAME_DEVICES)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["x.type == 'cuda'", "f('cuda:0')", "torch.cuda.synchronize()", "x.is_cuda", "f('cpu:gloo,cuda:nccl')"],
+)
+def test_naming_a_device_would_be_noticed(source):
+    """The control of the rule above."""
+    assert device_names(source)
+    assert not device_names("'a GPU of cuda'\nx.to(device)")
 
 
 def test_the_source_is_found():

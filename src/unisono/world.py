@@ -151,6 +151,14 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
 
 
+def pin_workspace() -> None:
+    """Let cuBLAS have as much memory for its work in every process: its kernels are chosen by that, too.
+
+    Before the first use of CUDA. Some versions of torch refuse deterministic algorithms without it.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def wants_plain_torch(environ: Mapping[str, str] | None = None) -> bool:
     """Whether torch is to be left as it is: ``UNISONO_PLAIN_TORCH=1``, which workers inherit."""
     return bool(_integer(os.environ if environ is None else environ, "UNISONO_PLAIN_TORCH", 0))

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from unisono.launchers.local import _on_slots
+from unisono.launchers.spec import LaunchSpec, ScriptTarget
+from unisono.system.devices import Gpu
+
 
 def test_lines_carry_their_rank(place):
     """Every line of every rank has its prefix, on the stream it was written to, also without newline."""
@@ -264,3 +268,20 @@ def test_launches_at_once_get_their_own_ports(place, note):
     (place.folder / "all-listen").touch()
     assert [place.finish(launch).returncode for launch in launches] == [0] * 10
     assert len(set(ports)) == 10
+
+
+def test_a_slot_is_the_first_attempts_device():
+    """However many slots have been given up before, each other one keeps the device it had."""
+    first = LaunchSpec(target=ScriptTarget(path="a.py"), workers=4, devices=("4", "5", "6", "7"))
+    fewer = _on_slots(first, (0, 2, 3), first)
+    assert fewer.devices == ("4", "6", "7")
+    assert _on_slots(fewer, (0, 3), first).devices == ("4", "7")
+
+
+@pytest.mark.parametrize(("visible", "told"), [("0", None), ("", None), (" 4, 5 ,6,7", "4,6,7"), ("4,5,99,7", None)])
+def test_a_slot_is_a_device_only_where_each_had_one(monkeypatch, visible, told):
+    """Four workers on a host of one GPU compute on the CPU, and go on there when a slot is given up."""
+    monkeypatch.setattr("unisono.system.machine._own_gpus", lambda: [Gpu("")] * 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    first = LaunchSpec(target=ScriptTarget(path="a.py"), workers=4)
+    assert _on_slots(first, (0, 2, 3), first).env.get("CUDA_VISIBLE_DEVICES") == told

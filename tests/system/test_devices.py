@@ -164,3 +164,10 @@ def test_an_index_of_any_length_is_one_that_is_not_there():
     with pytest.raises(ConfigError, match="is not there"):
         choose_devices("9" * 5000, ["0", "1"])
     assert visible_devices(f"0,{'9' * 5000}", 2) == ("0",)
+
+
+def test_parts_of_a_gpu_are_shown_one_to_a_rank():
+    """CUDA shows a process one part (MIG) of a GPU at most: two ranks that saw both would compute on the first."""
+    assert [device_variables(rank, ["MIG-a", "MIG-b"], share=False) for rank in (0, 1)] == [
+        {"CUDA_VISIBLE_DEVICES": "MIG-a"}, {"CUDA_VISIBLE_DEVICES": "MIG-b"},
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,3 +137,24 @@ def test_no_abort_while_the_group_is_held(place):
     for _ in range(4):
         result = place.run(body, "-n2")
         assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("backend", "how"), [("gloo", ["destroy"]), ("cpu:gloo,cuda:nccl", ["abort"]), ("nccl", []), ("cuda:nccl", [])]
+)
+def test_a_group_of_gloo_and_nccl_is_left_too(backend, how):
+    """Its name is not gloo, yet its gloo half must not outlive the interpreter; NCCL's waits for nobody."""
+    done = []
+    group = SimpleNamespace(
+        get_backend=lambda: backend, destroy_process_group=lambda: done.append("destroy"),
+        distributed_c10d=SimpleNamespace(_abort_process_group=lambda: done.append("abort")),
+    )  # fmt: skip
+    leaving.leave_group(group)
+    assert done == how
+
+
+def test_torch_can_abort_a_group():
+    """The function that is called there is torch's."""
+    from torch.distributed import distributed_c10d
+
+    assert callable(distributed_c10d._abort_process_group)

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unisono.determinism import devices
+
 Files = Mapping[str, Mapping[str, Tensor]]
 _ALIGNMENT = 64
 _HUGE = 2 << 20
@@ -35,7 +37,7 @@ class Staging:
             return
         self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes first
         if pinned:
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+            self._buffer = devices.pinned(num_bytes)
             return
         memory = mmap.mmap(-1, num_bytes + _HUGE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -49,7 +51,7 @@ class Staging:
     def lay_out(self, files: Files) -> list[tuple[str, str, int]]:
         """Make room for copies of all tensors, and return file, name and offset of each; older copies are lost."""
         tensors = [(file, name, tensor) for file, part in files.items() for name, tensor in part.items()]
-        self.reserve(bytes_of(files), pinned=_has_cuda(files))
+        self.reserve(bytes_of(files), pinned=bool(_gpus(files)))
         ends = itertools.accumulate((_padded(tensor.nbytes) for _, _, tensor in tensors), initial=0)
         return [(file, name, offset) for (file, name, _), offset in zip(tensors, ends, strict=False)]
 
@@ -62,14 +64,20 @@ class Staging:
 
     @staticmethod
     def finish(files: Files) -> None:
-        """Return when all that was `put` has arrived."""
-        if _has_cuda(files):
-            torch.cuda.synchronize()
+        """Return when all that was `put` has arrived, from every device that holds some of it."""
+        for event in [devices.mark(device) for device in _gpus(files)]:
+            event.synchronize()
 
 
 def bytes_of(files: Files) -> int:
     """Return the bytes that a copy of all tensors takes."""
     return sum(_padded(tensor.nbytes) for part in files.values() for tensor in part.values())
+
+
+def taken_by(files: Files) -> int:
+    """Return the bytes of memory that a copy costs: torch rounds what a GPU can write to up to a power of two."""
+    needed = bytes_of(files)
+    return 1 << (needed - 1).bit_length() if needed and _gpus(files) else needed
 
 
 def is_roomy(num_bytes: int, meminfo: Path = Path("/proc/meminfo")) -> bool:
@@ -94,8 +102,9 @@ def _copy(tensor: Tensor, place: Tensor) -> Tensor:
     return target
 
 
-def _has_cuda(files: Files) -> bool:
-    return any(tensor.is_cuda for part in files.values() for tensor in part.values())
+def _gpus(files: Files) -> list[torch.device]:
+    found = dict.fromkeys(tensor.device for part in files.values() for tensor in part.values())
+    return [device for device in found if devices.is_gpu(device)]
 
 
 def _padded(num_bytes: int) -> int:

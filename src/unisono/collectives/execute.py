@@ -16,6 +16,7 @@ from unisono.collectives.reductions import REDUCTIONS, divide, is_defined
 from unisono.collectives.schedules import Move, Schedule, plan
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import add_up
+from unisono.determinism.devices import is_gpu
 from unisono.errors import ConfigError
 from unisono.system.hints import nearest
 
@@ -92,7 +93,7 @@ def _join(device: torch.device) -> Transport:
 
     if not _found:
         world = current_world()
-        _found.append(connect(world, device=str(device_of(world, None if device.type == "cuda" else "cpu"))))
+        _found.append(connect(world, device=str(device_of(world, None if is_gpu(device) else "cpu"))))
     return _found[0]
 
 

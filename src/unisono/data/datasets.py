@@ -119,6 +119,15 @@ class ArrayDataset:
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return tuple(array[index] for array in self.arrays)
 
+    def check_workers(self, num_workers: int) -> None:
+        """Refuse (`ConfigError`) loader processes for arrays that are not the CPU's: they could not read them."""
+        places = {str(array.device) for array in self.arrays} - {"cpu"}
+        if num_workers and places:
+            raise ConfigError(
+                f"num_workers={num_workers}: loader processes cannot read arrays on {', '.join(sorted(places))}. "
+                "Hint: num_workers=0, which is fast there; or arrays on the CPU."
+            )
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Return the `content_hash` of the arrays."""
@@ -127,4 +136,4 @@ class ArrayDataset:
     def fetch_micro_batch(self, indices: Indices) -> tuple[Tensor, ...]:
         """See `BatchedDataset.fetch_micro_batch`."""
         chosen = torch.from_numpy(indices)
-        return tuple([array.index_select(0, chosen) for array in self.arrays])
+        return tuple([array.index_select(0, chosen.to(array.device)) for array in self.arrays])

@@ -88,6 +88,11 @@ class Fetcher:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def check_workers(self, num_workers: int) -> None:
+        """Refuse (`ConfigError`) loader processes for what they could not read; see `ArrayDataset.check_workers`."""
+        if isinstance(self.dataset, ArrayDataset):
+            self.dataset.check_workers(num_workers)
+
     def __getitem__(self, task: Task) -> Any:
         return self.fetch(task, default_collate)
 
@@ -127,6 +132,7 @@ class Fetcher:
 def fetch_all(fetcher: Fetcher, tasks: Iterable[Task], *, num_workers: int = 0, prefetch: int = 2) -> Iterator[Any]:
     """Yield the micro-batch of each task, in order; each of `num_workers` processes keeps `prefetch` ready."""
     num_workers, prefetch = LOADERS.take("num_workers", num_workers), PREFETCH.take("prefetch", prefetch)
+    fetcher.check_workers(num_workers)
     if num_workers == 0:
         yield from map(fetcher.__getitem__, tasks)
         return
@@ -198,6 +204,7 @@ class Loader:
         self, sampler: ExactSampler, fetcher: Fetcher, hosted: range, *, num_workers: int = 0, prefetch: int = 2
     ) -> None:
         num_workers, prefetch = LOADERS.take("num_workers", num_workers), PREFETCH.take("prefetch", prefetch)
+        fetcher.check_workers(num_workers)
         if num_workers:
             check_can_share_tensors()
         self.sampler, self.cuts = sampler, sampler.cuts

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.determinism import compiler
+from unisono.determinism import compiler, devices
 from unisono.determinism.flags import check_threads, compare_flags, compiler_settings, read_flags
 from unisono.world import numeric_variables
 
@@ -36,16 +36,16 @@ MODULUS = 1 << 64
 
 
 def set_generators(key: int) -> None:
-    """Put the process-wide generators of torch (CPU and CUDA), Python and NumPy into the state named by `key`."""
+    """Put the process-wide generators of torch (CPU and GPUs), Python and NumPy into the state named by `key`."""
     torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
-    if _HAS_CUDA and torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(key & 0x7FFFFFFFFFFFFFFF)
+    if _GPUS:
+        devices.seed_all(key & 0x7FFFFFFFFFFFFFFF)
     _seed_python(key)
     _PYTHONS.gauss_next = None
     _seed_numpy(key & 0xFFFFFFFF)
 
 
-_HAS_CUDA = torch.backends.cuda.is_built()
+_GPUS = devices.BUILT
 # What random.seed does for a whole number, without its questions.
 _PYTHONS: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python, _seed_numpy = super(random.Random, _PYTHONS).seed, np.random.seed
@@ -174,7 +174,7 @@ def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any
         "torch": torch.__version__,
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "device_name": devices.name_of(device),
         "threads": threads,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_flags": _cpu_flags(),

@@ -43,7 +43,7 @@ def measure_scaling(
         study = Study(
             target=target, weak=weak, strategy=strategy, is_exact=CATALOG[strategy].is_exact, warmup=warmup,
             cores=usable_cores(), threads=run.score["threads"],
-            device="cpu" if environment.get("device") in (None, "cpu") else "cuda", environment=environment,
+            device=environment.get("device") or "cpu", environment=environment,
             command=command, date=datetime.now(UTC).isoformat(timespec="seconds"), trials=trials,
         )  # fmt: skip
         if place is not None:

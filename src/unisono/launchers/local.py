@@ -21,7 +21,8 @@ from unisono.launchers.spec import LaunchSpec, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.restarts import GiveUp, Restarts
 from unisono.launchers.worker_group import Events, OutputBroken, Signalled
-from unisono.system.machine import count_gpus
+from unisono.system.devices import VISIBLE_VARIABLE
+from unisono.system.machine import find_gpus
 from unisono.system.messages import tell
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -72,7 +73,7 @@ def run_local(spec: LaunchSpec) -> None:
 
 def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
     """Attempt the launch until it ends well or a restart would not help."""
-    restarts = Restarts(spec.max_restarts, spec.workers)
+    restarts, first = Restarts(spec.max_restarts, spec.workers), spec
     while True:
         outcome = attempt(replace(spec, attempt=restarts.num_restarts), signals.events)
         if not isinstance(outcome, Failed):
@@ -96,23 +97,23 @@ def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
                 f"worker{'s' if count > 1 else ''} from the last checkpoint ({restarts.num_without_progress} of "
                 f"{spec.max_restarts} restarts without progress)."
             )
-        spec = _on_slots(spec, decision.slots)
+        spec = _on_slots(spec, decision.slots, first)
         # What the old workers' watchers still say must not be taken for the new ones'.
         signals.events = queue.SimpleQueue()
 
 
-def _on_slots(spec: LaunchSpec, slots: tuple[int, ...]) -> LaunchSpec:
-    """Return the launch on these slots alone; on GPUs, a slot is a device."""
+def _on_slots(spec: LaunchSpec, slots: tuple[int, ...], first: LaunchSpec) -> LaunchSpec:
+    """Return the launch on these slots of the `first` attempt alone; on GPUs, a slot is a device."""
     if len(slots) == spec.workers:
         return spec
     if len(slots) == 1:
         spec = replace(spec, spares=0)  # they are for those that have others
-    if spec.devices and not spec.share_devices:
-        return replace(spec, workers=len(slots), devices=tuple(spec.devices[slot] for slot in slots))
+    if first.devices and not spec.share_devices:
+        return replace(spec, workers=len(slots), devices=tuple(first.devices[slot] for slot in slots))
     env = dict(spec.env)
-    if (gpus := count_gpus(os.environ)) and spec.devices is None and not spec.share_devices:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[slot] for slot in slots)
+    visible = () if spec.devices is not None or spec.share_devices else find_gpus({**os.environ, **first.env})
+    if len(visible) >= first.workers:  # fewer: they compute on the CPU
+        env[VISIBLE_VARIABLE] = ",".join(visible[slot] for slot in slots)
     return replace(spec, workers=len(slots), env=env)
 
 

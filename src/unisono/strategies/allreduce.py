@@ -127,13 +127,13 @@ def all_reduce(tensors: Sequence[Tensor], algorithm: str, bucket_mb: float | Non
 
 
 def _buckets(tensors: Sequence[Tensor], bucket_mb: float | None) -> Iterator[list[Tensor]]:
-    """Yield the tensors one by one, or in groups of one dtype up to the bucket's size."""
+    """Yield the tensors one by one, or in groups of one dtype and device up to the bucket's size."""
     if bucket_mb is None:
         yield from ([tensor] for tensor in tensors)
         return
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         bucket: list[Tensor] = []
-        for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
+        for tensor in (tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind):
             if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > bucket_mb * 2**20:
                 yield bucket
                 bucket = []
@@ -142,7 +142,7 @@ def _buckets(tensors: Sequence[Tensor], bucket_mb: float | None) -> Iterator[lis
 
 
 def _reduce_bucket(tensors: Sequence[Tensor], algorithm: str, transport: Transport) -> None:
-    """Replace tensors of one dtype by their sums, as one message."""
+    """Replace tensors of one dtype and device by their sums, as one message."""
     world_size = transport.world_size
     count = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(padded_length(count, world_size))

@@ -124,7 +124,24 @@ def scale_gradients(grads: Sequence[Tensor], norm: Tensor, clip_norm: float) -> 
 
 def limit_norm(parameters: Iterable[Tensor], limit: float) -> None:
     """Scale gradients so that their norm over all `parameters` is at most `limit`."""
-    torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+    parameters = list(parameters)
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if all(grad.is_cpu for grad in grads):
+        torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+        return
+    norm = torch.linalg.vector_norm(torch.stack([each.to(grads[0].device) for each in norms_of(grads)]))
+    for device in dict.fromkeys(grad.device for grad in grads):
+        scale_gradients([grad for grad in grads if grad.device == device], norm.to(device), limit)
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the norm of each tensor, of which none depends on the others.
+
+    On GPUs torch adds in another order where it takes the norms of many tensors at a time; on the CPU it does not.
+    """
+    if all(tensor.is_cpu for tensor in tensors):
+        return torch._foreach_norm(list(tensors)) if tensors else ()
+    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
 
 
 def limit_values(gradients: list[Tensor], limit: float) -> None:

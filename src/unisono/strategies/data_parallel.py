@@ -1,25 +1,27 @@
 """DataParallel in one process: scatter the batch over devices, replicate the model, run all forward, gather.
 
-On CUDA the devices are GPUs and torch's own replicate and gather do the work. On the CPU they are logical: threads,
-each with its own copy of the module tree that shares the parameters, so that the strategy can be tried anywhere.
-Buffers of the first copy are the model's own, those of the others are thrown away, as in torch's DataParallel. Where
-the forward pass draws random numbers, logical devices take turns, since they share one generator.
+Each device has a copy of the module tree. GPUs get copies of the parameters, too, whose gradients are added in the
+order of the devices; on the CPU the devices are logical, threads that share the parameters, so that the strategy can be
+tried anywhere. Buffers of the first copy are the model's own, those of the others are thrown away, as in torch's
+DataParallel. Every device draws random numbers of its own: logical devices take turns, since they share one generator.
+What a forward pass draws from Python, NumPy or the CPU while GPUs compute, depends on which of them comes first.
 
 `balanced_dp` gives the first device, which also holds the gathered outputs and the optimizer's state, ``gpu0_bsz //
 batch_chunk`` samples of each forward pass, and the others equal shares of the rest (see `split.balanced_sizes`).
 """
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import gather, replicate
 from torch.optim import Optimizer
 
 from unisono.collectives.placement import cut
 from unisono.data.batches import change_tensors, move
+from unisono.determinism import devices
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError, StepError
@@ -37,11 +39,12 @@ class DataParallel(Replicated):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, context: StrategyContext, options: DPOptions) -> None:
         super().__init__(model, optimizer, context, options)
-        if context.device.type == "cuda":
-            count = torch.cuda.device_count()
+        self._has_gpus = devices.is_gpu(context.device)
+        if self._has_gpus:
+            kind, count = context.device.type, devices.count(context.device.type)
             if options.devices > count:
                 raise ConfigError(f"expected devices <= {count}, got {options.devices}. Hint: --devices {count}.")
-            self._devices = [torch.device("cuda", index) for index in range(options.devices)]
+            self._devices = [devices.device_at(index, kind) for index in range(options.devices)]
         else:
             self._devices = [context.device] * options.devices
         self._draws: bool | None = None  # whether forward passes draw random numbers
@@ -62,16 +65,20 @@ class DataParallel(Replicated):
         used = [index for index, size in enumerate(self.sizes) if size]
         pieces = _scatter((args, kwargs), self.sizes, dim)
         moved = [move(pieces[index], self._devices[index]) for index in used]
-        is_cuda = self.context.device.type == "cuda"
-        if is_cuda:
-            replicas = replicate(self.model, [self._devices[index] for index in used])
+        if self._has_gpus:
+            replicas = _copies_on([self._devices[index] for index in used], self.model)
+            for index in used[used[0] == 0 :]:  # the first has been seeded with the step
+                devices.seed(self._devices[index], mix(self.context.seed, "device", self._step, self._calls, index))
         else:  # the first one with samples is the model itself
             replicas = [_shadow(self.model) if number else self.model for number in range(len(used))]
         outputs = self._run(replicas, used, moved)
         self._calls += 1
-        if is_cuda:
-            return gather(outputs, self.context.device, dim)
-        return _joined(outputs, dim)
+        if not self._has_gpus:
+            return _joined(outputs, dim)
+        with torch.no_grad():
+            for own, left in zip(self.model.buffers(), replicas[0].buffers(), strict=True):
+                own.copy_(left)
+        return _joined([move(output, self.context.device) for output in outputs], dim)
 
     def _run_in_turn(self, run_replica: Callable[[int], None], used: list[int]) -> None:
         """Run one device after the other, each with a random stream of its own, and notice whether any draws."""
@@ -94,7 +101,8 @@ class DataParallel(Replicated):
         def run_replica(number: int) -> None:
             try:
                 args, kwargs = inputs[number]
-                with torch.set_grad_enabled(is_grad_enabled), torch.autocast(kind, enabled=enabled, dtype=dtype):
+                here = devices.being_current(self._devices[used[number]])
+                with here, torch.set_grad_enabled(is_grad_enabled), torch.autocast(kind, enabled=enabled, dtype=dtype):
                     results[number] = replicas[number](*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
                 results[number] = error
@@ -114,8 +122,45 @@ class DataParallel(Replicated):
         return results
 
 
-def _shadow(model: nn.Module) -> nn.Module:
-    """Return a copy of the module tree with the same parameters and its own buffers."""
+class _Spread(torch.autograd.Function):
+    """Parameters on several devices; their gradients are added in the order of the devices, on the first."""
+
+    @staticmethod
+    def forward(ctx: Any, places: Sequence[torch.device], *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.homes = [parameter.device for parameter in parameters]
+        return tuple(
+            parameter.view_as(parameter) if parameter.device == place else parameter.to(place)
+            for place in places
+            for parameter in parameters
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        sums: list[Tensor | None] = []
+        for index, home in enumerate(ctx.homes):
+            some = [gradient.to(home) for gradient in gradients[index :: len(ctx.homes)] if gradient is not None]
+            sums.append(functools.reduce(torch.add, some) if some else None)
+        return None, *sums
+
+
+def _copies_on(places: Sequence[torch.device], model: nn.Module) -> list[nn.Module]:
+    """Return a copy of a model on each of some devices; gradients come back to the model."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    spread = _Spread.apply(places, *trained) if trained else ()  # type: ignore[no-untyped-call]
+    copies = []
+    for number, place in enumerate(places):
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        here: dict[Tensor, Tensor] = {parameter: parameter.to(place) for parameter in frozen}
+        here |= zip(trained, spread[number * len(trained) :], strict=False)
+        copies.append(_shadow(model, here, place))
+    return copies
+
+
+def _shadow(
+    model: nn.Module, parameters: Mapping[Tensor, Tensor] | None = None, place: torch.device | None = None
+) -> nn.Module:
+    """Return a copy of the module tree with the same parameters, or those in their stead, and its own buffers."""
     copies: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
         copy = module._replicate_for_data_parallel()  # torch's own: a shallow copy with empty parameter tables
@@ -123,8 +168,15 @@ def _shadow(model: nn.Module) -> nn.Module:
         copies[module] = copy
     for module, copy in copies.items():
         copy._modules = {name: None if child is None else copies[child] for name, child in module._modules.items()}
-        copy._parameters = dict(module._parameters)
-        copy._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
+        copy._buffers = {
+            name: None if buffer is None else buffer.clone() if place is None else buffer.to(place, copy=True)
+            for name, buffer in module._buffers.items()
+        }
+        if parameters is None:
+            copy._parameters = dict(module._parameters)
+            continue
+        for name, parameter in module._parameters.items():  # no leaves any more, so attributes, as torch does it
+            setattr(copy, name, None if parameter is None else parameters[parameter])
     return copies[model]
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from unisono.collectives.process_groups.default_group import GroupOwner
 from unisono.collectives.transport import Transport
+from unisono.determinism.devices import is_gpu
 from unisono.errors import StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import DDPOptions
@@ -154,7 +155,7 @@ class DDP(Replicated):
         self._wrapped = self.trainable()
         self._ddp = DistributedDataParallel(
             self.model,
-            device_ids=[device.index] if device.type == "cuda" else None,
+            device_ids=[device.index] if is_gpu(device) else None,
             find_unused_parameters=options.find_unused_parameters,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             static_graph=options.static_graph,

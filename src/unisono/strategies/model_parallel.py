@@ -16,6 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.data.batches import move
+from unisono.determinism import devices
+from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.strategies.allreduce import all_reduce
 from unisono.strategies.base import StrategyContext
@@ -35,6 +37,7 @@ class ModelParallel(Replicated):
         layers = dict(model.named_children())
         self.stages = place_layers(layers, options)
         self._devices = self._own_devices(options.devices)
+        self._step = self._calls = 0
         for stage, names in enumerate(self.stages):
             for name in names:
                 layers[name].to(self._devices[stage])
@@ -42,7 +45,19 @@ class ModelParallel(Replicated):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `Replicated.forward`; the output comes back to the run's device."""
+        self._calls += 1
+        for stage, device in enumerate(self._devices):
+            if stage and devices.is_gpu(device):  # else they would all draw the same numbers
+                devices.seed(device, mix(self.context.seed, "stage", self._step, self._calls, stage))
+        return self.forward_alone(*args, **kwargs)
+
+    def forward_alone(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Replicated.forward_alone`; the last stage's device need not be that of the targets."""
         return move(self.model(*args, **kwargs), self.context.device)
+
+    def begin(self, step: int, samples: list[int]) -> None:
+        self._step, self._calls = step, 0
+        super().begin(step, samples)
 
     def reduce(self, step: int) -> None:
         all_reduce(self.fill_absent(), "tree", 25.0, self.transport)
@@ -58,15 +73,16 @@ class ModelParallel(Replicated):
         }
 
     def _own_devices(self, count: int) -> list[torch.device]:
-        if self.context.device.type != "cuda":
-            return [self.context.device] * count
-        first = (self.context.device.index or 0) * count
-        if first + count > torch.cuda.device_count():
+        own = self.context.device
+        if not devices.is_gpu(own):
+            return [own] * count
+        first, visible = (own.index or 0) * count, devices.count(own.type)
+        if first + count > visible:
             raise ConfigError(
-                f"expected GPUs {first} to {first + count - 1} for this process, got {torch.cuda.device_count()} GPUs. "
+                f"expected GPUs {first} to {first + count - 1} for this process, got {visible} GPUs. "
                 "Hint: fewer --workers or fewer --devices."
             )
-        return [torch.device("cuda", first + index) for index in range(count)]
+        return [devices.device_at(first + index, own.type) for index in range(count)]
 
 
 def place_layers(layers: Mapping[str, nn.Module], options: ModelParallelOptions) -> list[list[str]]:

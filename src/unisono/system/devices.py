@@ -6,6 +6,7 @@ same list, so that ``cuda:LOCAL_RANK``, as torchrun's scripts write it, is a ran
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from unisono.errors import ConfigError
 
@@ -13,6 +14,13 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 SHARE_VARIABLE = "UNISONO_SHARE_DEVICES"
 CPU = "cpu"
 _NAMED = ("GPU-", "MIG-")
+
+
+class Gpu(NamedTuple):
+    """A GPU of the machine."""
+
+    name: str  #: That no other has: ``GPU-...``; empty where it is not told.
+    parts: tuple[str, ...] = ()  #: The names of its parts (MIG), if it is cut into some.
 
 
 def visible_devices(variable: str | None, count: int) -> tuple[str, ...]:
@@ -33,13 +41,14 @@ def visible_devices(variable: str | None, count: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def choose_devices(asked: str, visible: Sequence[str]) -> tuple[str, ...]:
+def choose_devices(asked: str, visible: Sequence[str], known: Sequence[Gpu] = ()) -> tuple[str, ...]:
     """Return the GPUs that ``--gpus`` asks for; none for ``cpu``.
 
     Args:
         asked: ``cpu``, or GPUs joined by commas: indices among the visible ones (as in ``cuda:0``), or names such as
             ``GPU-3f1a``, of which a beginning that fits one is enough.
         visible: From `visible_devices`.
+        known: The machine's GPUs, whose names and those of their parts may be asked for where indices are visible.
 
     Raises:
         ConfigError: One is not there, or asked for twice.
@@ -51,11 +60,14 @@ def choose_devices(asked: str, visible: Sequence[str]) -> tuple[str, ...]:
     if asked == CPU:
         return ()
     chosen: list[str] = []
+    named = {name: name for name in visible if not name.isdecimal()}
+    for index in (int(name) for name in visible if name.isdecimal() and int(name) < len(known)):
+        named |= {known[index].name: str(index), **{unit: unit for unit in known[index].parts}}
     for part in (part.strip() for part in asked.split(",")):
         if part.isdecimal():
             fits = [visible[int(part)]] if len(part) < 10 and int(part) < len(visible) else []
         else:
-            fits = [name for name in visible if part.startswith(_NAMED) and name.startswith(part)]
+            fits = [told for name, told in named.items() if part.startswith(_NAMED) and name.startswith(part)]
         if len(fits) != 1 or fits[0] in chosen:
             why = "asked for twice" if len(fits) == 1 else "is not there" if not fits else "fits several"
             raise ConfigError(
@@ -94,6 +106,8 @@ def device_variables(rank: int, devices: Sequence[str], *, share: bool) -> dict[
     """
     if share and devices:
         return {VISIBLE_VARIABLE: devices[rank % len(devices)], SHARE_VARIABLE: "1"}
+    if any(name.startswith("MIG-") for name in devices):  # CUDA shows a process one of them at most
+        return {VISIBLE_VARIABLE: devices[rank % len(devices)]}
     return {VISIBLE_VARIABLE: ",".join(devices)}
 
 

@@ -39,9 +39,23 @@ def _leave_groups() -> None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return
-    if distributed.is_initialized() and distributed.get_backend() == "gloo":  # nccl's end together or not at all
-        distributed.destroy_process_group()
+    if distributed.is_initialized():
+        leave_group(distributed)
     await_gloo()  # also where the program has destroyed its group: it may hold it still
+
+
+def leave_group(distributed: Any) -> None:
+    """Destroy the default group: gloo's, alone or beside NCCL's, which is ended by itself rather than together.
+
+    Of a group of both, `get_backend` names both: ``cpu:gloo,cuda:nccl``.
+    """
+    backend = distributed.get_backend()
+    if "gloo" not in backend:
+        return  # nccl's end together or not at all
+    if "nccl" in backend and hasattr(distributed.distributed_c10d, "_abort_process_group"):
+        distributed.distributed_c10d._abort_process_group()
+    else:
+        distributed.destroy_process_group()
 
 
 def await_gloo() -> None:

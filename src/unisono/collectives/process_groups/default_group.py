@@ -34,10 +34,14 @@ def gloo_on_cpu() -> Any:
 
 @contextlib.contextmanager
 def lost_peers_named(rank: int, world_size: int, operation: str, culprit: str = "another rank") -> Iterator[None]:
-    """Say what an error of torch.distributed inside means for the run."""
+    """Say what an error of torch.distributed inside means for the run; one of this rank's own goes through."""
     try:
         yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # of memory, or of a kernel before
+        raise
     except RuntimeError as error:
+        if "invalid usage" in str(error):  # NCCL's word for what this rank has asked of it
+            raise
         raise PeerLost(
             f"[rank {rank}/{world_size}] {operation} failed: {culprit} has died, hangs, or runs other code "
             f"({str(error).strip().splitlines()[-1]}). Look for the first failure in the ranks' logs."

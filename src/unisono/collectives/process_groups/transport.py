@@ -4,11 +4,10 @@
 program that has already called ``dist.init_process_group`` is joined as it is.
 """
 
-import contextlib
 import itertools
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.distributed as dist
@@ -18,11 +17,12 @@ from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.process_groups.default_group import GroupOwner, gloo_on_cpu, lost_peers_named
 from unisono.collectives.process_groups.exchanges import Exchanges
 from unisono.collectives.transport import TIMEOUT_S, Transport
+from unisono.determinism import devices
 from unisono.errors import ConfigError, PeerLost, WorldError
 from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
 from unisono.system.leaving import leave_groups_at_exit
 from unisono.system.processes import name_of_this_host
-from unisono.world import World, default_cache
+from unisono.world import World, default_cache, pin_workspace
 
 if TYPE_CHECKING:
     from unisono.collectives.process_groups.exchange import PieceExchange
@@ -101,8 +101,9 @@ def connect(
         PeerLost: The other ranks did not come in time.
     """
     target = torch.device(device)
-    if target.type == "cuda":
-        torch.cuda.set_device(target if target.index is not None else device_of(world, "cuda"))
+    if devices.is_gpu(target):
+        pin_workspace()
+        devices.make_current(target if target.index is not None else device_of(world, target.type))
     if mpi and not dist.is_mpi_available():
         raise ConfigError(NO_MPI.format(torch.__version__))
     owns_group = not dist.is_initialized()
@@ -129,8 +130,7 @@ def _make_group(world: World, target: torch.device, timeout_s: float) -> None:
     from unisono.collectives.process_groups.roll_call import call_roll  # what a process alone does not load
     from unisono.collectives.process_groups.stores import meet
 
-    # NCCL joins no two ranks on one GPU.
-    backend = "cpu:gloo,cuda:nccl" if target.type == "cuda" and not world.shares_devices else "gloo"
+    backend = devices.backend_of(target, is_shared=world.shares_devices)
     timeout = timedelta(seconds=timeout_s)
     try:
         # Keys of its own: a second group of this process must not meet at what the first has left in the store.
@@ -151,9 +151,9 @@ def _fastest(
 ) -> Transport:
     if world.world_size == 1:
         return group
-    if device == "cuda":
-        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        check_own_devices(group, world, f"{name_of_this_host()}/{properties.uuid}")
+    if device in devices.KINDS:
+        own = devices.device_at(devices.module_of(device).current_device(), device)
+        check_own_devices(group, world, f"{name_of_this_host()}/{devices.identity(own)[0]}")
     if not share_memory or (device != "cpu" and not world.shares_devices):
         return group
     if host is not None or not world.is_single_host:
@@ -196,8 +196,9 @@ def device_of(world: World, asked: str | None = None) -> torch.device:
         ConfigError: There are fewer GPUs than ranks, and they are not to share; or one is asked for and there is none;
             or it is neither the CPU nor a GPU of CUDA.
     """
-    visible = torch.cuda.device_count()
-    wanted = None if asked is None else _device_named(asked)
+    wanted = None if asked is None else devices.named(asked)
+    kind = wanted.type if wanted is not None and devices.is_gpu(wanted) else devices.KINDS[0]
+    visible = devices.count(kind)
     if wanted is None and world.launcher == "none" and visible < world.local_world_size:
         return torch.device("cpu")
     if wanted is not None and wanted.type == "cpu":
@@ -206,27 +207,17 @@ def device_of(world: World, asked: str | None = None) -> torch.device:
         if wanted.index < visible:
             return wanted
         raise ConfigError(
-            f"expected device='cuda:0' to 'cuda:{visible - 1}', got {str(asked)!r}. "
-            "Hint: device='cuda' gives each local rank its own."
+            f"expected device='{kind}:0' to '{kind}:{visible - 1}', got {str(asked)!r}. "
+            f"Hint: device='{kind}' gives each local rank its own."
         )
     index = own_index(world.local_rank, world.local_world_size, visible, share=world.shares_devices)
     if index is not None:
-        return torch.device("cuda", index)
+        found = devices.device_at(index, kind)
+        devices.check_build(found)
+        return found
     if wanted is None:
         return torch.device("cpu")
     raise ConfigError(
         f"expected a GPU for device={str(asked)!r}, got none that torch {torch.__version__} can use. "
         "Hint: device='cpu', or look at nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch."
     )
-
-
-def _device_named(asked: object) -> torch.device:
-    found: torch.device | None = None
-    with contextlib.suppress(RuntimeError, TypeError):
-        found = torch.device(asked)  # type: ignore[call-overload]
-    if found is None or found.type not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"expected device 'cpu', 'cuda' or 'cuda:N', got {str(asked)!r}. "
-            "Hint: device='cuda' is each local rank's own GPU; left out, the run takes GPUs where there are any."
-        )
-    return found

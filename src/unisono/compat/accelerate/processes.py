@@ -12,6 +12,7 @@ from unisono.compat import gathering
 from unisono.compat.accelerate.loaders import Evaluation
 from unisono.compat.accelerate.settings import DistributedType
 from unisono.compat.turns import Turns
+from unisono.determinism.devices import is_gpu
 from unisono.train.run import Run
 
 
@@ -64,7 +65,7 @@ class Processes:
         """``NO`` for one process, else ``MULTI_CPU`` or ``MULTI_GPU``."""
         if not self.use_distributed:
             return DistributedType.NO
-        return DistributedType.MULTI_GPU if self.device.type == "cuda" else DistributedType.MULTI_CPU
+        return DistributedType.MULTI_GPU if is_gpu(self.device) else DistributedType.MULTI_CPU
 
     @property
     def sync_gradients(self) -> bool:

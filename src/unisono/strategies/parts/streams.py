@@ -5,6 +5,8 @@ import random
 import numpy as np
 import torch
 
+from unisono.determinism import devices
+
 _NUMPY_BYTES = 624 * 4 + 4 + 4 + 8
 _PYTHON_BYTES = 625 * 4 + 1 + 8
 
@@ -22,8 +24,8 @@ def capture(device: torch.device) -> bytes:
         np.array([gauss or 0.0], dtype="<f8").tobytes(),
         torch.get_rng_state().numpy().tobytes(),
     ]
-    if device.type == "cuda":
-        parts.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    if devices.is_gpu(device):
+        parts.append(devices.generator_state(device).numpy().tobytes())
     return b"".join(parts)
 
 
@@ -40,5 +42,5 @@ def restore(streams: bytes, device: torch.device) -> None:
     states = torch.frombuffer(bytearray(rest[_PYTHON_BYTES:]), dtype=torch.uint8)
     size = torch.get_rng_state().numel()
     torch.set_rng_state(states[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[size:].clone(), device)
+    if devices.is_gpu(device):
+        devices.set_generator_state(device, states[size:].clone())

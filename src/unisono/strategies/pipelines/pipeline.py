@@ -25,7 +25,7 @@ from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import StepError
-from unisono.strategies.base import Gradients, Micro, StrategyContext, check_reached, scale_gradients
+from unisono.strategies.base import Gradients, Micro, StrategyContext, check_reached, norms_of, scale_gradients
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.front import Front, calling
@@ -141,8 +141,7 @@ class Pipeline(SpreadStrategy):
             if parameter.grad is not None
         }
         if own:
-            for name, norm in zip(own, torch._foreach_norm(list(own.values())), strict=True):
-                norms[places[name]] = norm.double()
+            norms[[places[name] for name in own]] = torch.stack([*map(Tensor.double, norms_of([*own.values()]))]).cpu()
         everyone = torch.empty(self.transport.world_size * len(norms), dtype=torch.float64)
         self.transport.all_gather(norms, everyone)
         known = everyone.view(self.transport.world_size, -1).amax(dim=0)  # each from a rank that has it

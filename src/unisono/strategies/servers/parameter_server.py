@@ -46,22 +46,22 @@ class ParameterServer(SpreadStrategy, Replicated):
         self.fill_absent()
         is_server = self.transport.rank < self._servers
         for group in self._groups():
+            nothing = torch.empty(0, dtype=next(p.dtype for part in group for p in part), device=self.context.device)
             flats = [
-                torch.cat([p.grad.reshape(-1) for p in part if p.grad is not None]) if part else torch.empty(0)
+                torch.cat([p.grad.reshape(-1) for p in part if p.grad is not None]) if part else nothing
                 for part in group
             ]
-            dtype = next(flat.dtype for flat, part in zip(flats, group, strict=True) if part)
             lengths = [flat.numel() for flat in flats]
             own = lengths[self.transport.rank] if is_server else 0
-            recv = torch.empty(own * self._num_workers, dtype=dtype, device=self.context.device)
+            recv = nothing.new_empty(own * self._num_workers)
             self.transport.all_to_all(
-                torch.empty(0, dtype=dtype) if is_server else torch.cat([flat.to(dtype) for flat in flats]),
+                nothing if is_server else torch.cat(flats),
                 [0] * self.transport.world_size if is_server else [*lengths, *[0] * self._num_workers],
                 recv,
                 [own if rank >= self._servers else 0 for rank in range(self.transport.world_size)],
             )
             if own:
-                total = torch.empty(own, dtype=dtype, device=self.context.device)
+                total = nothing.new_empty(own)
                 combine_values(list(recv.split(own)), "SUM", total)
                 part = group[self.transport.rank]
                 for parameter, piece in zip(part, total.split([p.numel() for p in part]), strict=True):

@@ -27,7 +27,7 @@ from unisono.checkpoint.format import State
 from unisono.collectives.tree import combine, push
 from unisono.determinism.switches import add_checksums, checksum
 from unisono.errors import ConfigError, StepError
-from unisono.strategies.base import Gradients, Micro, Shares, StrategyContext, check_reached, scale_gradients
+from unisono.strategies.base import Gradients, Micro, Shares, StrategyContext, check_reached, norms_of, scale_gradients
 from unisono.strategies.ddp import join_alone
 from unisono.strategies.objective import Objective
 from unisono.strategies.options import FSDPOptions
@@ -113,7 +113,7 @@ class FSDP(SpreadStrategy):
     def clip_norm(self, limit: float) -> None:
         """See `Strategy.clip_norm`; norms are taken of whole tensors, one at a time, as `exact` does."""
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norms = [torch.linalg.vector_norm(whole_of(grad, self.transport)) for grad in grads]
+        norms = [norms_of([whole_of(grad, self.transport)])[0] for grad in grads]
         scale_gradients([local_of(grad) for grad in grads], torch.linalg.vector_norm(torch.stack(norms)), limit)
 
     def own_gradients(self) -> list[Tensor]:

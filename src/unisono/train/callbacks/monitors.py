@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unisono.data.batches import move
 from unisono.data.loader import Fetcher, Task
+from unisono.determinism import devices
 from unisono.errors import ConfigError
 from unisono.options.quantities import DECAY, STEPS
 from unisono.train.callbacks.base import Callback, Loop
@@ -116,8 +117,8 @@ class MemoryMonitor(Callback):
     def on_epoch_end(self, loop: Loop) -> None:
         unit = 1 if sys.platform == "darwin" else 1024
         values = {"memory_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
-        if loop.run.device.type == "cuda":
-            values["gpu_memory_peak_mib"] = torch.cuda.max_memory_allocated(loop.run.device) / 2**20
+        if devices.is_gpu(loop.run.device):
+            values["gpu_memory_peak_mib"] = devices.peak_bytes(loop.run.device) / 2**20
         loop.log(**values)
 
 

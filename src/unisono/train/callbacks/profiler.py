@@ -9,6 +9,7 @@ from typing import Any, final
 
 from torch.profiler import ProfilerActivity, profile
 
+from unisono.determinism import devices
 from unisono.errors import ConfigError
 from unisono.observe.trace import Event, join_traces
 from unisono.options.quantities import STEPS
@@ -73,7 +74,7 @@ class Profiler(Callback):
         if loop.step not in self._window:
             return
         if self._profile is None:
-            gpu = [ProfilerActivity.CUDA] if loop.run.device.type == "cuda" else []
+            gpu = devices.profiled(loop.run.device)
             started = profile(activities=[ProfilerActivity.CPU, *gpu], **self._how)
             started.start()
             self._profile = started  # only now is there something to stop

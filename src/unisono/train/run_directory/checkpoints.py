@@ -17,9 +17,10 @@ from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import FILE_NAME, STATE_FILE, Facts
 from unisono.checkpoint.policy import CheckpointPolicy, plan_shards, stem_of
 from unisono.checkpoint.snapshot import Place, Snapshot, places_of
-from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy
+from unisono.checkpoint.staging import Files, Staging, bytes_of, is_roomy, taken_by
 from unisono.collectives.leader import leader_says, ranks_say
 from unisono.collectives.transport import Transport
+from unisono.determinism.devices import is_gpu
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory
 
@@ -98,8 +99,8 @@ class Checkpoints:
             return
         mine, _ = self._share(state())
         needed = bytes_of(mine)
-        if needed >= _RESERVE_FROM_BYTES and is_roomy(needed):
-            pinned = any(tensor.is_cuda for part in mine.values() for tensor in part.values())
+        if needed >= _RESERVE_FROM_BYTES and is_roomy(taken_by(mine)):
+            pinned = any(is_gpu(tensor.device) for part in mine.values() for tensor in part.values())
             self._saver.start(lambda: self._staging.reserve(needed, pinned=pinned))
 
     def save(
@@ -263,7 +264,7 @@ class Checkpoints:
         needed = sum(tensor.nbytes for part in state.tensors.values() for tensor in part.values())
         with explained(step, self._directory, needed):
             draft = store.begin(self.opened(), step, needed)
-        is_possible = is_roomy(bytes_of(mine) - self._staging.num_bytes)
+        is_possible = is_roomy(taken_by(mine) - self._staging.num_bytes)
         in_background = self._policy.in_background and is_possible
         return draft.name, in_background, in_background and not self._is_doubtful
 

@@ -1,0 +1,194 @@
+"""Programs on the CPU and on the device of `devices`, in one process: what they return must be equal."""
+
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import devices
+import unisono
+from unisono.checkpoint.staging import Staging, bytes_of, taken_by
+from unisono.collectives.loopback import run_ranks
+from unisono.collectives.transport import Transport
+from unisono.data.loader import Fetcher, Task, fetch_all
+from unisono.strategies.catalog import find
+from unisono.strategies.parts.streams import capture, restore
+
+CASES: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
+    "exact": (1, "exact", {}, {"allow_drift": True}),
+    "exact, two ranks": (2, "exact", {}, {"clip_norm": 0.1}),
+    "exact, three ranks": (3, "exact", {}, {"clip_value": 1e-3}),
+    "exact, rounded": (2, "exact", {"compress": "int8"}, {}),
+    "allreduce": (2, "allreduce", {}, {"clip_norm": 0.1}),
+    "allreduce tree": (2, "allreduce", {"algorithm": "tree", "bucket_mb": 0.001}, {}),
+    "local sgd": (2, "allreduce", {"sync_every": 3}, {}),
+    "ps": (3, "ps", {}, {"clip_norm": 0.1}),
+    "ps, two servers": (4, "ps", {"servers": 2}, {}),
+    "dp": (1, "dp", {"devices": 2}, {}),
+    "balanced_dp": (1, "balanced_dp", {"devices": 2}, {}),
+    "balanced_dp, some": (1, "balanced_dp", {"devices": 2, "gpu0_bsz": 2}, {}),
+    "model_parallel": (1, "model_parallel", {"devices": 2, "map": (0, 0, 1, 1, 1, 1)}, {"clip_norm": 0.1}),
+    "model_parallel, two ranks": (2, "model_parallel", {"devices": 2, "map": (0, 0, 1, 1, 1, 1)}, {}),
+    "pipeline": (2, "pipeline", {}, {"clip_norm": 0.1}),
+    "islands": (2, "exact", {"island_steps": 2, "outer_lr": 1.0, "outer_momentum": 0.0}, {}),
+}
+"""Ranks, strategy, its options, settings of the run."""
+
+
+METRICS = {"accuracy": unisono.Accuracy(), "f1": unisono.F1(3), "confusion": unisono.ConfusionMatrix(3)}
+
+
+def model_of(name: str) -> nn.Module:
+    """Return a small model; with buffers and random numbers wherever a strategy treats devices as one."""
+    torch.manual_seed(1)
+    last = [nn.Linear(8, 3)]
+    if name != "model_parallel":
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), *last)
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), *last)
+
+
+def samples(device: str = "cpu") -> unisono.ArrayDataset:
+    """Return 24 samples."""
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(24, 6, generator=generator), torch.randint(3, (24,), generator=generator)
+    return unisono.ArrayDataset(x.to(device), y.to(device))
+
+
+def place_of(device: str, rank: int, name: str) -> str:
+    """Return the device of a rank."""
+    return device if device == "cpu" else f"{device}:{rank % devices.COUNT}"
+
+
+def train(transport: Transport, name: str, device: str, out: str | None = None, steps: int | None = None) -> Any:
+    """Train a case, and return its bits."""
+    _, strategy, options, settings = CASES[name]
+    place = place_of(device, transport.rank, strategy)
+    with unisono.Run(
+        seed=3, replicas=max(4, transport.world_size) if strategy == "exact" else None, transport=transport,
+        strategy=find(strategy, options), device=place, out=out, checkpoint_every=2, **settings,
+    ) as run:  # fmt: skip
+        model = model_of(strategy).to(place)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+        front, optimizer = run.prepare(model, optimizer)
+        loader = run.loader(samples(), batch_size=8)
+        losses = []
+        for batch in run.steps(loader, epochs=2, max_steps=steps):
+            losses.append(run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y)).hex())
+        found = run.evaluate(samples(), lambda micro: (front(micro.x), micro.y), METRICS, batch_size=7)
+        result = run.result()
+    return [losses, result["fingerprint"], repr(found)]
+
+
+def strategies(_: None) -> dict[str, Any]:
+    """Return for each case what it gives on the CPU and on the device."""
+    devices.install()
+    return {name: both(lambda device, name=name: on_ranks(name, device)) for name in CASES}
+
+
+def resumed(_: None) -> list[Any]:
+    """Return the bits of a run that never stopped, and of those that did, on one kind of device or from one to another.
+
+    The drift of the device is allowed there: what is looked at are the checkpoint's bytes.
+    """
+    devices.install()
+    found = [on_ranks("exact", devices.KIND)[0][1]]
+    for first in ("cpu", devices.KIND):
+        with tempfile.TemporaryDirectory() as folder:
+            on_ranks("exact", first, f"{folder}/run", 4)
+            found.append(on_ranks("exact", devices.KIND, f"{folder}/run")[0][1])
+    return found
+
+
+def staged(_: None) -> list[list[float]]:
+    """Copy tensors of two devices as a checkpoint does; return their numbers before and after the wait."""
+    devices.install()
+    staging = Staging()
+    files = {
+        f"{index}.safetensors": {"t": torch.full((3,), float(index + 1), device=f"fake:{index}")} for index in (0, 1)
+    }
+    staging.reserve(bytes_of(files), pinned=True)
+    copies = [staging.put(files[file][name], offset) for file, name, offset in staging.lay_out(files)]
+    before = [copy.tolist() for copy in copies]
+    staging.finish(files)
+    return [*before, *[copy.tolist() for copy in copies], [taken_by(files), bytes_of(files)]]
+
+
+def loaded(_: None) -> dict[str, Any]:
+    """Return micro-batches of arrays on the CPU and on the device, and what several processes are told."""
+    devices.install()
+    found: dict[str, Any] = {}
+    for device in ("cpu", "fake:1"):
+        fetcher = Fetcher(samples(device), 3)
+        task = Task(0, torch.arange(3, 9).numpy())
+        found[device] = [[str(each.device), each.cpu().tolist()] for each in fetcher[task]]
+    try:
+        list(fetch_all(Fetcher(samples("fake:1"), 3), [task], num_workers=1))
+    except unisono.ConfigError as error:
+        found["processes"] = str(error)
+    return found
+
+
+def drawn(_: None) -> dict[str, Any]:
+    """Return what dropout draws on each device, under what draws in several devices at a time, and streams put back."""
+    devices.install()
+    found: dict[str, Any] = {strategy: dropped(strategy) for strategy in ("dp", "model_parallel")}
+    device = torch.device("fake:1")
+    kept = capture(device)
+    first = torch.rand(4, device=device).tolist()
+    restore(kept, device)
+    found["streams"] = [first, torch.rand(4, device=device).tolist(), torch.rand(4, device=device).tolist()]
+    return found
+
+
+def dropped(strategy: str) -> list[tuple[str, list[Any]]]:
+    """Return by device which places dropout has set to zero in a step."""
+    is_cut = strategy == "model_parallel"
+    parts = [nn.Dropout(0.5) for _ in range(1 + is_cut)]
+    model = nn.Sequential(nn.Linear(64, 64), *parts, nn.Linear(64, 1)).to("fake:0")
+    seen: list[tuple[str, list[Any]]] = []
+    for part in parts:
+        part.register_forward_hook(lambda _, given, out: seen.append((str(out.device), (out == 0).tolist())))
+    options = {"devices": 2, **({"map": (0, 0, 1, 1)} if is_cut else {})}
+    with unisono.Run(strategy=unisono.strategy(strategy, **options), device="fake:0") as run:
+        front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+        ones = torch.ones(4, 64)
+        for batch in run.steps(run.loader(unisono.ArrayDataset(ones, ones[:, 0]), batch_size=4), max_steps=1):
+            run.step(batch, lambda micro: front(micro.x).mean())
+    return sorted(seen, key=lambda each: each[0])
+
+
+def strict(_: None) -> dict[str, str]:
+    """Return what the device says where a GPU would refuse."""
+    devices.install()
+    here, there, host = torch.ones(2, device="fake:0"), torch.ones(2, device="fake:1"), torch.ones(2)
+    tries: dict[str, Callable[[], Any]] = {
+        "index": lambda: here + there, "cpu": lambda: here + host, "cat": lambda: torch.cat([here, there]),
+        "out": lambda: torch.add(here, here, out=host), "select": lambda: here.index_select(0, torch.tensor([0])),
+    }  # fmt: skip
+    found = {}
+    for name, attempt in tries.items():
+        try:
+            found[name] = str(attempt())
+        except RuntimeError as error:
+            found[name] = str(error)
+    return found
+
+
+def on_ranks(name: str, device: str, *more: Any) -> Any:
+    """Train a case on ranks in threads, and return the bits of each."""
+    return run_ranks(lambda transport: train(transport, name, device, *more), CASES[name][0])
+
+
+def both(play: Callable[[str], Any]) -> dict[str, Any]:
+    """Return what a program gives on the CPU and on the device; an error as text."""
+    found = {}
+    for device in ("cpu", devices.KIND):
+        try:
+            found[device] = play(device)
+        except BaseException:  # noqa: BLE001 - shown by the test
+            found[device] = traceback.format_exc()[-3000:]
+    return found

@@ -1,0 +1,75 @@
+"""Strategies, checkpoints, loaders and metrics on a device that is as strict as a GPU: the CPU's bits."""
+
+import pytest
+import torch
+
+import device_programs
+from device_programs import CASES
+from ranks import once, run_processes
+
+
+@once
+def played(program):
+    """What a program of `device_programs` gives, in a process of its own."""
+    return run_processes(getattr(device_programs, program), 1)[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_strategy_has_the_cpus_bits(case):
+    """Losses, weights and metrics of every strategy that needs no torch.distributed: nothing meets another device."""
+    found = played("strategies")[case]
+    assert not isinstance(found["fake"], str), found["fake"]
+    assert found["fake"] == found["cpu"]
+    assert len(found["cpu"]) == CASES[case][0]
+    assert len(set(found["cpu"][0][0])) > 1, "it has learned something"
+
+
+def test_the_device_is_strict():
+    """The control: tensors of two devices, or of one and the CPU, do not meet."""
+    found = played("strict")
+    assert all("expected all tensors on the same device" in told for told in found.values()), found
+
+
+def test_a_checkpoint_waits_for_every_device():
+    """Copies from each device have arrived when the writing begins, not only those of the current one."""
+    *before, first, second, (taken, needed) = played("staged")
+    assert before == [[0.0] * 3] * 2, "the control: nothing has arrived by itself"
+    assert [first, second] == [[1.0] * 3, [2.0] * 3]
+    assert taken == 128
+    assert needed == 128
+
+
+def test_a_run_is_resumed():
+    """From a checkpoint made on the device, or on the CPU: the bits of a run that never stopped."""
+    whole, *others = played("resumed")
+    assert others == [whole, whole]
+
+
+def test_arrays_on_a_device_are_fetched_there():
+    """A data set's arrays may lie on a device; loader processes, which could not read them, are refused."""
+    found = played("loaded")
+    assert [place for place, _ in found["fake:1"]] == ["fake:1"] * 2
+    assert [values for _, values in found["fake:1"]] == [values for _, values in found["cpu"]]
+    assert "loader processes cannot read arrays on fake:1" in found["processes"]
+    assert "num_workers=0" in found["processes"]
+
+
+@pytest.mark.parametrize("strategy", ["dp", "model_parallel"])
+def test_every_device_draws_numbers_of_its_own(strategy):
+    """Two devices of one process do not drop the same places."""
+    (first, one), (second, two) = played("drawn")[strategy]
+    assert (first, second) == ("fake:0", "fake:1")
+    size = min(len(one), len(two))
+    assert one[:size] != two[:size]
+
+
+def test_a_devices_stream_is_put_back():
+    """`capture` and `restore` hold the generator of the device, too."""
+    first, again, later = played("drawn")["streams"]
+    assert first == again
+    assert later != again, "the control"
+
+
+def test_programs_run_apart():
+    """The device is registered with torch for good, so never in this process."""
+    assert not hasattr(torch, "fake")
