@@ -152,10 +152,7 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def pin_workspace() -> None:
-    """Let cuBLAS have as much memory for its work in every process: its kernels are chosen by that, too.
-
-    Before the first use of CUDA. Some versions of torch refuse deterministic algorithms without it.
-    """
+    """Let cuBLAS, before CUDA starts, have as much memory in every process: it chooses kernels by that, too."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
