@@ -46,6 +46,7 @@ def function_lengths(tree: ast.Module) -> Iterator[tuple[str, int]]:
 NAME_DEVICES = {
     "determinism/devices.py": "the one file that decides",
     "determinism/flags.py": "torch's flags by their names",
+    "compat/fabric/settings.py": "words of Fabric",
     "doctor/talk.py": "what torch says of its build",
     "doctor/self_test.py": "the same, read",
     "doctor/rules_placement.py": "what programs write",
