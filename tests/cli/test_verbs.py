@@ -58,6 +58,8 @@ SLOW = {
     "bench links": "digits -n 1 --ways exact -r 1 --steps 4",
     "bench tune": "digits -r 1 --steps 4 --warmup 1 --loaders 0",
 }  # fmt: skip
+ELSEWHERE = {"scale"}
+"""It speaks to a run that is at work: tests/cli/test_scale.py."""
 
 
 @once
@@ -88,7 +90,7 @@ def call(verb, typed, folder, out, *more):
 def test_the_table_has_every_verb():
     """A verb that prints a result takes --json and -q, and stands in the table; the others take no --json."""
     with_json = {name for name, command in VERBS.items() if "--json" in flags(command)}
-    assert with_json == VERBS.keys() - NO_RESULT == TYPED.keys() | SLOW.keys()
+    assert with_json == VERBS.keys() - NO_RESULT == TYPED.keys() | SLOW.keys() | ELSEWHERE
     assert all({"-q", "--quiet"} <= flags(VERBS[name]) for name in with_json)
 
 

@@ -32,6 +32,7 @@ class Worker:
     at_door: bool = False  # nothing is begun before a world is called from the door
     said: int = -1  # the epoch in which it has said that it is there
     gives: tuple[int, ...] = ()  # who has to get the state
+    is_released: bool = False
 
     @property
     def next_meeting(self):
@@ -47,6 +48,7 @@ class State:
     up: tuple[tuple, ...]
     down: tuple[tuple, ...]
     deaths: int
+    sizes: tuple[int, ...] = ()  # that the world is still to be given, one after the other
     noticed: frozenset = frozenset()
     joined: frozenset = frozenset()  # (epoch, members, steps done): of all that have moved there
     ready: frozenset = frozenset()  # (epoch, member): who has said so
@@ -60,13 +62,13 @@ def put(values, index, value):
 class Play:
     """All that can happen, from one state to the next."""
 
-    def __init__(self, size, deaths, steps, per_step=2, fewest=1, guests=0):
+    def __init__(self, size, deaths, steps, per_step=2, fewest=1, guests=0, sizes=()):
         self.steps, self.per_step = steps, per_step
         members = tuple(range(size))
         workers = tuple(Worker(Member(number), members) for number in members)
         come = [Worker(Member(size + number), (), is_guest=True, has_state=False) for number in range(guests)]
         workers, nothing = (*workers, *come), ((),) * (size + guests)
-        self.first = State(Membership(members, fewest), workers, nothing, nothing, deaths)
+        self.first = State(Membership(members, fewest), workers, nothing, nothing, deaths, sizes)
         self.ends, self.num_states = Counter(), 0
 
     def run(self):
@@ -97,6 +99,9 @@ class Play:
 
     def next_states(self, state):
         """Whatever else may happen next."""
+        if state.sizes:
+            known = replace(state, sizes=state.sizes[1:])
+            yield self.launch(known, lambda side: side.resize(state.sizes[0]))
         for index, worker in enumerate(state.workers):
             if not worker.is_alive and index not in state.noticed:
                 known = replace(state, noticed=state.noticed | {index}, up=put(state.up, index, ()))
@@ -131,8 +136,12 @@ class Play:
                 assert {(order.epoch, member) for member in order.members} <= state.ready, "not all were asked"
                 offers = (f"{order.members[0]} at {order.epoch}", "" if side.finished else None)
                 assert order.offer in offers, "the offer is of another epoch"
+            released = order.released if isinstance(order, Halt) else ()
+            for worker in (state.workers[number] for number in released):
+                assert worker.at_door and worker.said == order.epoch - 1, "released within a step"
             if not isinstance(order, Leave):
-                for member in (number for number in side.members if state.workers[number].is_alive):
+                told = (*side.members, *released)
+                for member in (number for number in told if state.workers[number].is_alive):
                     down = put(down, member, (*down[member], order))
         ready = frozenset(entry for entry in state.ready if entry[0] >= side.epoch)
         return replace(state, launcher=side, down=down, ready=ready)
@@ -149,6 +158,9 @@ class Play:
             known = replace(state, down=put(state.down, index, tuple(rest)))
             if isinstance(order, Knock):
                 heard = replace(worker, is_knocked=True)
+            elif isinstance(order, Halt) and index in order.released:
+                heard = replace(worker, has_ended=True, is_released=True)
+                self.ends["released"] += 1
             else:
                 heard = replace(worker, side=worker.side.hear(order))
                 assert heard.side.hear(order) == heard.side, "not idempotent"
@@ -249,14 +261,14 @@ class Play:
     def check_reason(self, state):
         """It was given up, for what cannot be mended."""
         side, alive = state.launcher, [worker for worker in state.workers if worker.is_alive]
-        gone = side.new | side.finished  # as far as the launcher knows
-        able = [worker for worker in alive if worker.has_state and worker.side.number not in gone]
+        there = {*side.members} - side.new - side.finished  # as far as the launcher knows
+        able = [worker for worker in alive if worker.has_state and worker.side.number in there]
         assert len(able) < side.fewest, "given up without need"
         self.ends["few"] += 1
 
     def check_end(self, state):
         """Nothing more can happen: the survivors have done everything, in one world."""
-        left = [worker for worker in state.workers if worker.is_alive and not worker.is_guest]
+        left = [worker for worker in state.workers if worker.is_alive and not worker.is_guest | worker.is_released]
         assert all(worker.has_ended for worker in left), "deadlock"
         assert all(worker.has_state for worker in left)
         assert {worker.done for worker in left} == {self.steps}
@@ -293,6 +305,45 @@ def test_every_order_in_which_one_joins(size, deaths, steps):
     assert play.num_states > 1000
 
 
+@pytest.mark.parametrize(
+    ("size", "deaths", "steps", "guests", "sizes"),
+    [
+        (3, 0, 2, 0, (2,)),
+        (2, 1, 2, 0, (1,)),
+        pytest.param(3, 1, 2, 0, (2,), marks=pytest.mark.slow),
+        pytest.param(2, 0, 2, 1, (2, 1, 2), marks=pytest.mark.slow),
+        pytest.param(1, 1, 3, 1, (1, 2), marks=pytest.mark.slow),
+    ],
+)
+def test_every_order_in_which_the_world_is_resized(size, deaths, steps, guests, sizes):
+    """Who is released has finished a step that all have; the others go on, whoever dies or joins meanwhile."""
+    play = Play(size, deaths, steps, 1, guests=guests, sizes=sizes).run()
+    assert play.ends["released"]
+    assert play.num_states > 300
+
+
+def test_who_is_let_in_and_who_leaves():
+    """Those that came last leave; a guest is let in where there is room, and waits where there is none."""
+    side, orders = Membership((0, 1, 2), most=3).invite(3)
+    assert orders == ()
+    side, orders = side.resize(2)
+    assert orders == (Knock(),)
+    for member in (0, 1, 2):
+        side, orders = side.came_to_door(0, member)
+    assert orders == (Halt(1, (0, 1), (2,)),)
+    assert (side.members, side.guests, side.died(2), side.ended(2)) == ((0, 1), (3,), (side, ()), (side, ()))
+    for member in (0, 1):
+        side, _ = side.heard_ready(1, member, passed=4)
+    for member in (0, 1):
+        side, orders = side.heard_up(1, member)
+    assert (orders, side.phase) == ((), "steady")
+    side, orders = side.resize(3)
+    assert orders == (Knock(),)
+    for member in (0, 1):
+        side, orders = side.came_to_door(1, member)
+    assert orders == (Halt(2, (0, 1, 3)),)
+
+
 def test_too_few_are_left():
     """With fewer members than asked for it is given up, and only then."""
     assert {*Play(3, 2, 1, 1, fewest=2).run().ends} == {0, 1, "few"}
@@ -315,8 +366,14 @@ def _deaf(side, order):
     return replace(side, called=order.epoch, world=None)
 
 
-def _never_answered(side):
-    return _call(replace(side, is_door=False))
+def _never_answered(side, released=()):
+    return _call(replace(side, is_door=False), released)
+
+
+def _released_at_once(side, most):
+    """Let those that are too many go wherever they are."""
+    changed, orders = _resize(side, most)
+    return changed._changed_at_door() if orders else (changed, ())
 
 
 def _none_is_new(side, member):
@@ -324,7 +381,7 @@ def _none_is_new(side, member):
 
 
 _heard_ready, _died = Membership.heard_ready, Membership.died
-_call = Membership._call
+_call, _resize = Membership._call, Membership.resize
 
 
 @pytest.mark.parametrize(
@@ -336,6 +393,7 @@ _call = Membership._call
         pytest.param(Member, "is_frozen", False, (3, 1, 2, 1), id="thaws"),
         pytest.param(Member, "hear", _deaf, (2, 1, 1, 1), id="hears the same twice"),
         pytest.param(Membership, "_call", _never_answered, (2, 0, 2, 1, 1, 1), id="nobody is let in"),
+        pytest.param(Membership, "resize", _released_at_once, (2, 0, 2, 1, 1, 0, (1,)), id="released within a step"),
         pytest.param(
             Membership, "died", _none_is_new, (1, 1, 2, 1, 1, 1), id="goes on without the state",
             marks=pytest.mark.slow,

@@ -24,6 +24,25 @@ def test_wrong_settings(settings):
         LaunchSpec(target=SCRIPT, **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"elastic": "5:3"}, "expected elastic MIN:MAX with 1 <= MIN <= MAX, got '5:3'"),
+        ({"elastic": "0:3"}, "expected elastic MIN:MAX"),
+        ({"elastic": "3:4"}, r"expected 3 to 4 workers \(elastic=3:4\), got 2"),
+        ({"elastic": "1:2", "live": "off"}, "here none does: live is 'off'"),
+        ({"elastic": "1:2", "workers": 1}, "here none does: there is one worker"),
+        ({"spares": -1}, "spares"),
+    ],
+    ids=str,
+)
+def test_wrong_bounds(settings, told):
+    """Bounds that are none, or for a world that cannot change."""
+    assert LaunchSpec(target=SCRIPT, workers=2, live="auto", elastic="1:2").elastic == "1:2"
+    with pytest.raises(ConfigError, match=told):
+        LaunchSpec(target=SCRIPT, **({"workers": 2, "live": "auto"} | settings))
+
+
 def test_missing_targets(tmp_path):
     """A missing script, a folder and an unknown module are refused before any process starts."""
     for target in (ScriptTarget(path=str(tmp_path / "no.py")), ScriptTarget(path=str(tmp_path))):

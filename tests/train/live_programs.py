@@ -19,6 +19,7 @@ from unisono.collectives.shm import board as boards
 from unisono.observe.ledger import Ledger
 from unisono.observe.unwritten import Unwritten
 from unisono.strategies.exact import Exact
+from unisono.strategies.options import ExactOptions
 from unisono.system.directory import Directory
 from unisono.train import evaluate as evaluation
 from unisono.train.run_directory.files import RunFiles
@@ -163,6 +164,11 @@ def _wrong_on_one(*args, right=F.cross_entropy):
     return right(*args) * (1.001 if os.environ["RANK"] == "1" and Kills.now >= WRONG_FROM else 1.0)
 
 
+def _place_as_before(options, replicas, size, right=ExactOptions.place):
+    """Leave the replicas of those that have left to nobody."""
+    return right(options, replicas, int(os.environ["WORLD_SIZE"]))[:size]
+
+
 BREAKS = {
     "rank 1": (F, "cross_entropy", _wrong_on_one),
     "buffers": (Exact, "begin_again", _forget_buffers),
@@ -170,6 +176,7 @@ BREAKS = {
     "keys": (Exact, "begin_again", _draw_anew),
     "update": (Exact, "begin_again", _update_on_one),
     "pool": (Exact, "begin_again", _pool_a_gradient),
+    "places": (ExactOptions, "place", _place_as_before),
     "lines": (Unwritten, "append", lambda ledger, entry: None),
     "shares": (evaluation, "cut", lambda size, ranks, cut=evaluation.cut: cut(size, 3)[:ranks]),
 }
@@ -178,8 +185,8 @@ BREAKS = {
 
 def train(
     out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", evaluates=0, shares=False,
-    stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), left=None, stale=False,
-    **settings,
+    stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), asks=(), left=None,
+    stale=False, **settings,
 ):  # fmt: skip
     """Train a few steps.
 
@@ -200,12 +207,14 @@ def train(
         stops: Whether they stop themselves where they would kill themselves.
         awaits: Steps before which the ranks wait until another one is ready to join them, or they are all; a death
             within such a step is waited for as well.
+        asks: Steps, and how many ranks the first of them asks for there; they wait until that can be.
         left: In the last step the ranks wait until so many are left; None for no wait.
         stale: Whether those that join are given the state as it was at the start.
         settings: Of the run.
     """
     member = os.environ.get("UNISONO_JOINS") or os.environ.get("RANK", "0")
     _Awaited.steps, _Awaited.left, _Awaited.last = {*awaits}, left, steps
+    _Awaited.sizes = dict(asks)
     if stale:
         _give_stale_state()
     if broken:
@@ -231,10 +240,15 @@ class _Awaited:
 
     steps: ClassVar[set[int]] = set()
     left, last = None, STEPS
+    sizes: ClassVar[dict[int, int]] = {}
+    asked: ClassVar[set[int]] = set()
 
     @classmethod
     def begin(cls, run, step):
         until = time.monotonic() + 300
+        if step in cls.sizes and step not in cls.asked and run.world.is_leader:
+            cls.asked.add(step)
+            run._joined.live._member._tell(asks=cls.sizes[step])
         while cls._waits(run, step):
             if time.monotonic() > until:
                 raise AssertionError(f"nobody is ready to join in step {step}, or has died")
@@ -242,12 +256,13 @@ class _Awaited:
 
     @classmethod
     def _waits(cls, run, step):
-        if not (is_last := cls.left is not None and step == cls.last) and step not in cls.steps:
+        if not (is_last := cls.left is not None and step == cls.last) and step not in {*cls.steps, *cls.sizes}:
             return False
         member, size = run._joined.live._member, run.world.world_size
         if is_last and size > cls.left:
             return not member.is_called  # a death that is known is met at the step's next meeting
-        return step in cls.steps and size < int(os.environ["WORLD_SIZE"]) and not member.is_knocked
+        wanted = cls.sizes.get(step, int(os.environ["WORLD_SIZE"]))
+        return step in {*cls.steps, *cls.sizes} and size != wanted and not member.is_knocked
 
 
 def _give_stale_state():

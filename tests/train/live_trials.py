@@ -18,7 +18,9 @@ import live_programs
 
 from unisono.checkpoint.manifest import read_manifest
 from unisono.checkpoint.store import newest_valid
-from unisono.launchers.supervision.live_recovery import LIVE_VARIABLE, Channels, LiveRecovery, Told
+from unisono.launchers.control import Asked
+from unisono.launchers.supervision.channels import LIVE_VARIABLE, Channels, Told
+from unisono.launchers.supervision.live_recovery import LiveRecovery
 from unisono.launchers.supervision.replacements import Replacements
 from unisono.launchers.worker.environment import JOINS_VARIABLE
 
@@ -36,7 +38,7 @@ def play(size, kills, settings, shots=(), spares=0, budget=0):
         spares: So many more are started with them, to join when one dies.
         budget: So many may die in a row, without progress, and others are started for them.
     """
-    events, said = queue.SimpleQueue(), []
+    events, said, answers = queue.SimpleQueue(), [], []
     with tempfile.TemporaryDirectory() as folder:
         channels = Channels(events.put)
         live = LiveRecovery(range(size), channels.send, said.append, Replacements(size, spares, budget))
@@ -68,7 +70,11 @@ def play(size, kills, settings, shots=(), spares=0, budget=0):
                 if event.message.get("open") and opened == size:
                     for rank, after_s in shots:
                         threading.Timer(after_s, os.kill, (pids[rank], signal.SIGKILL)).start()
-                live.heard(event)
+                if "asks" in event.message:
+                    live.resize(Asked(event.message["asks"], answers.append))
+                else:
+                    live.heard(event)
+                live.look()
                 continue
             rank, codes[rank] = event
             has_report = Path(folder, f"error-{rank}").exists()
@@ -89,8 +95,9 @@ def play(size, kills, settings, shots=(), spares=0, budget=0):
             "told": {
                 rank: json.loads(Path(folder, "run", f"told-{rank}.json").read_text())
                 for rank, code in codes.items()
-                if code == 0
+                if code == 0 and Path(folder, "run", f"told-{rank}.json").exists()
             },
+            "answers": [{name: value for name, value in each.items() if name != "seconds"} for each in answers],
             "lines": {path.name: path.read_text() for path in sorted(Path(folder, "run").glob("[dm]e*.jsonl"))},
             "result": _result(Path(folder, "run", "result.json")),
             "counts": _result(Path(folder, "run", "result.json"), ("world_size", "deaths", "joins")),
@@ -143,6 +150,8 @@ def _rank(rank, size, channel, folder, kills, settings):
     code = 0
     try:
         live_programs.train(f"{folder}/run", kills, **settings)
+    except SystemExit as end:
+        code = end.code
     except BaseException:  # noqa: BLE001 - told to the parent
         Path(folder, f"error-{rank}").write_text(traceback.format_exc())
         code = 1

@@ -30,13 +30,13 @@ def _kept(given: dict[str, Any]) -> str:
     return f"{given['out']} holds both runs as far as they came. Hint: remove it, then again: {command_line()}"
 
 
-_NOT = ("out", "live", "spares", "checkpoint_every")
+_NOT = ("out", "live", "spares", "elastic", "checkpoint_every")
 """Of a run's options: what the command has in a sense of its own."""
 
 
 @click.command(cls=ExplainedCommand, short_help="Kill a run's processes, and prove that its bits stay the same.")
 @target_arguments
-@config_option("out", "live", "spares", *HOST)
+@config_option("out", "live", "spares", "elastic", *HOST)
 @single("workers", "Processes.", of=WORKERS, default=2, short="-n", word="N", basic=True)
 @single("kills", "Faults in all.", of=RUNS, default=10, basic=True)
 @single("fault_seed", "Repeats the schedule of faults.", of=SEED, default=0, word="S", basic=True)

@@ -17,6 +17,7 @@ VERBS = {
     "launch": "Hand a script to Slurm, Open MPI, Ray or Kubernetes.",
     "join": "Be one rank of a world that srun or mpirun has started.",
     "train": "Train a ready-made recipe.",
+    "scale": "Let a running run have more or fewer workers.",
     "watch": "Follow runs while they train.",
     "verify": "Prove that the number of workers does not change a bit.",
     "diff": "Show the first difference between two runs.",

@@ -11,7 +11,7 @@ from unisono.cli.options.lists import parse_workers
 from unisono.cli.output.outcome import complain, conclude, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 
-_NOT = ("out", "max_restarts")
+_NOT = ("out", "max_restarts", "elastic")
 """Of a run's options: what has no meaning here, since nothing is kept, and a run that goes on proves nothing."""
 
 

@@ -34,6 +34,7 @@ def launch(
     max_restarts: int = 0,
     live: str = "off",
     spares: int = 0,
+    elastic: str | None = None,
     **kwargs: object,
 ) -> None:
     """Run ``fn(*args, **kwargs)`` on every worker and wait for all of them.
@@ -53,6 +54,7 @@ def launch(
         replicas: Replicas of the run for programs that leave them unset themselves.
         live: ``auto``: when a worker is killed, the others finish the same step without it, where they can.
         spares: So many more workers are started, and wait to take the place of one that has died.
+        elastic: ``MIN:MAX``: how few and how many workers there may be, with ``live="auto"``.
         max_restarts: Start the workers again after one has died; so many restarts in a row may pass without progress.
             `fn` runs from its beginning: `unisono.Run` with ``out=...`` resumes.
         **kwargs: Passed to `fn`; pickled.
@@ -89,6 +91,7 @@ def launch(
             max_restarts=max_restarts,
             live=live,
             spares=spares,
+            elastic=elastic,
         )
     )
 

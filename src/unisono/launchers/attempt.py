@@ -10,16 +10,19 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.errors import LaunchError, WorkerFailed
 from unisono.launchers.cell import CellBar, cell_bar
+from unisono.launchers.control import Asked, Control
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
+from unisono.launchers.supervision.channels import Told
 from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill, load_reports
-from unisono.launchers.supervision.live_recovery import LiveRecovery, Told, off
+from unisono.launchers.supervision.live_recovery import LiveRecovery, off
 from unisono.launchers.supervision.memory_kills import count_kills
 from unisono.launchers.supervision.replacements import Replacements
+from unisono.launchers.supervision.resizing import parse_sizes
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Event, Events, OutputBroken, Signalled, WorkerGroup, next_event
@@ -37,6 +40,7 @@ class Failed:
 
     error: WorkerFailed | LaunchError
     ending: Ending
+    wanted: int = 0  #: How many workers somebody has asked for since; 0: nobody has.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +105,22 @@ def _in_words(outcome: Outcome) -> str:
 def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellBar) -> Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
     live = _live_recovery(group)
+    with Control(events.put) as control:
+        outcome = _watch(group, events, memory_kills, live, control, bar)
+    if isinstance(outcome, Failed) and live is not None and live.wanted != group.spec.workers:
+        return replace(outcome, wanted=live.wanted)
+    return outcome
+
+
+def _watch(
+    group: WorkerGroup, events: Events, memory_kills: int, live: LiveRecovery | None, control: Control, bar: CellBar
+) -> Outcome:
     supervisor = Supervisor(group, live)
     while group.running:
-        _tend(live, group)
+        _tend(live, group, control)
         bar.look(functools.partial(_told, group))
         event = next_event(events, time.monotonic() + _LOOK_S)
-        if live is not None and (live.look() or _heard(live, group, event)):
+        if live is not None and (_heard(live, group, event) or live.look()):
             return _find_failure(group, events, memory_kills)
         if event is None:
             supervisor.look()
@@ -121,7 +135,7 @@ def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellB
             continue
         group.note(event)
         if isinstance(event, Signalled | Called):
-            return _stop_between_steps(group, events, event, live)
+            return _stop_between_steps(group, events, event, live, control)
         if isinstance(event, OutputBroken):
             return event
         if isinstance(event, WorkerExit) and event.code != 0 and not group.has_stopped(event) and live is None:
@@ -137,13 +151,16 @@ def _live_recovery(group: WorkerGroup) -> LiveRecovery | None:
             _tell(group, off(spec.why_not_live))
         return None
     replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
-    return LiveRecovery(spec.ranks, group.channels.send, functools.partial(_tell, group), replacements)
+    told = functools.partial(_tell, group)
+    return LiveRecovery(spec.ranks, group.channels.send, told, replacements, parse_sizes(spec.elastic))
 
 
-def _tend(live: LiveRecovery | None, group: WorkerGroup) -> None:
-    """Start the workers that are to join the others, and end those that nobody needs."""
+def _tend(live: LiveRecovery | None, group: WorkerGroup, control: Control) -> None:
+    """Start the workers that are to join the others, end those that nobody needs, and listen to who wants others."""
     if live is None:
         return
+    if why_not := control.serve(live.place):
+        _tell(group, f"unisono scale cannot reach this run: {why_not}.")
     for rank in live.unwanted & {*group.running}:
         if rank not in group.killed:
             group.kill(rank, "by its launcher: it cannot join the others any more.")
@@ -158,7 +175,9 @@ def _tend(live: LiveRecovery | None, group: WorkerGroup) -> None:
 def _heard(live: LiveRecovery, group: WorkerGroup, event: Event | None) -> str:
     """Take in what has happened; return why this world cannot be gone on with, empty where it can."""
     reason = ""
-    if isinstance(event, Told):
+    if isinstance(event, Asked):
+        live.resize(event)
+    elif isinstance(event, Told):
         reason = live.heard(event)
         group.excluded = live.excluded
     elif isinstance(event, WorkerExit):
@@ -202,7 +221,7 @@ def _stopped(group: WorkerGroup) -> Stopped | None:
 
 
 def _stop_between_steps(
-    group: WorkerGroup, events: Events, asked: Signalled | Called, live: LiveRecovery | None
+    group: WorkerGroup, events: Events, asked: Signalled | Called, live: LiveRecovery | None, control: Control
 ) -> Outcome:
     """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
     if isinstance(asked, Called) and not asked.is_gentle:
@@ -216,7 +235,7 @@ def _stop_between_steps(
         if live is not None:
             _heard(live, group, event)
             live.dismiss()
-            _tend(live, group)
+            _tend(live, group, control)
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.
         if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
             return Signalled(event.signum, is_final=True)

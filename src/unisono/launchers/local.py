@@ -19,6 +19,7 @@ from unisono.errors import LaunchError, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Failed, Outcome, Stopped, attempt
 from unisono.launchers.spec import LaunchSpec, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
+from unisono.launchers.supervision.resizing import parse_sizes
 from unisono.launchers.supervision.restarts import GiveUp, Restarts
 from unisono.launchers.worker_group import Events, OutputBroken, Signalled
 from unisono.system.devices import VISIBLE_VARIABLE
@@ -91,23 +92,30 @@ def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
             return Signalled(signals.received[0])
         dropped = "" if decision.dropped is None else f" Slot {decision.dropped} keeps failing and is given up."
         if spec.output != "quiet":
-            count = len(decision.slots)
+            count = outcome.wanted or len(decision.slots)
             tell(
                 f"{outcome.ending.what}{dropped} Restart {restarts.num_restarts} with {count} "
                 f"worker{'s' if count > 1 else ''} from the last checkpoint ({restarts.num_without_progress} of "
                 f"{spec.max_restarts} restarts without progress)."
             )
-        spec = _on_slots(spec, decision.slots, first)
+        spec = _on_slots(spec, decision.slots, first, outcome.wanted)
+        restarts.slots = restarts.slots if len(restarts.slots) == spec.workers else tuple(range(spec.workers))
         # What the old workers' watchers still say must not be taken for the new ones'.
         signals.events = queue.SimpleQueue()
 
 
-def _on_slots(spec: LaunchSpec, slots: tuple[int, ...], first: LaunchSpec) -> LaunchSpec:
-    """Return the launch on these slots of the `first` attempt alone; on GPUs, a slot is a device."""
-    if len(slots) == spec.workers:
+def _on_slots(spec: LaunchSpec, slots: tuple[int, ...], first: LaunchSpec, wanted: int = 0) -> LaunchSpec:
+    """Return the launch on these slots of the `first` attempt; on GPUs, a slot is a device; or `wanted` on CPUs."""
+    count = wanted or len(slots)
+    if count == spec.workers:
         return spec
-    if len(slots) == 1:
-        spec = replace(spec, spares=0)  # they are for those that have others
+    if count == 1:
+        spec = replace(spec, spares=0, elastic=None)  # they are for those that have others
+    elif spec.elastic is not None:
+        least, most = parse_sizes(spec.elastic)
+        spec = replace(spec, elastic=f"{min(least, count)}:{most}")
+    if wanted:
+        return replace(spec, workers=wanted)  # it is only on CPUs that workers come and go
     if first.devices and not spec.share_devices:
         return replace(spec, workers=len(slots), devices=tuple(first.devices[slot] for slot in slots))
     env = dict(spec.env)

@@ -18,23 +18,27 @@ Others join between two steps. A *guest* that is ready to join is announced to t
 step that they have heard of it, and each comes to the *door* behind that step and waits. When all are there they are
 called as after a death, with the guests among them; so all leave their world at the door. Guests have nothing that the
 step needs until a member has given it to them: where all others die meanwhile, it cannot be gone on with.
+Where there are more members than there are to be, those that came last are released at the door: all have finished the
+same step there, and the others are called without them.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Freeze at your next meeting, and say so; `members` are to form the world of this epoch."""
+    """Freeze at your next meeting, and say so; `members` are to form the world of this epoch, `released` may end."""
 
     epoch: int
     members: tuple[int, ...]
+    released: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    """Others are ready to join: agree on a step, and come to the door behind it."""
+    """Others are ready to join, or some are to leave: agree on a step, and come to the door behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Membership:
         members: Those that are not known to be dead; who joins comes behind those that were there, whatever its number:
             the first one has what the others need.
         fewest: So many the world must have.
+        most: So many it is to have: members that came later leave behind a step, and no guest is let in.
         epoch: Of the present world, or of the one that is being formed.
         phase: How far that is.
         passed: The last meeting that a member is known to have passed.
@@ -95,6 +100,7 @@ class Membership:
 
     members: tuple[int, ...]
     fewest: int = 1
+    most: int = sys.maxsize
     epoch: int = 0
     phase: Phase = "steady"
     passed: int = 0
@@ -139,7 +145,14 @@ class Membership:
         if self.phase == "left" or guest in (*self.members, *self.guests):
             return self, ()
         invited = replace(self, guests=tuple(sorted((*self.guests, guest))))
-        return invited, (Knock(),) if self.phase == "steady" else ()
+        return invited, invited._knock()
+
+    def resize(self, most: int) -> tuple["Membership", tuple[Order, ...]]:
+        """Let the world have at most so many members."""
+        if self.phase == "left" or most == self.most:
+            return self, ()
+        resized = replace(self, most=most)
+        return resized, resized._knock()
 
     def came_to_door(self, epoch: int, member: int) -> tuple["Membership", tuple[Order, ...]]:
         """Take into account that a member of the world of an epoch waits at the door."""
@@ -219,17 +232,28 @@ class Membership:
             return formed, (form,) if active else ()
         if self.phase == "form" and active <= self.up:
             steady, orders = replace(self, phase="steady", is_door=False)._went_on()
-            return steady, orders or ((Knock(),) if self.guests else ())
+            return steady, orders or steady._knock()
         if self.phase == "steady" and active and active <= self.at_door:
-            members, new = (*self.members, *self.guests), self.new | {*self.guests}
-            return replace(self, members=members, new=new, guests=(), is_door=True)._call()
+            return self._changed_at_door()
         return self, ()
 
-    def _call(self) -> tuple["Membership", tuple[Order, ...]]:
+    def _changed_at_door(self) -> tuple["Membership", tuple[Order, ...]]:
+        """Call those that stay, and guests where there is room; release the others."""
+        released, room = self.active[self.most :], max(0, self.most - len(self.active))
+        come = self.guests[:room]
+        stay = tuple(member for member in (*self.members, *come) if member not in released)
+        changed = replace(self, members=stay, new=self.new | {*come}, guests=self.guests[room:], is_door=True)
+        return changed._call(released)
+
+    def _knock(self) -> tuple[Order, ...]:
+        lacks = self.most - len(self.active) if self.phase == "steady" else 0
+        return (Knock(),) if lacks < 0 or (lacks > 0 and self.guests) else ()
+
+    def _call(self, released: tuple[int, ...] = ()) -> tuple["Membership", tuple[Order, ...]]:
         """Call all members to the next epoch."""
         nobody = frozenset[int]()
         called = replace(self, epoch=self.epoch + 1, phase="gather", ready=nobody, up=nobody, at_door=nobody, offer="")
-        return called, (Halt(called.epoch, called.active),)
+        return called, (Halt(called.epoch, called.active, released),)
 
     def give_up(self, reason: str) -> tuple["Membership", tuple[Order, ...]]:
         """Leave for good; nothing that comes later changes that."""

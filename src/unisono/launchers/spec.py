@@ -15,6 +15,7 @@ from pathlib import Path
 from unisono.errors import ConfigError
 from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
+from unisono.launchers.supervision.resizing import parse_sizes
 from unisono.options.fields import OUTPUT, PROCESSES, check, option
 from unisono.options.quantities import FRACTION, REPLICAS, RESTARTS, SECONDS, SPARES, THREADS, WORKERS
 from unisono.system.devices import check_devices
@@ -114,6 +115,11 @@ class LaunchSpec:
         0, "With --live auto: start so many more processes, which wait to take the place of one that has died at once.",
         of=SPARES, word="K", group=PROCESSES,
     )  # fmt: skip
+    elastic: str | None = option(
+        None, "With --live auto: how few and how many processes there may be. With fewer than MIN left they start "
+        "again from the last checkpoint; unisono scale changes their number within these bounds.",
+        usual="1 to the replicas", word="MIN:MAX", group=PROCESSES,
+    )  # fmt: skip
     witness: float = option(
         0.0, "In this share of the steps one replica is computed a second time, by another process, and their bits are "
         "compared: finds hardware that computes wrong, and code that depends on the rank. 1: in every step. For "
@@ -182,6 +188,10 @@ class LaunchSpec:
         return "it is for programs in Python" if isinstance(self.target, ProgramTarget) else ""
 
     @property
+    def _why_alone(self) -> str:
+        return self.why_not_live or ("there is one worker" if self.workers == 1 else f"live is {self.live!r}")
+
+    @property
     def world_size(self) -> int:
         """Number of workers on all hosts."""
         return self.placement.world_size if self.placement else self.workers
@@ -190,17 +200,31 @@ class LaunchSpec:
         check(self)
         SECONDS.take("grace_s", self.grace_s)
         if self.spares and not self.may_be_live:
-            why = self.why_not_live or ("there is one worker" if self.workers == 1 else f"live is {self.live!r}")
             raise ConfigError(
-                f"spares={self.spares} are for workers that go on when one dies, and here none does: {why}. "
-                "Hint: --live auto with two workers or more on one host, or leave --spares out."
+                f"spares={self.spares} are for workers that go on when one dies, and here none does: "
+                f"{self._why_alone}. Hint: --live auto with two workers or more on one host, or leave --spares out."
             )
+        if self.elastic is not None:
+            self._check_elastic(self.elastic)
         if self.backend is not None and isinstance(self.target, ProgramTarget):
             raise ConfigError(
                 f"backend {self.backend} is put into Python programs, got {self.target.name!r} with --no-python. "
                 "Hint: start the script itself, or leave --backend out."
             )
         check_devices(self.workers, self.devices or (), share=self.share_devices)
+
+    def _check_elastic(self, text: str) -> None:
+        try:
+            least, most = parse_sizes(text)
+        except ValueError:
+            raise ConfigError(f"expected elastic MIN:MAX with 1 <= MIN <= MAX, got {text!r}.") from None
+        if not self.may_be_live:
+            raise ConfigError(
+                f"elastic={text} is for workers that come and go, and here none does: {self._why_alone}. "
+                "Hint: --live auto with two workers or more on one host, or leave --elastic out."
+            )
+        if not least <= self.workers <= most:
+            raise ConfigError(f"expected {least} to {most} workers (elastic={text}), got {self.workers}.")
 
 
 def check_witness(rate: float, workers: int) -> None:

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import final
 
 from unisono.errors import LaunchError, RunStopped
+from unisono.launchers.control import Asked
 from unisono.launchers.output import OutputPump
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
 from unisono.launchers.streams import STDERR, STDOUT
+from unisono.launchers.supervision.channels import LIVE_VARIABLE, Channels, Told
 from unisono.launchers.supervision.failure import Failure, WorkerExit, find_root, load_reports
-from unisono.launchers.supervision.live_recovery import LIVE_VARIABLE, Channels, Told
 from unisono.launchers.supervision.reaper import Reaper
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
 from unisono.launchers.worker.child import FUNCTION_FILE
@@ -70,7 +71,7 @@ class OutputDone:
     """All output has been written."""
 
 
-Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone | Told
+Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone | Told | Asked
 Events = queue.SimpleQueue[Event]
 
 
@@ -126,10 +127,9 @@ class WorkerGroup:
                 for rank in self.spec.ranks:
                     self._start_worker(rank)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
-            raise LaunchError(
-                f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
-                "Hint: fewer workers, or higher limits for processes, memory and open files (ulimit -a)."
-            ) from error
+            text = f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
+            hint = "Hint: fewer workers, or higher limits for processes, memory and open files (ulimit -a)."
+            raise LaunchError(text + hint) from error
         self._pump.start()
 
     def add(self, rank: int) -> None:

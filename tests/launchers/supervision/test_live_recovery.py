@@ -1,10 +1,10 @@
 """The launcher's rule of which deaths the others live through, and what it says to whom."""
 
-import queue
-
 import pytest
 
-from unisono.launchers.supervision.live_recovery import Channels, LiveRecovery, Told
+from unisono.launchers.control import Asked
+from unisono.launchers.supervision.channels import Told
+from unisono.launchers.supervision.live_recovery import LiveRecovery
 from unisono.launchers.supervision.replacements import Replacements
 
 KILLED = -9
@@ -13,12 +13,12 @@ KILLED = -9
 class Launcher:
     """A rule with all workers within their steps, and what it has sent and said."""
 
-    def __init__(self, size=3, is_open=True, spares=0, budget=0):
+    def __init__(self, size=3, is_open=True, spares=0, budget=0, sizes=(1, 0)):
         self.sent, self.said = [], []
         send, more = lambda rank, message: self.sent.append((rank, message)), Replacements(size, spares, budget)
-        self.live = LiveRecovery(range(size), send, self.said.append, more)
+        self.live = LiveRecovery(range(size), send, self.said.append, more, sizes)
         for rank in range(size) if is_open else ():
-            self.live.heard(Told(rank, {"open": True, "why": ""}))
+            self.live.heard(Told(rank, {"open": True, "why": "", "replicas": 8, "directory": "/runs/a"}))
 
     def dies(self, rank, code=KILLED, place=(4, -1), *, has_report=False):
         return self.live.died(rank, code, place, has_report=has_report)
@@ -77,19 +77,6 @@ def test_a_death_at_the_last_meeting(have_ended):
     assert launcher.said == ["rank 1 was killed by SIGKILL in step 4; the others had finished their steps."]
     assert (launcher.sent, launcher.live.is_forming, launcher.live.excluded) == ([], False, {1})
     assert launcher.live.start() == []
-
-
-def test_all_is_heard_that_was_said_before_an_end():
-    """A worker says that it has finished and ends at once: no order of threads may turn that round."""
-    for rank in range(50):
-        heard = queue.SimpleQueue()
-        channels = Channels(heard.put)
-        theirs = channels.open(rank)
-        theirs.sendall(b'{"up": 1}\n' * 200 + b'{"finished": 9}\n')  # and a child of it may keep the socket
-        channels.hear_out(rank)
-        assert [heard.get_nowait() for _ in range(201)][-1] == Told(rank, {"finished": 9})
-        channels.close()
-        theirs.close()
 
 
 @pytest.mark.parametrize(
@@ -244,15 +231,86 @@ def test_nobody_joins_any_more(how):
     assert launcher.live.start() == []
 
 
-def test_messages_are_lines_both_ways():
-    """What one end sends the other one hears; a worker that is gone is no error."""
-    heard = queue.SimpleQueue()
-    channels = Channels(heard.put)
-    theirs = channels.open(5)
-    channels.send(5, {"halt": 1, "members": [5]})
-    assert theirs.recv(100) == b'{"halt": 1, "members": [5]}\n'
-    theirs.sendall(b'{"up": 1}\n')
-    assert heard.get(timeout=10) == Told(5, {"up": 1})
-    theirs.close()
-    channels.send(5, {"leave": "all"})
-    channels.close()
+def asks(launcher, workers):
+    """Ask for so many workers; return the list that gets the answer."""
+    answers = []
+    launcher.live.resize(Asked(workers, answers.append))
+    launcher.live.look()
+    return answers
+
+
+def test_a_world_that_is_made_smaller():
+    """Those that came last are called out at the door; what becomes of them then matters to nobody."""
+    launcher = Launcher(size=4)
+    answers = asks(launcher, 2)
+    assert launcher.sent == [(rank, {"knock": True}) for rank in range(4)]
+    launcher.sent.clear()
+    for rank in range(4):
+        launcher.live.heard(Told(rank, {"door": 0}))
+    called = {"halt": 1, "members": (0, 1), "released": (2, 3)}
+    assert launcher.sent == [(rank, called) for rank in range(4)]
+    assert launcher.said == ["ranks 2, 3 are released: 2 workers."]
+    assert launcher.leaves(2) == launcher.live.ended(2) == launcher.dies(3) == ""
+    assert launcher.live.excluded == {2, 3} and launcher.live.can_lose(3)
+    assert answers == []
+    for rank in (0, 1):
+        launcher.ready(1, rank)
+    for rank in (0, 1):
+        launcher.live.heard(Told(rank, {"up": 1}))
+    launcher.live.look()
+    assert [answer | {"seconds": 0} for answer in answers] == [
+        {"workers": 2, "before": 4, "left": [2, 3], "joined": [], "seconds": 0}
+    ]
+    assert launcher.live.start() == []
+
+
+def test_a_world_that_is_made_larger():
+    """Workers are started and invited as in place of those that have died, also where no restart is allowed."""
+    launcher = Launcher()
+    answers = asks(launcher, 4)
+    assert (launcher.live.start(), launcher.sent) == ([3], [])
+    launcher.live.heard(Told(3, {"arrived": True}))
+    assert launcher.sent == [(rank, {"knock": True}) for rank in range(3)]
+    for rank in range(3):
+        launcher.live.heard(Told(rank, {"door": 0}))
+    for what in ("ready", "up"):
+        for rank in range(4):
+            launcher.ready(1, rank) if what == "ready" else launcher.live.heard(Told(rank, {"up": 1}))
+    launcher.live.look()
+    assert answers == []  # it has nothing of the run yet
+    launcher.begins(3)
+    launcher.live.look()
+    assert (answers[0]["joined"], launcher.live.wanted) == ([3], 4)
+
+
+def test_what_is_refused_and_what_cannot_be():
+    """Too few, too many, no number; nobody left to join, another wish, the end."""
+    launcher = Launcher()
+    for workers in (0, 9, "2", True, None):
+        assert "expected 1 to 8 workers" in asks(launcher, workers)[0]["refused"]
+    assert "have not begun" in asks(Launcher(is_open=False), 2)[0]["refused"]
+    first = asks(launcher, 4)
+    second = asks(launcher, 5)
+    assert first == [{"failed": "5 have been asked for since"}]
+    for number in launcher.live.start():
+        assert launcher.dies(number, code=1) == ""
+    launcher.live.look()
+    assert second[0]["failed"].startswith("there are 3 workers, and no more can join: 1 workers in a row have ended")
+    third = asks(launcher, 2)
+    launcher.finishes(0)
+    launcher.dies(1, code=1)
+    launcher.live.look()
+    assert third == [{"failed": "the workers are being ended"}]
+    last = Launcher()
+    answers = asks(last, 2)
+    last.finishes(0)
+    last.live.look()
+    assert answers == [{"failed": "the run is ending"}]
+
+
+def test_fewer_than_the_least():
+    """With fewer workers than --elastic allows they are all started again."""
+    launcher = Launcher(sizes=(2, 3))
+    assert launcher.dies(0) == ""
+    assert launcher.dies(1) == "1 of at least 2 workers are left"
+    assert "expected 2 to 3 workers" in asks(Launcher(sizes=(2, 3)), 1)[0]["refused"]

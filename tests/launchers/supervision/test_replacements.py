@@ -56,3 +56,17 @@ def test_spares_wait():
     rule.died(died(), has_joined=True)
     assert (rule.invite(1), rule.start(1)) == ([3], [])
     assert rule.stop() == [2, 3]
+
+
+def test_another_size():
+    """More are started at once, beside the spares; of those that are not needed the newest are to be ended."""
+    rule = Replacements(2, spares=1)
+    assert rule.start(2) == [2]
+    assert (rule.resize(4, 2), rule.start(2)) == ([], [3, 4])
+    for number in (2, 3, 4):
+        rule.ready(number)
+    assert rule.invite(2) == [2, 3]
+    assert (rule.resize(2, 2), rule.start(2), rule.invite(2)) == ([3, 4], [], [])
+    assert rule.is_coming
+    rule.stop()
+    assert not rule.is_coming

@@ -283,6 +283,43 @@ def test_one_joins_what_is_around_the_steps():
         assert 4 <= found["told"]["3"]["seen"][0][0] <= 6
 
 
+def test_the_world_shrinks_and_grows_as_is_asked():
+    """Three ranks, one, three: those that are released end with code 0, and bits and ledger are those of a calm run."""
+    (found,) = play([[3, {}, NO_SAVES | {"asks": [[3, 1], [6, 3]], "awaits": [7]}]])
+    assert (found["errors"], {*found["codes"].values()}) == ([], {0})
+    assert found["ledger"] == undisturbed()["ledger"]
+    assert sorted(found["told"]) == ["0", "3", "4"]
+    assert {told["fingerprint"] for told in found["told"].values()} == {undisturbed()["told"]["0"]["fingerprint"]}
+    sizes = [size for *_, size in found["told"]["0"]["seen"]]
+    assert sizes == [3, 3, 3, 1, 1, 1, sizes[6], 3, 3, 3]  # they join one after the other, or both at once
+    smaller = {"workers": 1, "before": 3, "left": [1, 2], "joined": []}
+    assert found["answers"] == [smaller, {"workers": 3, "before": 1, "left": [], "joined": [3, 4]}]
+
+
+@pytest.mark.slow
+def test_deaths_while_the_world_is_resized():
+    """At each meeting of the step in which it is asked for, and of the next one; of who stays, and of who leaves."""
+    places = [(step, meeting, when) for step, when in ((3, "before"), (4, "after")) for meeting in (1, 2, 3)]
+    trials = [[4, {rank: [place]}, FULL | {"asks": [[3, 2]]}] for place, rank in zip(places, "021010", strict=True)]
+    trials += [[2, {"0": [place]}, NO_SAVES | {"asks": [[3, 3]]}, [], 0, 3] for place in places[:5]]
+    for trial, found in zip(trials, play(trials), strict=True):
+        expected = whole() if trial[0] == 4 else undisturbed()
+        assert found["errors"] == [], (trial, found["said"])
+        assert {*found["codes"].values()} == {0, -9}, (trial, found)
+        assert found["ledger"] == expected["ledger"], (trial, found["said"])
+        assert {told["fingerprint"] for told in found["told"].values()} == {expected["told"]["0"]["fingerprint"]}
+        if trial[0] == 4:
+            assert found["answers"][-1]["workers"] == 2, (trial, found)
+
+
+@pytest.mark.slow
+def test_replicas_that_nobody_has_taken_over_are_found():
+    """Negative control: those that stay keep the replicas that they had."""
+    (found,) = play([[3, {}, NO_SAVES | {"asks": [[3, 2]], "broken": "places"}]])
+    assert found["answers"]
+    assert found["errors"] or found["ledger"] != undisturbed()["ledger"]
+
+
 def test_a_joiner_with_a_stale_state_is_found():
     """Negative control: what the weights are is compared in its first step."""
     settings = NO_SAVES | {"awaits": [5], "stale": True}

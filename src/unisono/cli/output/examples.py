@@ -8,6 +8,7 @@ EXAMPLES = {
     "launch kubernetes": ("unisono launch kubernetes --image IMAGE --nodes 2 --dry-run /app/train.py",),
     "join": ("mpirun -n 4 unisono join train.py",),
     "train": ("unisono train digits --out runs/digits", "unisono train mnist -n 4 --epochs 2 --strategy fsdp"),
+    "scale": ("unisono scale runs/digits 4",),
     "watch": ("unisono watch runs/digits", "unisono watch runs/digits --web"),
     "verify": (
         "unisono verify digits --workers 1,2,4", "unisono verify --config runs/digits",

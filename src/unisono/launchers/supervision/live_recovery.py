@@ -6,81 +6,22 @@ whether a death is theirs to live through, and which workers are to be started f
 import torch.
 """
 
-import contextlib
-import json
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, final
 
+from unisono.launchers.control import Asked
 from unisono.launchers.membership import Form, Halt, Knock, Leave, Membership, Order
+from unisono.launchers.supervision.channels import Told
 from unisono.launchers.supervision.replacements import Replacements
+from unisono.launchers.supervision.resizing import Resizing, ranks_of, why_refused
 from unisono.launchers.supervision.restarts import Ending
-
-LIVE_VARIABLE = "UNISONO_LIVE"
-"""Descriptor of a worker's socket to its launcher."""
+from unisono.system.words import counted
 
 # Until the others have frozen, and until they have met: one may be in the midst of a long step, or of code between
 # steps; as long as ranks wait for one that lives.
 _GATHER_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A worker has said something."""
-
-    rank: int
-    message: dict[str, Any]
-
-
-@final
-class Channels:
-    """Sockets between the launcher and its workers, by rank; messages are lines of JSON.
-
-    Args:
-        put: Takes what a worker says; called in threads.
-    """
-
-    def __init__(self, put: Callable[[Told], None]) -> None:
-        self._put = put
-        self._sockets: dict[int, socket.socket] = {}
-        self._threads: dict[int, threading.Thread] = {}
-
-    def open(self, rank: int) -> socket.socket:
-        """Return the worker's end, to be inherited by it and then closed here."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(None)
-        self._sockets[rank] = ours
-        thread = threading.Thread(target=self._hear, args=(rank, ours), name="unisono-live", daemon=True)
-        self._threads[rank] = thread
-        thread.start()
-        return theirs
-
-    def hear_out(self, rank: int) -> None:
-        """Return when all has been heard that a worker said which has ended: that it had finished comes before it."""
-        with contextlib.suppress(OSError):
-            self._sockets[rank].shutdown(socket.SHUT_RD)  # what is in the socket can still be read
-        self._threads[rank].join()
-
-    def send(self, rank: int, message: dict[str, Any]) -> None:
-        """Say something to a worker, which may be gone or never read it."""
-        with contextlib.suppress(OSError):
-            self._sockets[rank].send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-
-    def close(self) -> None:
-        """End all threads; what comes later is not heard."""
-        for own in self._sockets.values():
-            with contextlib.suppress(OSError):
-                own.shutdown(socket.SHUT_RDWR)
-            own.close()
-
-    def _hear(self, rank: int, own: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError), own.makefile("rb") as lines:
-            for line in lines:
-                self._put(Told(rank, json.loads(line)))
 
 
 @final
@@ -92,18 +33,24 @@ class LiveRecovery:
         send: Takes a rank and a message for it.
         tell: Takes what is worth knowing, in words.
         replacements: Says which workers are started for others; None: none is.
+        sizes: The least and the most workers that there may be; the most 0: as many as there are replicas.
 
     Attributes:
+        wanted: How many workers there are to be.
+        place: The run directory, once it is known that the run can be resized; else empty.
         excluded: Ranks whose deaths have been lived through, or have never mattered.
         unwanted: Ranks that are to be killed: nobody needs them.
     """
 
     def __init__(
         self, ranks: range, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None],
-        replacements: Replacements | None = None,
+        replacements: Replacements | None = None, sizes: tuple[int, int] = (1, 0),
     ) -> None:  # fmt: skip
         self._send, self._tell = send, tell
-        self._members = Membership(tuple(ranks))
+        self.wanted, self._sizes, self.place = len(ranks), sizes, ""
+        self._members = Membership(tuple(ranks), sizes[0], self.wanted)
+        self._asked: Resizing | None = None
+        self._released: set[int] = set()
         self._replacements = replacements or Replacements(len(ranks))
         self._open: set[int] = set()
         self._why_not = ""
@@ -131,6 +78,8 @@ class LiveRecovery:
     def heard(self, told: Told) -> str:
         """Take in what a worker says; return why it cannot be gone on with, empty where it can."""
         rank, message = told.rank, told.message
+        if rank in self._released:
+            return ""
         if "open" in message:
             return self._heard_open(rank, message)
         if "arrived" in message:
@@ -155,17 +104,23 @@ class LiveRecovery:
             self._why_not = message["why"]
             self._tell(off(self._why_not))
             self.dismiss()
+        if message["open"] and "replicas" in message:
+            self.place = message["directory"]
+            self._sizes = self._sizes[0], min(self._sizes[1] or message["replicas"], message["replicas"])
         if not message["open"]:
             return self._leave("a worker has left its steps early") if self.is_forming else ""
         if rank in self._members.new:
             self._replacements.joined()
             count, seconds = len(self._members.active), time.monotonic() - self._lost_s
-            self._tell(f"rank {rank} has joined the others, {seconds:.1f} s after a death: {count} workers.")
+            since = "it was asked for" if self._asked else "a death"
+            self._tell(f"rank {rank} has joined the others, {seconds:.1f} s after {since}: {count} workers.")
             return self._do(self._members.has_state(rank))
         return self._do(self._members.begins_again(rank))
 
     def ended(self, rank: int) -> str:
         """Take into account that a worker has ended well; returns as `heard`."""
+        if rank in self._released:
+            return ""
         if rank in (*self._replacements.guests, *self._members.new):
             return self.died(rank, 0, (0, -1), has_report=False)
         self.dismiss()
@@ -194,6 +149,10 @@ class LiveRecovery:
         """
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         how = f"was killed by {name}" if code < 0 else f"has ended with code {code}"
+        if rank in self._released:
+            if code > 0:
+                self._tell(f"rank {rank}, which had left, {how}.")
+            return ""
         is_guest, is_new = rank in self._replacements.guests, rank in self._members.new
         error = "an exception" if has_report or code >= 0 else ""
         ending = Ending(
@@ -253,7 +212,8 @@ class LiveRecovery:
 
     def can_lose(self, rank: int) -> bool:
         """Whether the others could go on without a worker that does not answer."""
-        return rank in self._replacements.guests or (self._can_lose_any() and rank in self._members.active)
+        is_needed = rank not in {*self._replacements.guests} | self._released
+        return not is_needed or (self._can_lose_any() and rank in self._members.active)
 
     def _can_lose_any(self) -> bool:
         members = self._members  # all have begun their steps, or have finished them
@@ -263,7 +223,39 @@ class LiveRecovery:
         """Return why it cannot be gone on with: the world has not been formed in time; empty where it can."""
         if self.is_forming and time.monotonic() > self._deadline:
             return self._leave("they have not met in time")
+        self._look_at_asked()
         return ""
+
+    def resize(self, asked: Asked) -> None:
+        """Let the world have as many workers as somebody asks for; answers when it has, or why it cannot."""
+        members, (least, most) = self._members, self._sizes
+        why_not = why_refused(asked.workers, least, most)
+        if why_not:
+            asked.answer({"refused": why_not})
+            return
+        if self._asked is not None:
+            self._asked.fail(f"{asked.workers} have been asked for since")
+        self.wanted = asked.workers
+        self._asked = Resizing(asked, members.active)
+        self._lost_s = time.monotonic()
+        self.unwanted |= {*self._replacements.resize(self.wanted, len(members.active))}
+        self._do(members.resize(self.wanted))
+        self._invite()
+
+    def _look_at_asked(self) -> None:
+        members = self._members
+        if self._asked is None:
+            return
+        if members.phase == "left" or members.is_ending or members.finished:
+            self._asked.fail("the workers are being ended" if members.phase == "left" else "the run is ending")
+        elif members.phase == "steady" and not members.new and len(members.active) == self.wanted:
+            self._asked.succeed(members.active)
+        elif len(members.active) < self.wanted and not self._replacements.is_coming and not members.new:
+            why = self._replacements.why_not or "one has died, and no other is started (--max-restarts)"
+            self._asked.fail(f"there are {len(members.active)} workers, and no more can join: {why}")
+        else:
+            return
+        self._asked = None
 
     def _leave(self, reason: str, *, is_told: bool = True) -> str:
         return self._do(self._members.give_up(reason), is_told=is_told) or reason
@@ -280,8 +272,14 @@ class LiveRecovery:
                 reason = order.reason
                 if is_told:
                     self._tell(f"The other workers cannot go on without it: {reason}.")
-            for rank in self._members.members:
+            released = order.released if isinstance(order, Halt) else ()
+            for rank in (*self._members.members, *released):
                 self._send(rank, _message_of(order))
+            if released:
+                self._released |= {*released}
+                self.excluded |= {*released}
+                left = len(self._members.active)
+                self._tell(f"{ranks_of(released)} released: {counted(left, 'worker')}.")
         if self._members.phase == "steady":
             self.excluded |= self._pending
             self._pending = set()
@@ -297,7 +295,8 @@ def _message_of(order: Order) -> dict[str, Any]:
     if isinstance(order, Leave):
         return {"leave": order.reason}
     if isinstance(order, Halt):
-        return {"halt": order.epoch, "members": order.members}
+        released = {"released": order.released} if order.released else {}
+        return {"halt": order.epoch, "members": order.members, **released}
     if isinstance(order, Knock):
         return {"knock": True}
     told = {"members": order.members, "passed": order.passed, "offer": order.offer, "door": order.is_door}

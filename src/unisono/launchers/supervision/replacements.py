@@ -43,6 +43,24 @@ class Replacements:
             self._next += 1
         return found
 
+    def resize(self, size: int, members: int) -> list[int]:
+        """Let a whole world have so many members; return the guests that are not needed any more, the newest.
+
+        Args:
+            size: How many.
+            members: Those that there are now.
+        """
+        self._size = size
+        self._allowed = max(0, size + self._spares - members - len(self.guests))
+        needed = max(0, size - members) + self._spares
+        self._invited.clear()  # whoever is let in, `Membership` says
+        return sorted(self.guests)[needed:]
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether a worker may still join."""
+        return not self._is_over and bool(self.guests or self._allowed)
+
     def ready(self, number: int) -> None:
         """Take into account that a guest is ready to join."""
         if number in self.guests:

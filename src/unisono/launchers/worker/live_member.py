@@ -30,6 +30,13 @@ class WorldChanged(BaseException):
     """A rank has died, and the others go on: whoever can do his work again in the new world catches this."""
 
 
+class Released(SystemExit):
+    """This worker is not needed any more, since the world is to be smaller: the others go on; it ends well."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
 @final
 class LiveMember:
     """One worker of a launch whose workers may die.
@@ -43,6 +50,7 @@ class LiveMember:
         is_knocked: Whether others are ready to join.
         is_anchored: Whether this worker is where it can begin again.
         offer: Makes a place to meet for so many ranks in a world of an epoch, and returns its address.
+        released: Numbers of members that have left because they were not needed any more.
     """
 
     def __init__(self, descriptor: int, number: int) -> None:
@@ -54,6 +62,7 @@ class LiveMember:
         self._left = ""
         self._seen_dead, self._left_at = 0.0, ENDLESS
         self.is_called = self.is_anchored = self.is_knocked = False
+        self.released: set[int] = set()
         self.offer: Callable[[int, int], str] = lambda size, epoch: ""
         threading.Thread(target=self._hear, name="unisono-live", daemon=True).start()
 
@@ -62,9 +71,14 @@ class LiveMember:
         """Return this member's number."""
         return self._side.number
 
-    def open(self, why_not: str = "") -> None:
-        """Tell the launcher that steps begin, in which a death can be lived through; or why it cannot."""
-        self._tell(open=not why_not, why=why_not)
+    def open(self, why_not: str = "", **about: Any) -> None:
+        """Tell the launcher that steps begin, in which a death can be lived through; or why it cannot; and of the run.
+
+        Args:
+            why_not: Why it cannot; empty where it can.
+            about: ``replicas``, and ``directory``, where there is one: what is known of the run.
+        """
+        self._tell(open=not why_not, why=why_not, **about)
 
     def close(self) -> None:
         """Tell the launcher that steps have been left early."""
@@ -85,10 +99,13 @@ class LiveMember:
 
         Raises:
             WorldChanged: It will not take place.
+            Released: The others go on without this worker.
             PeerLost: The launcher ends this world.
         """
         with self._change:
             while True:
+                if self._side.number in self.released:
+                    raise Released
                 if self._left:
                     raise PeerLost(f"a rank has died, and the others cannot go on without it: {self._left}.")
                 advice = self._side.advise(meeting)
@@ -189,10 +206,12 @@ class LiveMember:
                 self.is_knocked = True
             else:
                 order = _order_of(message)
+                self.released |= {*message.get("released", ())}
                 if isinstance(order, Halt) and order.epoch > self._side.called:
                     self._members = order.members
                 self._side = self._side.hear(order)
-            self.is_called = bool(self._left) or self._side.called != self._side.epoch
+            is_over = bool(self._left) or self._side.number in self.released
+            self.is_called = is_over or self._side.called != self._side.epoch
             self._change.notify_all()
 
 

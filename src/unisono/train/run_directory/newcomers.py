@@ -3,7 +3,7 @@ the run directory, so that it could even go on for the leader.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from unisono.checkpoint.format import State
@@ -34,9 +34,13 @@ class Newcomers:
     def __init__(self, progress: RunProgress, record: RunRecord) -> None:
         self._progress, self._record = progress, record
 
-    def follow_world(self, died: int, joined: int) -> None:
+    def follow_world(self, changes: Mapping[str, int]) -> None:
         """See `RunProgress.follow_world`; collective."""
-        self._progress.follow_world(died, joined)
+        self._progress.follow_world(changes)
+
+    def place(self) -> str:
+        """Return the absolute path of the run directory; empty where there is none."""
+        return "" if self._record.path is None else str(self._record.path.resolve())
 
     def given(self) -> tuple[dict[str, Any], State]:
         """Return what a rank that joins after this step needs, JSON-able, and the state of the parts; on the leader.

@@ -166,13 +166,16 @@ class RunProgress:
         if unsaved is not None and sys.exc_info()[1] is None:
             raise unsaved
 
-    def follow_world(self, died: int, joined: int) -> None:
-        """Let the files follow when so many ranks have died and joined: see `RunRecord.follow_world`; collective."""
+    def follow_world(self, changes: Mapping[str, int]) -> None:
+        """Let the files follow: see `RunRecord.follow_world`; collective.
+
+        Args:
+            changes: How many ranks have died, joined and left, by their names in the result.
+        """
         newest = self._record.follow_world()
         if newest is not None and newest < self._saved:
             self._saved, self._is_owed = newest, True
-        counts = {"deaths": died, "joins": joined}
-        self.facts |= {name: self.facts.get(name, 0) + count for name, count in counts.items()}
+        self.facts |= {name: self.facts.get(name, 0) + count for name, count in changes.items()}
         self.facts |= {"world_size": self._record.transport.world_size, "steps_again": self.steps_again}
         if self.result and not self._is_kept:  # perhaps the leader had not written it
             self.result |= {"ledger_head": self._record.ledgers.flush(), **self.facts}

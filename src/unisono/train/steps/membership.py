@@ -1,7 +1,7 @@
 """The world of a run whose ranks may die, and others join: who is in it, and how it changes."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, final
 
@@ -18,16 +18,20 @@ from unisono.world import World
 
 T = TypeVar("T")
 _JOIN = 2
+_CHANGES = ("deaths", "joins", "released")
 
 
 class Files(Protocol):
     """What a run keeps, and what a rank that joins is given; `Newcomers` does it."""
 
-    def follow_world(self, died: int, joined: int) -> None:
-        """Let the files follow when so many ranks have died and joined; collective."""
+    def follow_world(self, changes: Mapping[str, int]) -> None:
+        """Let the files follow when so many ranks have died, joined and left, by names of the result; collective."""
 
     def given(self) -> tuple[dict[str, Any], State]:
         """Return what a rank that joins needs, JSON-able, and the state of the parts; on the leader."""
+
+    def place(self) -> str:
+        """Return the absolute path of the run directory; empty where there is none."""
 
 
 @final
@@ -68,7 +72,7 @@ class Live:
         self._files: Files
         self._members: tuple[int, ...] = () if world.joins is not None else (*range(world.world_size),)
         self._new: tuple[int, ...] = ()  # members that have nothing of the run yet
-        self._died = self._came = 0  # since the files have followed
+        self._changes = dict.fromkeys(_CHANGES, 0)  # since the files have followed
         self._is_let_in = False
         self.joined_after = -1
         self._is_new = False  # whether the files have still to follow
@@ -102,7 +106,7 @@ class Live:
                 for batch in steps:
                     if not is_open:
                         is_open = True
-                        self._member.open(self._why_not)
+                        self._member.open(self._why_not, replicas=self._run.replicas, directory=self._files.place())
                         if self._boards is not None:
                             self._boards.watch(is_on=True)
                     yield batch
@@ -138,8 +142,8 @@ class Live:
         if self._new:
             self._hand_over()
         if self._is_new:
-            self._files.follow_world(self._died, self._came)
-            self._is_new, self._died, self._came = False, 0, 0
+            self._files.follow_world(self._changes)
+            self._is_new, self._changes = False, dict.fromkeys(_CHANGES, 0)
 
     def catch_up(self) -> None:
         """Let the files follow after a step that has been begun again; collective."""
@@ -147,7 +151,7 @@ class Live:
             self.again(lambda: None)
 
     def let_in(self) -> None:
-        """Let in those that are ready to join, between two steps; collective."""
+        """Let in those that are ready to join, and leave where this rank is released, between two steps; collective."""
         self._is_let_in = False
         self.again(self._wait_at_door)
 
@@ -168,7 +172,7 @@ class Live:
             self.move()
             with contextlib.suppress(WorldChanged), self.anchored():
                 facts, state = self._hand_over(check)
-                self._died, self._came, self.joined_after = facts["died"], facts["came"], facts["done"]
+                self._changes, self.joined_after = facts["changes"], facts["done"]
                 return facts, state
 
     def _hand_over(self, check: Callable[[dict[str, Any]], str] | None = None) -> tuple[dict[str, Any], State]:
@@ -176,13 +180,13 @@ class Live:
         found: list[State] = []
 
         def read() -> dict[str, Any]:
-            counts = {"died": self._died, "came": self._came}
             try:
                 facts, state = self._files.given()
             except (CheckpointError, ConfigError) as error:
                 return {"cannot": str(error)}
             found.append(state)
-            return {**facts, **counts, "new": [self._members.index(member) for member in self._new]}
+            new = [self._members.index(member) for member in self._new]
+            return {**facts, "changes": self._changes, "new": new}
 
         facts: dict[str, Any] = leader_says(self._transport, read)
         why = facts.get("cannot", "")
@@ -236,7 +240,10 @@ class Live:
         before, now = {*self._members}, {*world.members}
         if before:
             self._new = tuple(sorted({*self._new, *(now - before)} & now))
-            self._died, self._came = self._died + len(before - now), self._came + len(now - before)
+            found = (before - now) - self._member.released, now - before, (before - now) & self._member.released
+            self._changes = {
+                name: self._changes[name] + len(ranks) for name, ranks in zip(_CHANGES, found, strict=True)
+            }
         self._members = world.members
         self._is_let_in |= world.is_door
 
