@@ -15,6 +15,7 @@ from unisono.checkpoint.staging import Staging, bytes_of, taken_by
 from unisono.collectives.loopback import run_ranks
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Fetcher, Task, fetch_all
+from unisono.determinism.switches import describe_environment, drift
 from unisono.strategies.catalog import find
 from unisono.strategies.parts.streams import capture, restore
 
@@ -176,6 +177,15 @@ def strict(_: None) -> dict[str, str]:
         except RuntimeError as error:
             found[name] = str(error)
     return found
+
+
+def described(_: None) -> tuple[Any, list[str], bool]:
+    """Return what is recorded of a device, what a resume says of another, and whether the CPU has any."""
+    devices.install()
+    found = describe_environment(threads=1, device=torch.device("fake:0"))
+    other = {**found, "device_facts": {**found["device_facts"], "multiprocessors": 2}}
+    on_cpu = describe_environment(threads=1, device=torch.device("cpu"))
+    return found["device_facts"]["multiprocessors"], drift(found, other), "device_facts" in on_cpu
 
 
 def on_ranks(name: str, device: str, *more: Any) -> Any:

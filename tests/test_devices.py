@@ -70,6 +70,13 @@ def test_a_devices_stream_is_put_back():
     assert later != again, "the control"
 
 
+def test_a_resume_compares_what_decides_a_devices_bits():
+    """The number of multiprocessors, from which torch's random kernels choose their grid; runs on a CPU have none."""
+    count, drifted, is_on_cpu = played("described")
+    assert (count, is_on_cpu) == (1, False)
+    assert [line.partition(":")[0] for line in drifted] == ["device_facts"]
+
+
 def test_programs_run_apart():
     """The device is registered with torch for good, so never in this process."""
     assert not hasattr(torch, "fake")

@@ -25,8 +25,8 @@ from unisono.determinism.flags import check_threads, compare_flags, compiler_set
 from unisono.world import numeric_variables
 
 NUMERIC = (
-    "torch", "torch_build", "device", "device_name", "threads", "cpu_capability", "cpu_flags", "machine", "variables",
-    "world_size",
+    "torch", "torch_build", "device", "device_name", "device_facts", "threads", "cpu_capability", "cpu_flags",
+    "machine", "variables", "world_size",
 )  # fmt: skip
 """Entries that decide bits (``world_size`` only where the strategy is not exact); the others inform the reader."""
 
@@ -170,11 +170,13 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any]:
     """Return the software and hardware that this process computes with."""
     check_threads(threads)
+    facts = devices.facts(device)
     return {
         "torch": torch.__version__,
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         "device": device.type,
         "device_name": devices.name_of(device),
+        **({"device_facts": facts} if facts else {}),
         "threads": threads,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_flags": _cpu_flags(),
