@@ -270,7 +270,7 @@ def draw(tracks: dict[int, Track], killed: float, step: int) -> str:
         f'font-size="12" role="img"><title>Three workers; one is killed, the others finish the step, a fourth joins'
         f'</title><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
     )
-    return "\n".join([head, f'<text x="{LEFT}" y="18" fill="#6b6b6b">milliseconds from the kill below</text>',
+    return "\n".join([head, f'<text x="{LEFT}" y="18" fill="#6b6b6b">Time in milliseconds, from the kill</text>',
                       *parts, "</svg>\n"])  # fmt: skip
 
 
