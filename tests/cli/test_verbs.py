@@ -51,7 +51,7 @@ _FEW = "--limit 32 --epochs 1 --batch-size 16 --replicas 1"
 SLOW = {
     "train": f"digits -n 1 {_FEW}", "verify": f"digits -n 1,1 {_FEW}", "replay": "{run} --step 2",
     "blame": "{run} --step 2 --show 0", "audit": "{run} --segments 1", "fork": "{run} --step 2 --out {out}/fork",
-    "checkpoint rehearse": "{run} --step 2",
+    "checkpoint rehearse": "{run} --step 8",
     "chaos": "digits -n 1 --kills 1 --fault kill-worker --limit 200 --epochs 2 --batch-size 16",
     "bench strategies": "digits -n 1 --strategies exact --limit 64 --epochs 1",
     "bench scaling": "digits -n 1 -r 1 --steps 4 --warmup 1 --out {out}/study",
