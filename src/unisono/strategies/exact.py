@@ -6,6 +6,7 @@ owner-computes exchange finishes the tree. World size 1 runs the same code. With
 gradients are rounded, also in a world of one. With a witness one replica is computed by two ranks.
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
@@ -91,6 +92,7 @@ class Exact(Strategy):
         self._report.clear()
         self._step, self._objective, self._shares, self._second = step, objective, shares, None
         self._computed: list[int] = []
+        self._busy_ns = 0
         self._expected = [replica for replica in hosted if replica < shares.leaves]
         if self.witness is not None:
             self._signed = self.witness.begin(step, num_samples, shares.leaves, objective)
@@ -100,6 +102,7 @@ class Exact(Strategy):
 
     def start_replica(self, micro: Micro) -> None:
         """Begin the passes of a replica: generators and buffers as only step and replica decide them."""
+        self._began_ns = time.perf_counter_ns()
         self._computed.append(micro.replica)
         if micro.replica != self._signed:  # its gradients stay until they have been looked at
             self._sum.start_replica(micro.replica, self.placement, is_last=self._computed == self._expected)
@@ -117,6 +120,7 @@ class Exact(Strategy):
         floats = buffers.collect(share, report.changed) if buffers.is_watched else ()
         is_finite = self._sum.add(micro.replica, floats, report.present)
         report.note(micro.replica, loss.item(), weight, is_finite=is_finite)
+        self._busy_ns += time.perf_counter_ns() - self._began_ns
 
     def finish(self) -> Gradients:
         """Finish the tree over all ranks, and leave its sum in every ``param.grad``; collective."""
@@ -147,6 +151,7 @@ class Exact(Strategy):
         for rank in told:
             asked |= rank.is_stop_asked
         self.is_join_asked = asked > 1
+        self.busy_ns = [rank.busy_ns for rank in told] if shares.leaves == self.replicas else ()
         return Gradients(
             losses=tuple(losses),
             loss=weighed.loss if second is None else losses[0],
@@ -174,7 +179,7 @@ class Exact(Strategy):
             gradient = self.witness.tell(self._sum.trainable)
         own = RankReport(
             self._step, self._weights, gradient,
-            is_stop_asked=self.is_stop_asked(), is_training=self.model.training,
+            is_stop_asked=self.is_stop_asked(), busy_ns=self._busy_ns, is_training=self.model.training,
         )  # fmt: skip
         return own, None if self.transport.world_size == 1 else self._sum.tell(report.message(own))
 

@@ -116,11 +116,20 @@ class ExactOptions(IslandOptions, StrategyOptions):
     shares: tuple[float, ...] | None = option(
         None, "Relative speed of each process, as 1,2,2: replicas are placed accordingly, with the same bits.", of=SHARE
     )
+    balance: str = option(
+        "none", "Whether replicas move from slow processes to fast ones by measured time, with the same bits.",
+        "none", "auto",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         StrategyOptions.__post_init__(self)
         self.check_sending()
         self.check_islands()
+        if self.balance != "none" and self.island_steps is not None:
+            raise ConfigError(
+                "strategy exact: islands keep weights of their own, which do not move to other processes, got balance "
+                "auto and island_steps. Hint: leave one of them out."
+            )
 
     @property
     def work(self) -> str:

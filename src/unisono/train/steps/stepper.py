@@ -31,6 +31,7 @@ from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
+from unisono.train.steps.balance import Balancer
 from unisono.train.steps.closures import Closure
 from unisono.train.steps.keyed_generators import Between
 from unisono.train.steps.loop import Batch, entry_of, hosted_micros
@@ -72,6 +73,7 @@ class Stepper:
         self._setting, self._replicas, self._live = setting, setting.replicas, live
         self._look = (lambda: None) if live is None else live.look
         self._world = None if live is None else live.world  # that of the data which is fetched
+        self.balancer = Balancer(options, setting, live)
         self._progress, self._record, self._link = progress, record, link
         self._between, self._non_finite = between, non_finite
         self._first_look, self._models = first_look, [parts.model]
@@ -114,6 +116,7 @@ class Stepper:
         """Open the run, or check that the score is that of the run that is open; collective."""
         progress = self._progress
         if isinstance(loader, StreamLoader):
+            self.balancer.refuse("the data is a stream, of which each rank reads its own part")
             loader.done, passes = lambda: progress.done, lambda: loader.passes
         else:
             passes = lambda: loader.cuts.epoch_of(progress.done + 1)  # noqa: E731
@@ -126,7 +129,8 @@ class Stepper:
         for step, epoch, indices, micros, chain in handed_out(loader, first, last):
             parts.flags.check(step)
             indices.setflags(write=False)
-            self._fetched = self._fetched if micros is None else micros
+            again = functools.partial(self._fetch, loader, step, last)
+            self._fetched = self.balancer.data(parts.strategy, step, self._fetched, again) if micros is None else micros
             self._link.begin(step)
             self._between.at("before", step)
             batch = Batch(step, epoch, indices, self._micros(indices), chain)
@@ -149,9 +153,8 @@ class Stepper:
         if progress.done >= first:
             parts.flags.check(progress.done, is_last=True)
         progress.save_stopped(parts)
-        if parts.strategy.keeps_equal:
-            compare = functools.partial(compare_now, parts.model, setting.transport, progress.done)
-            setting.transport.again(compare)  # the last update too
+        if parts.strategy.keeps_equal:  # after the last update too
+            setting.transport.again(functools.partial(compare_now, parts.model, setting.transport, progress.done))
         progress.finish(parts)
 
     def step(self, batch: Batch, objective: Objective, loss: LossFunction) -> float:
@@ -242,8 +245,7 @@ class Stepper:
             strategy.closure = Closure([*parts.model.parameters()], gradients, again)
         lr = strategy.update(parts.scheduler) if update is None else update.apply()
         self._precision.updated()
-        count = 0 if strategy.closure is None else strategy.closure.count
-        strategy.closure = None
+        count, strategy.closure = 0 if strategy.closure is None else strategy.closure.count, None
         return lr, count
 
     def _end(self, batch: Batch) -> None:
