@@ -266,9 +266,10 @@ def draw(tracks: dict[int, Track], killed: float, step: int) -> str:
                          f"{1000 * (at - killed):.0f}</text>")  # fmt: skip
     height = bottom + 64
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        f'font-size="12" role="img"><title>Three workers; one is killed, the others finish the step, a fourth joins'
-        f'</title><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="sans-serif" font-size="12" role="img">'
+        f"<title>Three workers; one is killed, the others finish the step, a fourth joins</title>"
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
     )
     return "\n".join([head, f'<text x="{LEFT}" y="18" fill="#6b6b6b">Time in milliseconds, from the kill</text>',
                       *parts, "</svg>\n"])  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from results import RESULTS, ROOT, Result, ResultError, read
 
+LIVE = "from SIGKILL to the end of the interrupted step, beyond two undisturbed steps"
 HOLE = re.compile(r"\{[^{}]*\}")
 NUMBER = r"(-?[0-9][0-9.,]*[0-9]|[0-9])"
 
@@ -84,20 +85,42 @@ def slower(records: Records, model: str, peer: str) -> float:
     return 1 / ratio
 
 
+def live_kills(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+    """Return what pages say of the SIGKILLs that the other workers live through."""
+    (landed,) = records.all("live_kills", "SIGKILLs lived through")
+    joined = records.median("live_kills", "workers that have joined a run")
+    yield "docs/recovery.md", "{:,.0f} SIGKILLs in {:.0f} runs of digits", (landed.median, landed.settings["runs"])
+    yield "docs/recovery.md", "and {:,.0f} workers that joined in their places", (joined,)
+    again = (f"steps {what} because a worker was killed" for what in ("replayed", "computed twice"))
+    counts = tuple(records.all("live_kills", one)[0].median for one in again)
+    yield "docs/recovery.md", "{:.0f} steps were replayed, {:,.0f} computed twice", counts
+    jobs = ("all jobs", "SimpleCNN, 2 workers")
+    late = [records.all("live_kills", f"{LIVE} ({which}), 99th")[0].median for which in jobs]
+    median = records.median("live_kills", f"{LIVE} (all jobs)")
+    yield "docs/recovery.md", "{:.2f} s (median of all jobs), {:.1f} s (99th percentile", (median, late[0])
+    yield "docs/recovery.md", "SimpleCNN on 2 workers: {:.2f} s (99th percentile", (late[1],)
+    restarted = records.median("thousand_kills", "SIGKILLs that have landed")
+    lived = "{:,.0f} SIGKILLs that ended in a restart and {:,.0f} that the other workers lived through"
+    yield "docs/why.md", lived, (restarted, landed.median)
+
+
 def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     """Return page, sentence with holes, and the numbers of the holes."""
     hosts = [between(records, link) for link in ("200mbit", "1gbit", "none")]
     one_host = records.ratios("exact_vs_ddp", "a step of Run", ranks=2)
     restart = records.median("restart_time", "from SIGKILL of a worker to the next step")
     chaos = records.median("chaos", "next step after a fault, fingerprint equal to the undisturbed run's")
+    live = records.median("live_kills", f"{LIVE} (all jobs)")
     flat = tuple(value for pair in hosts for value in pair)
     for page in ("README.md", "docs/costs.md"):
         yield page, "{:.2f} to {:.2f} times that of DDP over gloo (2 CPU ranks, three models)", one_host
         fast_and_slow = "{:.1f} to {:.1f} at 1 Gbit/s, {:.1f} to {:.1f} without a limit"
         yield page, "{:.1f} to {:.1f} times that of DDP at 200 Mbit/s, " + fast_and_slow, flat
         yield page, "at most {:.2f} times DDP's, for a transformer with 50 M parameters", (most_memory(records),)
-        yield page, "in the same step; else {:.1f} s, from the last checkpoint", (restart,)
+        in_step = "{:.2f} s (median) with `--live auto`, in the same step; else {:.1f} s, from the last checkpoint"
+        yield page, in_step, (live, restart)
     yield "docs/recovery.md", "on an idle machine the median was {:.1f} s", (chaos,)
+    yield from live_kills(records)
     plain = [slower(records, model, "plain torch, one batch") for model in ("SimpleCNN", "transformer 5.3 M")]
     yield "docs/costs.md", "takes {:.2f} (SimpleCNN) and {:.2f} times (a transformer) as long", tuple(plain)
     waits = "the training waits for a checkpoint, copied beside the next step"

@@ -20,6 +20,7 @@ from unisono.cli.options.fields import help_all
 DOCS = Path(__file__).parent
 PAGES = DOCS / "commands"
 INDEX = PAGES / "index.md"
+WIDTH = 84  #: characters of a line of code on the site, without scrolling
 LIST = re.compile(r"(?<=\| verb \| what it does \|\n\|---\|---\|\n)(\|.*\n)*")
 
 
@@ -35,7 +36,7 @@ def help_of(verb: str) -> str:
 
 
 def _told(command: click.Command, path: tuple[str, ...], context: click.Context) -> Iterator[str]:
-    own = click.Context(command, parent=context, info_name=path[-1], terminal_width=100)
+    own = click.Context(command, parent=context, info_name=path[-1], terminal_width=WIDTH)
     heading = f"## {' '.join(path)}" if len(path) > 2 else "## All options"
     yield f"\n{heading}\n\n```text\n{help_all(own)}\n```\n"
     for name in command.list_commands(own) if isinstance(command, click.Group) else ():

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-QUOTING = ["README.md", *(f"docs/{name}.md" for name in ("costs", "recovery", "scaling", "strategies"))]
+QUOTING = ["README.md", *(f"docs/{name}.md" for name in ("costs", "recovery", "scaling", "strategies", "why"))]
 
 
 @pytest.fixture

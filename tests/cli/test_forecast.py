@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from report.drawn import tree_of
 from unisono.cli.main import unisono
+from unisono.cli.output.examples import EXAMPLES
 from unisono.cli.output.tables import section_lines
 from unisono.report.forecast_section import forecast_section
 
@@ -34,6 +35,14 @@ def test_json_holds_job_machine_and_every_forecast():
     assert found["job"]["weak"] is True
     assert len(found["forecasts"][0]["predictions"]) == 9
     assert found["simulated"] == []
+
+
+def test_the_example_of_the_help_runs_and_has_no_empty_column():
+    """The second example needs no run, so it is run as it stands; columns are those that were asked for."""
+    done = CliRunner().invoke(unisono, [*EXAMPLES["forecast"][1].split()[1:], "-n", "1,8"])
+    assert done.exit_code == 0, done.output
+    assert "efficiency" in done.stdout and "useful" not in done.stdout
+    assert "useful" in asked(*JOB, "-n", "1,8", "--mtbf", "50000h").stdout
 
 
 def test_the_table_is_readable():

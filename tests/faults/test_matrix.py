@@ -41,3 +41,11 @@ def test_every_named_test_exists():
     assert missing(text.replace("::test_truncated`", "::test_truncating`")) == [
         "faults/test_files_damage.py::test_truncating"
     ]
+
+
+def test_pages_say_how_many_rows_there_are():
+    """README and pages that count the faults count the rows of the table."""
+    count = len(rows(TABLE.read_text()))
+    pages = [TABLE.parents[1] / "README.md", TABLE.with_name("why.md"), TABLE.with_name("recovery.md")]
+    said = {page.name: re.findall(r"(\d\d+)\s+faults", page.read_text()) for page in pages}
+    assert said == {page.name: [str(count)] for page in pages}

@@ -6,7 +6,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.report.charts import Series
 from unisono.report.content import Remark, Section, Table, bar_view, line_view
-from unisono.system.words import spell_bytes, spell_count, spell_seconds
+from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 KIND, VERSION = "unisono forecast", 1
 PARTS = {
@@ -41,6 +41,12 @@ def _section(told: Mapping[str, Any]) -> Section:
             _run_text(row["run_s"]), spell_count(row["idle"]) if row["idle"] else "",
         ])  # fmt: skip
     head = ["ranks", "best", "step", "speed-up", "efficiency", "limit", "save every", "useful", "whole run", "idle"]
+    asked = [place for place in range(len(head)) if any(row[place] for row in cells)]
+    table = Table(
+        title="Best synchronous strategy", head=[head[place] for place in asked],
+        rows=[[row[place] for place in asked] for row in cells],
+        numeric=frozenset(at for at, place in enumerate(asked) if place not in (1, 5)),
+    )  # fmt: skip
     chosen = rows[-1]["best"]
     names = [chosen, *(one["strategy"] for one in rows[0]["predictions"] if one["strategy"] != chosen)]
     ranks = [float(row["ranks"]) for row in rows]
@@ -54,7 +60,7 @@ def _section(told: Mapping[str, Any]) -> Section:
     series.append(Series(name="ideal", points=[(count, 1.0) for count in ranks], is_limit=True))
     percent = "{:.1%}".format
     shares = {
-        f"{spell_count(row['ranks'])} ranks": {name: one[key] / one["step_s"] for key, name in PARTS.items()}
+        counted(row["ranks"], "rank"): {name: one[key] / one["step_s"] for key, name in PARTS.items()}
         for row, one in zip(rows[:32], best[:32], strict=True)
     }
     charts = [
@@ -78,7 +84,7 @@ def _section(told: Mapping[str, Any]) -> Section:
         for one in sorted(last["predictions"], key=lambda one: one["step_s"])
     ]
     tables = [
-        Table(title="Best synchronous strategy", head=head, rows=cells, numeric=frozenset({0, 2, 3, 4, 6, 7, 8, 9})),
+        table,
         Table(title=f"All on {spell_count(last['ranks'])} ranks", rows=strategies,
               head=["strategy", "step", "efficiency", "a rank sends"], numeric=frozenset({1, 2, 3})),
     ]  # fmt: skip

@@ -31,7 +31,7 @@ EXAMPLES = {
     "bench scaling": ("unisono bench scaling digits -n 1,2,4",),
     "bench strategies": ("unisono bench strategies digits --strategies exact,ddp",),
     "bench tune": ("unisono bench tune digits",),
-    "forecast": ("unisono forecast digits", "unisono forecast --parameters 7e9 --sample-time 0.9s -n 1..1024"),
+    "forecast": ("unisono forecast digits", "unisono forecast --parameters 7e9 --sample-time 0.9s --batch-size 1024"),
     "doctor": ("unisono doctor", "unisono doctor train.py"),
     "report": ("unisono report runs/a runs/b --out report.html",),
 }  # fmt: skip
