@@ -23,6 +23,55 @@ def session_of(pid):
         return None
 
 
+PROGRAM = """
+import os, sys, time, torch, unisono
+from pathlib import Path
+from torch.nn.functional import cross_entropy
+
+begun = 0
+
+def linger(where):
+    if where == sys.argv[1] and begun > 2 and not Path("pressed").exists():
+        Path(f"within-{run.world.rank}").touch()
+        until = time.monotonic() + 120
+        while not Path("pressed").exists() and time.monotonic() < until:
+            time.sleep(0.001)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        linger("data")
+        return xs[index], ys[index]
+
+class Counter:
+    def state_dict(self):
+        linger("saving")
+        return {"n": 1}
+    def load_state_dict(self, state):
+        pass
+
+run = unisono.Run(seed=0, replicas=2, out="run", checkpoint_every=4)
+model = torch.nn.Linear(3, 2)
+run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+run.register("counter", Counter())
+g = torch.Generator().manual_seed(0)
+xs, ys = torch.randn(64, 3, generator=g), torch.randint(2, (64,), generator=g)
+
+def predict(micro):
+    linger("evaluation")
+    return model(micro.x), micro.y
+
+for batch in run.steps(run.loader(Data(), batch_size=16), epochs=3):
+    begun = batch.step
+    run.step(batch, lambda micro: cross_entropy(model(micro.x), micro.y))
+    if batch.step % 4 == 0:
+        run.evaluate(Data(), predict, {"accuracy": unisono.Accuracy()})
+if run.world.is_leader:
+    print(run.fingerprint())
+"""
+
+
 def interrupt(folder, typed, sign):
     """Start a verb, press Ctrl-C when `sign` holds of what it has said and left; return code and what it said."""
     said, own = folder / "said", folder / "tmp"
@@ -36,6 +85,7 @@ def interrupt(folder, typed, sign):
         assert verb.poll() is None, said.read_text()
         time.sleep(0.001)
     os.killpg(verb.pid, signal.SIGINT)  # as a terminal does: the workers get it, too
+    (folder / "pressed").touch()
     code = verb.wait(200)
     assert [path for path in Path("/proc").glob("[0-9]*") if session_of(path.name) == verb.pid] == []
     assert list(own.iterdir()) == []
@@ -85,3 +135,29 @@ def test_what_keeps_nothing(tmp_path, typed, sign, kept):
     """Code 130, and the command that begins anew; no temporary file is left."""
     code, lines = interrupt(tmp_path, typed, told(sign))
     assert (code, lines[-1]) == (130, f"unisono {typed.split(' digits')[0]}: interrupted. {kept}unisono {typed}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The fingerprint of `PROGRAM` where nobody presses anything."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    program = [sys.executable, "-c", PROGRAM, "nowhere"]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=300, check=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["evaluation", "saving", "data"])
+def test_within(tmp_path, where, undisturbed):
+    """Ctrl-C while a run evaluates, saves or reads: the step is kept, and the command that is told ends as ever."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    typed = f"run -n 2 train.py {where}"
+    code, lines = interrupt(tmp_path, typed, lambda folder, _: any(folder.glob("within-*")))
+    assert code == 75, lines
+    assert lines[-1] == f"unisono run: go on with: unisono {typed}"
+    step = int(lines[-2].split("step ")[1].split(",")[0])
+    assert any((tmp_path / "run" / "checkpoints").glob(f"step-{step:08}.*"))
+    done = [sys.executable, tmp_path / "train.py", where]  # on one worker
+    assert (
+        subprocess.run(done, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True).stdout
+        == undisturbed
+    )

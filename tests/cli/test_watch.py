@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 
@@ -33,6 +34,21 @@ def test_wrong_words(tmp_path):
     ):  # fmt: skip
         result = CliRunner().invoke(watch, arguments)
         assert (result.exit_code, told in result.output) == (2, True), result.output
+
+
+def test_half_a_line(tmp_path):
+    """A ledger line that is being written is not there yet; a taken port is told in one line, with code 2."""
+    path = make_run(tmp_path / "run")
+    with (path / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"step": 61, "ep')
+    result = CliRunner().invoke(watch, [str(path), "--json"])
+    assert (result.exit_code, json.loads(result.output)[0]["step"]) == (0, 60)
+    result = CliRunner().invoke(watch, [str(path), "--once"])
+    assert (result.exit_code, "step 60" in result.output, "damaged" in result.output) == (0, True, False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(watch, [str(path), "--web", str(port)])
+    assert (result.exit_code, result.output.count("\n"), f"{port}" in result.output) == (2, 1, True), result.output
 
 
 def test_a_terminal(tmp_path):

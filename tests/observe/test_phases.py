@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,4 +132,17 @@ def test_a_full_disk_costs_only_the_records(clock):
 
 def test_there_may_be_no_records(tmp_path):
     """A directory of an older version has none."""
+    assert read_phases(tmp_path) == []
+
+
+def test_the_last_step_is_told_once(tmp_path):
+    """A line of its own says where the loop ends; said again it is not written again, nor where nobody knows it."""
+    watch = PhaseClock()
+    watch.ends(5)  # nothing is kept yet
+    watch.open(Directory.open(tmp_path), FACTS)
+    for last in (5, 5, sys.maxsize, 10):
+        watch.ends(last)
+    watch.close()
+    lines = (tmp_path / "phases" / "rank-0.jsonl").read_text().splitlines()
+    assert lines[1:] == ['{"last": 5}', '{"last": 10}']
     assert read_phases(tmp_path) == []

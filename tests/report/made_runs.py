@@ -11,7 +11,17 @@ HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><svg onload=al
 
 
 def make_run(
-    path: Path, *, steps=60, workers=2, launches=((1, 60),), seed=0, name="digits", result=True, slow=None, more=None
+    path: Path,
+    *,
+    steps=60,
+    workers=2,
+    launches=((1, 60),),
+    seed=0,
+    name="digits",
+    result=True,
+    slow=None,
+    more=None,
+    last_step=None,
 ):
     """Write a run of `steps` steps in launches given as (first step, last step)."""
     path.mkdir(parents=True)
@@ -38,7 +48,7 @@ def make_run(
         for number, (first, last) in enumerate(launches, start=1):
             head = {"phases": list(PHASES), "launch": number, "rank": rank, "world_size": workers,
                     "wall_ns": 1_795_000_000_000_000_000 + number * 10_000 * MS}  # fmt: skip
-            text.append(json.dumps(head))
+            text += [json.dumps(head), *([json.dumps({"last": last_step})] if last_step else [])]
             for step in range(first, last + 1):
                 usual = {"data": MS, "forward": 10 * MS, "backward": 20 * MS, "reduce": 4 * MS, "update": MS}
                 spent = dict.fromkeys(PHASES, 0) | usual | {"checkpoint": 30 * MS * (step % 20 == 0)}

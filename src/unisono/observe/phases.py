@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ class PhaseClock:
         self._step, self._began = 0, 0
         self._handed_on = self._since
         self._log: _PhaseLog | None = None
+        self._last = 0  # the last step, as far as it has been told
 
     @property
     def totals(self) -> list[int]:
@@ -59,6 +61,12 @@ class PhaseClock:
         """
         self.close()
         self._log = _PhaseLog(run, facts)
+
+    def ends(self, last: int) -> None:
+        """Say which step is to be the last one."""
+        if self._log is not None and last != self._last and last < sys.maxsize:  # that of a stream is not known
+            self._last = last
+            self._log.append(json.dumps({"last": last}))
 
     def enter(self, phase: int) -> int:
         """Be in `phase` from now on; returns the one before."""
@@ -137,12 +145,14 @@ class _PhaseLog:
             self._file = None
 
     def write(self, records: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        origin = self._origin
+        self.append("\n".join(f'{{"step":{step},"at_ns":{began - origin},"ns":{ns}}}' for step, began, ns in records))
+
+    def append(self, lines: str) -> None:
         if self._file is None:
             return
-        origin = self._origin
         try:
-            lines = [f'{{"step":{step},"at_ns":{began - origin},"ns":{ns}}}\n' for step, began, ns in records]
-            self._file.write("".join(lines).encode())
+            self._file.write(f"{lines}\n".encode())
         except OSError as error:
             self._give_up(error)
 

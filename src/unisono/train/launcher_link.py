@@ -52,6 +52,7 @@ class LauncherLink:
     def ends(self, last: int) -> None:
         """Say which step is to be the last."""
         self._heartbeat.ends(last)
+        self.phases.ends(last)
 
     def begin(self, step: int) -> None:
         """Say that a step is about to begin."""
@@ -160,5 +161,6 @@ class LauncherLink:
             signal.raise_signal(signum)
             return
         self._signalled = True
-        if current_world().is_leader:
+        ends_us = signum == signal.SIGTERM and self._heartbeat.is_read  # mostly our launcher, which has said why
+        if current_world().is_leader and not ends_us:
             os.write(2, b"unisono: stopping after the step in progress; once more stops at once.\n")

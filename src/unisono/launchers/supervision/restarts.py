@@ -37,9 +37,9 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Start nothing any more; `reason` is empty when restarts were not asked for."""
+    """Start nothing any more."""
 
-    reason: str
+    reason: str  #: Where restarts were not asked for: how to go on; empty where nothing is saved.
 
 
 @final
@@ -68,7 +68,7 @@ class Restarts:
     def judge(self, ending: Ending) -> Again | GiveUp:
         """Take one attempt's ending into account and say what to do."""
         if self.max_restarts == 0:
-            return GiveUp("")
+            return GiveUp(_how_to_go_on(ending))
         if ending.is_unkillable:
             return GiveUp("No restart: a worker cannot be killed and might write beside its successor.")
         if ending.is_final:
@@ -103,6 +103,15 @@ class Restarts:
         self._failing.clear()
         self.slots = tuple(other for other in self.slots if other != slot)
         return slot
+
+
+def _how_to_go_on(ending: Ending) -> str:
+    if not ending.saved or ending.is_unkillable:
+        return ""
+    first = f"Hint: the newest checkpoint is of step {ending.saved}; the same command goes on from there"
+    if ending.error or ending.is_final:
+        return f"{first}, once the cause is removed."
+    return f"{first}. With --max-restarts 3 (max_restarts=3) it does so by itself."
 
 
 def _place(ending: Ending) -> str:

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import time
-import tomllib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -106,8 +105,6 @@ class WatchedRun:
         for line in self._entries(lines):
             self.metrics.update({plain(name): value for name, value in line.get("values", {}).items()})
         self._poll_phases()
-        if self.num_steps is None:
-            self.num_steps = self._total()
         return before != (self.step, self.state, len(self.ranks), self.metrics)
 
     def _poll_ledger(self) -> None:
@@ -130,6 +127,8 @@ class WatchedRun:
                 if "phases" in line:
                     self._heads[file.name] = line
                     self._launch(line)
+                elif "last" in line:
+                    self.num_steps = line["last"]
                 elif (head := self._heads.get(file.name)) is not None:
                     self._step_of(head, line)
 
@@ -164,15 +163,6 @@ class WatchedRun:
                 yield entry
             else:
                 self.num_damaged += 1
-
-    def _total(self) -> int | None:
-        """Return the steps of the whole run, where the options of a recipe tell them."""
-        try:
-            told = tomllib.loads((self.path / "run.toml").read_text())
-            per_epoch = math.ceil(self.score["data"]["num_samples"] / self.score["batch_size"])
-            return int(told["epochs"]) * int(per_epoch)
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-            return None
 
     @property
     def state(self) -> str:

@@ -21,7 +21,9 @@ from unisono.strategies.parts.weighing import read_weight
 def checked_loss(loss: Any, step: int, update: str | None = None) -> Tensor:
     """Return a loss that is a tensor of one element with a graph, to parameters of the optimizer `update` if named."""
     if not isinstance(loss, Tensor):
-        raise StepError(f"step {step}: expected the loss as a tensor of one element, got {type(loss).__name__}.")
+        hint = "end the loss function with `return loss`" if loss is None else "return the loss itself, without .item()"
+        got = "None" if loss is None else type(loss).__name__
+        raise StepError(f"step {step}: expected the loss as a tensor of one element, got {got}. Hint: {hint}.")
     if loss.numel() != 1:
         raise StepError(
             f"step {step}: expected a scalar loss, got shape {tuple(loss.shape)}. "
@@ -107,6 +109,13 @@ def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
     """Note on an error where the user's model failed, and what is known of some failures."""
     size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}"
     error.add_note(f"in step {step}, replica {micro.replica} of {replicas}, a micro-batch of {size}")
+    if isinstance(error, AttributeError) and error.obj is micro.data:
+        kind, fields = type(micro.data).__name__, getattr(micro.data, "_fields", ())
+        error.add_note(
+            f"Hint: the micro-batch has {' and '.join(f'.{field}' for field in fields)}."
+            if fields
+            else f"Hint: the micro-batch is a {kind}, as the data set's samples are; those of pairs have .x and .y."
+        )
     if "more than 1 value per channel" in str(error):
         error.add_note(
             "Hint: batch statistics need two samples in every micro-batch. If it is the epoch's short last batch: "
