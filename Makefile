@@ -15,7 +15,7 @@ EXAMPLES := build/examples
 EXAMPLES_STAMP := $(EXAMPLES)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults live adversary same-bits cluster public examples test-all coverage check docs figures bench format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults live adversary same-bits gpu cluster public examples test-all coverage check docs figures bench format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -59,6 +59,9 @@ adversary: $(STAMP)  ## ten thousand drawn cases of combinations, kills, damages
 same-bits: $(STAMP)  ## named jobs of BASE=COMMIT and of this tree: the same bits? ONLY=NAME,... and KEEP=DIR are options
 	@test -n "$(BASE)" || { echo "Which commit? make same-bits BASE=COMMIT"; exit 2; }
 	cd tests && ../$(BIN)/python -m same_bits --base $(BASE) $(if $(ONLY),--jobs $(ONLY)) $(if $(KEEP),--keep $(abspath $(KEEP)))
+
+gpu: $(STAMP)  ## what holds on this GPU, with controls, in build/certificate: half an hour
+	$(BIN)/unisono certify --device cuda --out build/certificate
 
 cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and installs Debian packages
 	$(BIN)/python -m pytest -m cluster tests/cluster

@@ -71,7 +71,7 @@ def test_the_start_page_names_the_first_steps(asked):
 def test_the_shell_completes(asked):
     """Verbs, recipes, options and verbs of a verb; where no recipe begins so, a file (click's empty word)."""
     verbs, recipes, files, options, benches, flags, engines = asked[2]
-    assert verbs == ["chaos", "checkpoint", "completion"]
+    assert verbs == ["chaos", "checkpoint", "certify", "completion"]
     assert recipes == ["digits"]
     assert files == ["x"]
     assert "--batch-size" in options

@@ -58,8 +58,8 @@ SLOW = {
     "bench links": "digits -n 1 --ways exact -r 1 --steps 4",
     "bench tune": "digits -r 1 --steps 4 --warmup 1 --loaders 0",
 }  # fmt: skip
-ELSEWHERE = {"scale"}
-"""It speaks to a run that is at work: tests/cli/test_scale.py."""
+ELSEWHERE = {"scale", "certify"}
+"""One speaks to a run that is at work, one takes a minute: tests/cli/test_scale.py, tests/cli/test_certify.py."""
 
 
 @once

@@ -30,6 +30,7 @@ VERBS = {
     "checkpoint": "Look after what a run has saved.",
     "bench": "Measure scaling, collectives, strategies; propose settings.",
     "forecast": "Forecast training on more ranks than there are.",
+    "certify": "Certify which claims hold on this machine.",
     "doctor": "Find what would spoil a run: this machine, a script.",
     "report": "Put runs, scaling and forecasts on one page.",
     "completion": "Let the shell complete verbs, options and recipes.",

@@ -32,6 +32,7 @@ EXAMPLES = {
     "bench strategies": ("unisono bench strategies digits --strategies exact,ddp",),
     "bench tune": ("unisono bench tune digits",),
     "forecast": ("unisono forecast digits", "unisono forecast --parameters 7e9 --sample-time 0.9s --batch-size 1024"),
+    "certify": ("unisono certify --out certificate", "unisono certify --check certificate/certificate.json"),
     "doctor": ("unisono doctor", "unisono doctor train.py"),
     "report": ("unisono report runs/a runs/b --out report.html",),
 }  # fmt: skip

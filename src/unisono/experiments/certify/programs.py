@@ -1,0 +1,150 @@
+"""What workers run for a certificate: short trainings, one after another, in the world of this process.
+
+In: trainings as plain values. Out: a JSON file, by the leader: what each has left.
+"""
+
+import json
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from unisono.collectives.process_groups.transport import connect
+from unisono.determinism import devices
+from unisono.determinism.switches import describe_environment, set_determinism
+from unisono.errors import ConfigError, LeaderFailed
+from unisono.experiments.certify.models import MODELS, samples
+from unisono.experiments.certify.plays import BATCH_SIZE, Play
+from unisono.train.run import Run
+from unisono.world import World
+
+_WAIT_S = 120.0
+
+
+def look(device: str, out: str) -> None:
+    """Write what this machine is; or why the device cannot be certified, under ``refused``."""
+    try:
+        found = devices.named(device)
+        if devices.is_gpu(found) and not devices.count(found.type):
+            raise ConfigError(
+                f"expected a device {device!r}, found none: torch {torch.__version__} sees no GPU. "
+                "Hint: unisono doctor says why; --device cpu certifies the CPU."
+            )
+        found = devices.device_at(found.index or 0, found.type) if devices.is_gpu(found) else found
+        seen: dict[str, Any] = {"facts": describe_environment(threads=1, device=found)}
+    except ConfigError as error:
+        seen = {"refused": str(error)}
+    Path(out).write_text(json.dumps(seen))
+
+
+def play_all(plays: Sequence[Play], device: str, out: str) -> None:
+    """Train each, and write fingerprint, first step and steps by name; of a refused one the message.
+
+    All ranks call it; it blocks.
+    """
+    held = connect(World.current(), timeout_s=_WAIT_S)  # the runs join it, and leave it as it is
+    try:
+        found = {}
+        for one in plays:
+            try:
+                with _flag(one.matmul):
+                    found[one.name] = play(one, device)
+            except (ConfigError, LeaderFailed) as error:  # the second: what the leader has refused, on the others
+                found[one.name] = {"refused": str(error)}
+        if held.rank == 0:
+            Path(out).write_text(json.dumps(found))
+        held.barrier()
+    finally:
+        held.close()
+
+
+@contextmanager
+def _flag(matmul: str | None) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    try:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        yield
+    finally:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(before)
+
+
+def play(one: Play, device: str) -> dict[str, Any]:
+    """Train once in the world of this process."""
+    with Run(
+        seed=one.seed, replicas=one.replicas, strategy=one.strategy, precision=one.precision, clip_norm=0.5,
+        out=one.out, checkpoint_every=None if one.out is None else 2, device=device,
+    ) as run:  # fmt: skip
+        model = MODELS[one.model]()
+        model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=3e-3))
+        if one.is_compiled:
+            model.compile()
+        model.train()
+        loader = run.loader(samples(), batch_size=BATCH_SIZE)
+        for batch in run.steps(loader, epochs=one.steps, max_steps=one.steps):
+            if one.dies_at == batch.step and run.world.rank == run.world.world_size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        result = run.result()
+        return {name: result[name] for name in ("fingerprint", "steps", "resumed_from_step")}
+
+
+def time_steps(device: str, replicas: Sequence[int], rounds: int, out: str) -> None:
+    """Write the median seconds of a step of the CNN: by ``exact`` at each number of replicas, and by a plain loop.
+
+    One process with one thread, all under the switches of a run. They take turns, so that what slows the machine slows
+    all alike.
+    """
+    set_determinism(1)
+    taken: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        taken.setdefault("plain torch", []).append(_plain(device))
+        for count in replicas:
+            taken.setdefault(f"exact, V = {count}", []).append(_exact(device, count))
+    Path(out).write_text(json.dumps({name: statistics.median(times) for name, times in taken.items()}))
+
+
+_WARMUP, _TIMED = 3, 12
+
+
+def _plain(device: str) -> float:
+    where = torch.device(device)
+    torch.manual_seed(0)
+    model = MODELS["cnn"]().to(where)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    x, y = (part[:BATCH_SIZE].to(where) for part in samples().arrays)
+    began = 0.0
+    for step in range(_WARMUP + _TIMED):
+        if step == _WARMUP:
+            began = _now(where)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return (_now(where) - began) / _TIMED
+
+
+def _exact(device: str, replicas: int) -> float:
+    with Run(seed=0, replicas=replicas, device=device) as run:
+        model = MODELS["cnn"]()
+        model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=3e-3))
+        model.train()
+        began, last = 0.0, _WARMUP + _TIMED
+        for batch in run.steps(run.loader(samples(), batch_size=BATCH_SIZE), epochs=last, max_steps=last):
+            if batch.step == _WARMUP + 1:
+                began = _now(run.device)
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        return (_now(run.device) - began) / _TIMED
+
+
+def _now(device: torch.device) -> float:
+    if devices.is_gpu(device):
+        devices.mark(device).synchronize()
+    return time.perf_counter()
