@@ -253,3 +253,24 @@ def test_a_full_disk_for_temporary_files(home, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(home / "not there"))
     with pytest.raises(ConfigError, match=r"got: No such file or directory\. Hint: .*TMPDIR"), scratch_directory():
         pass
+
+
+def test_an_interrupt_while_it_is_made_leaves_nothing(home, monkeypatch):
+    """SIGINT comes as soon as the directory is there; it waits until its path is known, and the directory goes."""
+    make = tempfile.mkdtemp
+    made = []
+
+    def interrupted(*args, **kwargs):
+        made.append(make(*args, **kwargs))
+        signal.raise_signal(signal.SIGINT)  # to this thread: other tests may have left some that do not hold it back
+        return made[-1]
+
+    monkeypatch.setattr(scratch.tempfile, "mkdtemp", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), scratch_directory():
+            raise AssertionError("the interrupt comes before the block begins")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(made) == 1
+    assert not Path(made[0]).exists()

@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -30,23 +31,34 @@ _OURS = re.compile(r"unisono-(?:[a-z]+-)?([0-9a-f]{8})-[a-z0-9_]{8}")
 @contextlib.contextmanager
 def scratch_directory(purpose: str = "") -> Iterator[str]:
     """Make a directory for temporary files, private to this user, and remove it at the end."""
+    path, descriptor, maker = "", -1, os.getpid()
     try:
-        home = tempfile.gettempdir()
-        _collect_once(home)
-        path, descriptor = _make(home, f"unisono-{purpose}-" if purpose else "unisono-")
-    except OSError as error:
-        raise ConfigError(
-            f"expected a directory for temporary files that can be written, got: {error.strerror or error}. "
-            "Hint: free some space there, or TMPDIR=DIR for another."
-        ) from error
-    maker = os.getpid()
-    try:
+        try:
+            home = tempfile.gettempdir()
+            _collect_once(home)
+            with interrupts_held_back():  # between the directory's making and here nobody would remove it
+                path, descriptor = _make(home, f"unisono-{purpose}-" if purpose else "unisono-")
+        except OSError as error:
+            raise ConfigError(
+                f"expected a directory for temporary files that can be written, got: {error.strerror or error}. "
+                "Hint: free some space there, or TMPDIR=DIR for another."
+            ) from error
         yield path
     finally:
-        if os.getpid() == maker:  # not in a child that was forked meanwhile and ends before us
+        if path and os.getpid() == maker:  # not in a child that was forked meanwhile and ends before us
             shutil.rmtree(path, ignore_errors=True)
         if descriptor >= 0:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Let SIGINT wait for the end of the block; processes that are started in it begin with it blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def meet_in(directory: str) -> None:

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -26,6 +25,7 @@ from typing import final
 from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.control import Asked
 from unisono.launchers.output import OutputPump
+from unisono.launchers.scratch import interrupts_held_back
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
 from unisono.launchers.streams import STDERR, STDOUT
 from unisono.launchers.supervision.channels import LIVE_VARIABLE, Channels, Told
@@ -121,7 +121,7 @@ class WorkerGroup:
                 stream.flush()
         try:
             self._how = _command(self.spec, self.directory), port
-            with _interrupts_held_back():
+            with interrupts_held_back():  # `child` takes it once it can do so without a traceback
                 # First: it must know of every worker, whenever we die.
                 self._reaper = Reaper([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
                 for rank in self.spec.ranks:
@@ -139,7 +139,7 @@ class WorkerGroup:
             OSError: It cannot be started.
             RuntimeError: There is no room for a thread.
         """
-        with _interrupts_held_back():
+        with interrupts_held_back():
             self._start_worker(rank)
 
     def _start_worker(self, rank: int) -> None:
@@ -318,13 +318,3 @@ def _command(spec: LaunchSpec, directory: str) -> list[str]:
     if isinstance(target, ProgramTarget):
         return [*start, "program", target.name, *target.args]
     return [*start, "module", target.name, *target.args]
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Start processes with SIGINT blocked: `child` takes it once it can do so without a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
