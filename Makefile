@@ -41,8 +41,9 @@ $(TRACKERS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[mlflow,wandb]'
 	@touch $@
 
-# Slow tests whose ranks mind no company; the others kill, wait and measure.
-CROWDED = tests/strategies tests/collectives tests/compat tests/data tests/recipes tests/test_examples.py tests/test_same_bits.py
+# Slow tests that mind no company; the others kill and wait.
+CROWDED = tests/strategies tests/collectives tests/compat tests/data tests/recipes tests/determinism tests/report tests/cli tests/adversary \
+	tests/benchmarks tests/experiments/past tests/launchers/test_membership.py tests/test_examples.py tests/test_readme.py tests/test_same_bits.py
 test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
 	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(TOGETHER) $(CROWDED)
 	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(CROWDED:%=--ignore=%)
