@@ -107,7 +107,7 @@ def compare(folder: Path) -> None:
     for name, launches in {"1": [(1, 3)], "2, then 3": [(2, 2), (3, 3)]}.items():
         for workers, epochs in launches:
             unisono.launch(main, pretrained, folder / f"{name}.pt", epochs, workers=workers)
-        ends[name] = torch.load(folder / f"{name}.pt", weights_only=True)["model"]
+        ends[name] = torch.load(folder / f"{name}.pt", "cpu", weights_only=True)["model"]
     for name, end in ends.items():
         apart = max((end[key] - ends["1"][key]).abs().max().item() for key in end)
         print(f"on {name}: weights at most {apart:.1e} from those of one process")

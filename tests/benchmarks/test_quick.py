@@ -64,6 +64,7 @@ PARTS = {  # what is no benchmark by itself: who runs it
     "origin": "all",
     "results": "all",
     "figures": "test_figures.py",
+    "quoted": "test_quoted.py",
 }
 ELSEWHERE = {"baselines/with_accelerate": "accelerate", "baselines/with_lightning": "lightning"}
 

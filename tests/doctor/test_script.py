@@ -98,6 +98,11 @@ CASES = [
         "def save():\n    torch.save(model, 'a.pt')  # <-\nsave()",
         "def save():\n    torch.save(model, 'a.pt')\nif rank == 0:\n    save()",
     ),
+    (
+        "save-on-every-rank",
+        "def main(rank):\n    torch.save(model, 'a.pt')  # <-\nmp.spawn(main)",
+        "def main(rank):\n    train()\ndef start():\n    torch.save(model, 'a.pt')\n    mp.spawn(main)",
+    ),
     ("save-on-every-rank", None, "def save(rank):\n    if rank != 0:\n        return\n    torch.save(model, 'a.pt')"),
     (
         "shuffle-and-sampler",

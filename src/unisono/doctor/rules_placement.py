@@ -24,6 +24,7 @@ COLLECTIVES = frozenset(
 _GLOBAL_RANK = ("rank", "global_rank", "world_rank")
 _NODE_RANK = ("node_rank", "machine_rank", "group_rank", "node_id", "nodeid")
 _IN_MEMORY = ("io.BytesIO", "tempfile.TemporaryFile", "tempfile.NamedTemporaryFile", "tempfile.SpooledTemporaryFile")
+_LAUNCHERS = ("unisono.launch", "unisono.run_ranks", "torch.multiprocessing.spawn")
 _DOWNLOADERS = (
     "urllib.request.urlretrieve", "torch.hub.download_url_to_file", "torch.hub.load_state_dict_from_url",
     "torchvision.datasets.utils.download_url", "torchvision.datasets.utils.download_and_extract_archive",
@@ -235,7 +236,8 @@ def _is_own(source: Source, call: ast.Call, path: ast.expr) -> bool:
 def _is_guarded(source: Source, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
     """Whether only some ranks come to `node`: by a condition, an early return, a decorator, or because of all callers.
 
-    A function that is called from nowhere here is called from another file, which cannot be judged.
+    What stands beside a call that starts the ranks is done before or after them, by one process. A function that is
+    called from nowhere here is called from another file, which cannot be judged.
     """
     if any(source.rank_conditions(node)) or source.inside_with(node, r"(?i)rank|main_process|leader"):
         return True
@@ -246,13 +248,15 @@ def _is_guarded(source: Source, node: ast.AST, seen: frozenset[str] = frozenset(
         leaves = isinstance(condition.body[-1], ast.Return | ast.Continue | ast.Raise)
         if condition.lineno < getattr(node, "lineno", 0) and leaves and source.asks_for_rank(condition.test):
             return True
+    if not seen and any(source.name(call) in _LAUNCHERS for call in source.in_scope(ast.Call, scope)):
+        return True
     if isinstance(scope, ast.Module):
         return False
     if scope.name in seen or any(source.names_rank(mark) for mark in scope.decorator_list):
         return True
     named = [node for node in source.nodes(ast.expr) if isinstance(node, ast.Name | ast.Attribute)]
     named = [node for node in named if scope.name == (node.id if isinstance(node, ast.Name) else node.attr)]
-    uses = [node for node in named if isinstance(node.ctx, ast.Load)]
+    uses = [node for node in named if isinstance(node.ctx, ast.Load) and not source.name(node).startswith("torch.")]
     return all(_is_guarded(source, use, seen | {scope.name}) for use in uses)
 
 
