@@ -109,7 +109,8 @@ def test_checksum_tells_minus_zero_from_zero():
 def test_the_environment_has_every_numeric_entry():
     """Everything that decides bits is recorded, and the rest of the record is there for the reader."""
     environment = describe_environment(threads=3, device=CPU)
-    assert set(NUMERIC) - {"world_size"} <= set(environment)  # a run adds it where the strategy is not exact
+    # A run adds the world's size where the strategy is not exact; the CPU has no facts of a device.
+    assert set(NUMERIC) - {"world_size", "device_facts"} <= set(environment)
     assert environment["threads"] == 3
     assert environment["torch"] == torch.__version__
     assert {"python", "numpy", "system"} <= set(environment)
@@ -129,7 +130,10 @@ def test_a_variable_that_chooses_kernels_is_in_the_environment(monkeypatch):
 @pytest.mark.parametrize("name", NUMERIC)
 def test_drift_names_each_numeric_entry(name):
     """One line with recorded and present value for each entry that decides bits, also for a missing one."""
-    environment = describe_environment(threads=1, device=CPU) | {"world_size": 2}
+    environment = describe_environment(threads=1, device=CPU) | {
+        "world_size": 2,
+        "device_facts": {"multiprocessors": 132},
+    }
     assert drift(environment, environment) == []
     assert drift(environment, environment | {name: "other"}) == [f"{name}: {environment[name]!r} -> 'other'"]
     without = {key: value for key, value in environment.items() if key != name}
