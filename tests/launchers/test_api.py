@@ -169,7 +169,7 @@ def test_a_cell_of_a_notebook(tmp_path, monkeypatch):
     cells = [nbformat.v4.new_code_cell(part) for part in CELLS.split("\n\n")]
     book = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(book, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    told = "".join(output["text"] for output in book.cells[-1]["outputs"] if output["name"] == "stdout")
+    told = "".join(output["text"] for output in book.cells[-1]["outputs"] if output.get("name") == "stdout")
     assert sorted(told.splitlines()) == ["[rank 0] rank 0 1.5 5", "[rank 1] rank 1 1.5 5"]
 
 
