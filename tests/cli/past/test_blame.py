@@ -95,6 +95,15 @@ def test_wrong_usage_is_one_line(run, arguments, told):
     assert "computing" not in error
 
 
+def test_an_epoch_of_what_is_no_run(tmp_path):
+    """A file, a directory that is not there: one line, as without an epoch."""
+    (tmp_path / "file").touch()
+    for place, told in ((tmp_path / "file", "Not a directory"), (tmp_path / "none", "No such file or directory")):
+        code, text, error = call(place, "--epoch", 1)
+        assert (code, text) == (2, "")
+        assert f"expected a run directory, got {place}: {told}" in error
+
+
 def test_other_strategies(run, tmp_path):
     """Only exact is looked at, and that is said."""
     score = json.loads((run / "score.json").read_text())

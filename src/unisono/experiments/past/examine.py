@@ -136,9 +136,10 @@ def _read_tokens(home: Path, steps: list[dict[str, Any]]) -> None:
 
 
 def epoch_of(directory: str, epoch: int, step: int | None) -> tuple[int, int]:
-    """Return the first and the last step of an epoch, counted from 1 (`ConfigError` where the ledger has none)."""
+    """Return the first and the last step of an epoch, counted from 1 (`ConfigError`: no run, or none in its ledger)."""
     if step is not None:
         raise ConfigError("expected --step or --epoch, got both.")
+    read_score(Path(directory))
     lines = read_lines(Path(directory) / "ledger.jsonl")
     steps = [line["step"] for line in lines if line["epoch"] == epoch - 1]
     if not steps:
