@@ -1,5 +1,6 @@
 """Files by their paths."""
 
+import json
 import os
 import stat
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from unisono.errors import ConfigError
-from unisono.system.files import read_file, replace_file, write_whole
+from unisono.system.files import read_file, replace_file, to_json, write_whole
 
 
 def test_replacing_keeps_the_old_content_on_failure(tmp_path):
@@ -45,3 +46,11 @@ def test_a_result_is_for_everybody_that_the_mask_lets(tmp_path):
     assert read_file(tmp_path / "none" / "page.html") is None
     with pytest.raises(ConfigError, match="its directory must exist"):
         write_whole(tmp_path / "none" / "page.html", b"<p>")
+
+
+def test_json_has_neither_nan_nor_infinity():
+    """They become null, wherever they stand; everything else stays."""
+    told = {"a": [1.5, float("nan"), (float("inf"), {"b": -float("inf")})], "c": None, "d": "NaN", "e": True}
+    assert json.loads(to_json(told), parse_constant=pytest.fail) == {
+        "a": [1.5, None, [None, {"b": None}]], "c": None, "d": "NaN", "e": True,
+    }  # fmt: skip

@@ -30,14 +30,15 @@ def certify(device: str, quick: bool, out: str | None, check: str | None, as_jso
     Exit code: 0 when no check fails; 1 when one does; 2 for wrong settings, a device that is not there, and a
     certificate that is damaged or of another machine; 130 after Ctrl-C.
     """
+    from unisono.experiments.certify.certificate import conclusion
+
     found = _make(device, quick, out) if check is None else _look(Path(check), quick or out is not None)
     answer(found, as_json, lambda: _table(found))
-    tell(_conclusion(found))
+    tell(conclusion(found))
     return _conclude(found)
 
 
 def _make(device: str, quick: bool, out: str | None) -> dict[str, Any]:
-
     from unisono.experiments import certify as experiment
     from unisono.experiments.certify import page
 
@@ -58,12 +59,6 @@ def _look(file: Path, makes_one: bool) -> dict[str, Any]:
     found = experiment.check(file)
     tell(f"whole, and of this machine as it is: {found['written']}")
     return found
-
-
-def _conclusion(found: dict[str, Any]) -> str:
-    from unisono.experiments.certify.certificate import conclusion
-
-    return conclusion(found)
 
 
 def _table(found: dict[str, Any]) -> list[str]:

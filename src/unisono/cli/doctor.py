@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from unisono.cli.options.fields import result_options
-from unisono.cli.options.settings import PATH, to_json
+from unisono.cli.options.settings import PATH
 from unisono.cli.output.outcome import FAILED, verb
 from unisono.errors import ConfigError
+from unisono.system.files import to_json
 
 if TYPE_CHECKING:
     from unisono.doctor.finding import Finding

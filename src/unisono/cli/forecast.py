@@ -8,7 +8,6 @@ import click
 from unisono.cli.completion import RecipeName
 from unisono.cli.options.fields import field_options, out_option, picture_option, result_options, single
 from unisono.cli.options.lists import parse_counts
-from unisono.cli.options.settings import to_json
 from unisono.cli.output.outcome import nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, section_lines
 from unisono.scaling.options import ForecastOptions
@@ -44,7 +43,7 @@ def forecast(
     from unisono.experiments import forecast as experiment
     from unisono.experiments.trials import check_picture
     from unisono.report.forecast_section import KIND, forecast_section
-    from unisono.system.files import check_place, write_whole
+    from unisono.system.files import check_place, to_json, write_whole
 
     check_picture(picture)
     counts = None if workers is None else parse_counts(workers)

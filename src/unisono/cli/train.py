@@ -11,11 +11,12 @@ from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import ExplainedCommand, field_options, result_options
 from unisono.cli.options.job import config_option, launch_of, run_options
 from unisono.cli.options.run_file import RUN_FILE
-from unisono.cli.options.settings import is_quiet, to_json
+from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
+from unisono.system.files import to_json
 from unisono.system.words import counted
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from unisono.cli.options.fields import result_options, single
-from unisono.cli.options.settings import RUN, number, to_json
+from unisono.cli.options.settings import RUN, number
 from unisono.cli.output.outcome import complain, verb
 from unisono.options.quantities import INTERVAL, PORT
+from unisono.system.files import to_json
 
 if TYPE_CHECKING:
     from unisono.report.watch.state import WatchedRun

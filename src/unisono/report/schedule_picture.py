@@ -14,6 +14,7 @@ from unisono.collectives.schedules import Move, Round, Schedule, bytes_sent, sta
 from unisono.errors import ConfigError
 from unisono.report.picture import save
 from unisono.report.svg import Drawing, cut, width_of
+from unisono.system.words import counted
 
 MOST_RANKS = 8
 """More ranks than that nobody can read in one picture."""
@@ -151,7 +152,7 @@ def _draw_head(out: Drawing, layout: _Layout, title: str) -> None:
     chunks = "" if schedule.num_chunks == 1 else f", cut into {schedule.num_chunks} chunks"
     out.text(30, 44, cut(title, WIDTH - 60, 27), "name", size=23, bold=True)
     told = (
-        f"{_count(schedule.world_size, 'rank')}, {_count(len(schedule.rounds), 'round')}. "
+        f"{counted(schedule.world_size, 'rank')}, {counted(len(schedule.rounds), 'round')}. "
         f"In all, each rank sends {cost}, where S is the size of the buffer{chunks}."
     )
     out.text(30, 73, told, "name", size=_TEXT)
@@ -256,7 +257,3 @@ def _arrow(
         base = x2 - 11 * along[0], y2 - 11 * along[1]
         sides = [(base[0] + side * along[1] * 4.5, base[1] - side * along[0] * 4.5) for side in (1, -1)]
         out.line([head, *sides], f"fill c{move.source}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,6 +1,7 @@
 """Files by their paths: read safely, written whole or not at all, never over something else (no torch)."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,19 @@ def check_place(path: Path, kinds: tuple[str, ...]) -> None:
     raise ConfigError(
         f"{path} exists and is none of ours to replace; it is left as it is. Hint: choose another place, or remove it."
     )
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON; NaN and infinities, which it does not have, become null."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: plain(inner) for key, inner in part.items()}
+        if isinstance(part, list | tuple):
+            return [plain(inner) for inner in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
+
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def read_json(path: Path) -> Any:

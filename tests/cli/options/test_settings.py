@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from unisono.cli.options.settings import PATH, number, to_json
+from unisono.cli.options.settings import PATH, number
 from unisono.options.quantities import Amount, Count
 
 
@@ -63,11 +63,3 @@ def test_a_path_may_hold_any_other_bytes(tmp_path):
     done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONUTF8": "1"})
     assert done.returncode == 0, done.stderr
     assert b"caf\xe9.py" in done.stdout
-
-
-def test_json_has_neither_nan_nor_infinity():
-    """They become null, wherever they stand; everything else stays."""
-    told = {"a": [1.5, float("nan"), (float("inf"), {"b": -float("inf")})], "c": None, "d": "NaN", "e": True}
-    assert json.loads(to_json(told), parse_constant=pytest.fail) == {
-        "a": [1.5, None, [None, {"b": None}]], "c": None, "d": "NaN", "e": True,
-    }  # fmt: skip

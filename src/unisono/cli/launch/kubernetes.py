@@ -1,13 +1,22 @@
 """``unisono launch kubernetes``: write manifests, hand them to kubectl, follow the job."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 import click
 
 from unisono.cli.launch import ENGINES
-from unisono.cli.launch.options import AFTER_SCRIPT, check_json, dry_run_option, follow_options, program_arguments, tell
+from unisono.cli.launch.options import (
+    AFTER_SCRIPT,
+    check_json,
+    dry_run_option,
+    follow_options,
+    followed,
+    program_arguments,
+    tell,
+)
 from unisono.cli.options.fields import field_options, result_options
 from unisono.cli.output import outcome
 from unisono.cli.output.outcome import INTERRUPTED, verb
@@ -24,15 +33,9 @@ from unisono.options.fields import taken
 @program_arguments
 @verb("launch kubernetes")
 def kubernetes(
-    script: str,
-    args: tuple[str, ...],
-    is_module: bool,
-    dry_run: bool,
-    as_json: bool,
-    detach: bool,
-    interval: float,
+    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, as_json: bool, detach: bool, interval: float,
     **given: Any,
-) -> int:
+) -> int:  # fmt: skip
     """Create SCRIPT, a path in the image, as a job on a Kubernetes cluster, and follow it.
 
     Pods are torchrun's nodes. A pod that must go has --grace seconds; a run with out=... on a volume that all pods
@@ -58,17 +61,14 @@ def kubernetes(
         return 0
     job = replace(job, secret=new_secret())
     made = submit(job)
-    if not detach:
-        for line in made.splitlines():
-            outcome.tell(line)
-    else:
+    if detach:
         answer({"job": job.name, "made": made.splitlines()}, as_json, made.splitlines)
         tell(f"to end it: {how_to_end(job)}")
         return 0
-    try:
-        code = follow(job, tell=tell, write=write_to_stdout, interval_s=interval)
-    except KeyboardInterrupt:
-        tell(f"job {job.name} goes on. To end it: {how_to_end(job)}")
-        return INTERRUPTED
-    tell(f"its objects and logs stay in the cluster. To remove them: {how_to_end(job)}")
+    for line in made.splitlines():
+        outcome.tell(line)
+    following = partial(follow, job, tell=tell, write=write_to_stdout, interval_s=interval)
+    code = followed(following, job.name, how_to_end(job))
+    if code != INTERRUPTED:
+        tell(f"its objects and logs stay in the cluster. To remove them: {how_to_end(job)}")
     return code

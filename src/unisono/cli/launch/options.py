@@ -1,12 +1,14 @@
 """Options that the engines of ``unisono launch`` take in the same words, and what a script and its arguments are."""
 
 import sys
+from collections.abc import Callable
 
 import click
 
 from unisono.cli.options.fields import single
 from unisono.cli.options.settings import Decorator, stack
 from unisono.cli.output import outcome
+from unisono.cli.output.outcome import INTERRUPTED
 from unisono.errors import ConfigError
 from unisono.options.quantities import INTERVAL
 
@@ -39,6 +41,15 @@ def follow_options(what: str) -> Decorator:
         click.option("--detach", is_flag=True, help=f"Print {what}, and do not follow the job."),
         single("interval", "Between two looks at the job.", of=INTERVAL, default=2.0, word="S"),
     )
+
+
+def followed(follow: Callable[[], int], job: str, how_to_end: str) -> int:
+    """Follow a job to its end, and return its exit code; Ctrl-C ends the following only."""
+    try:
+        return follow()
+    except KeyboardInterrupt:
+        tell(f"job {job} goes on. To end it: {how_to_end}")
+        return INTERRUPTED
 
 
 def join_command(

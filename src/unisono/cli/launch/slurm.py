@@ -1,5 +1,6 @@
 """``unisono launch slurm``: write a batch script, submit it, follow the job."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import click
 
 from unisono.cli.launch import ENGINES, options
 from unisono.cli.options.fields import field_options, result_options
-from unisono.cli.output.outcome import INTERRUPTED, verb
+from unisono.cli.output.outcome import verb
 from unisono.cli.output.tables import answer
 from unisono.errors import ConfigError
 from unisono.launchers.engines.slurm import SlurmJob, render
@@ -23,15 +24,9 @@ from unisono.options.fields import taken
 @options.program_arguments
 @verb("launch slurm")
 def slurm(
-    script: str,
-    args: tuple[str, ...],
-    is_module: bool,
-    dry_run: bool,
-    as_json: bool,
-    detach: bool,
-    interval: float,
+    script: str, args: tuple[str, ...], is_module: bool, dry_run: bool, as_json: bool, detach: bool, interval: float,
     **given: Any,
-) -> int:
+) -> int:  # fmt: skip
     """Submit SCRIPT as a Slurm job, and follow it.
 
     Each task of the job is a rank. A script that trains through unisono.Run with out=... stops after the step in
@@ -61,11 +56,8 @@ def slurm(
     if detach:
         answer({"job": job_id}, as_json, lambda: [job_id])
         return 0
-    try:
-        return follow(job_id, tell=options.tell, write=write_to_stdout, interval_s=interval)
-    except KeyboardInterrupt:
-        options.tell(f"job {job_id} goes on. To end it: scancel {job_id}")
-        return INTERRUPTED
+    following = partial(follow, job_id, tell=options.tell, write=write_to_stdout, interval_s=interval)
+    return options.followed(following, job_id, f"scancel {job_id}")
 
 
 def _make(logs: Path) -> None:

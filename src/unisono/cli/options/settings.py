@@ -1,7 +1,5 @@
 """Settings that several verbs take in the same form."""
 
-import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -106,19 +104,6 @@ def _directories(place: str) -> list["os.DirEntry[str]"]:
 
 PATH, RUN = _Path(), _Run()
 """The types of options and arguments that name files and directories, and run directories."""
-
-
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return JSON; NaN and infinities, which it does not have, become null."""
-
-    def plain(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: plain(inner) for key, inner in part.items()}
-        if isinstance(part, list | tuple):
-            return [plain(inner) for inner in part]
-        return None if isinstance(part, float) and not math.isfinite(part) else part
-
-    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def note_quiet(context: click.Context, _: click.Parameter, value: bool) -> None:

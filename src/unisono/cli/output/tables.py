@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.options.settings import to_json
+from unisono.system.files import to_json
 
 if TYPE_CHECKING:
     from unisono.report.content import Section

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.options.fields import out_option, single
-from unisono.cli.options.settings import RUN
 from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer
-from unisono.cli.past.replay import computing_again
+from unisono.cli.past.replay import computing_again, run_and_args
 from unisono.options.quantities import COUNT, SEED
 
 if TYPE_CHECKING:
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Check a finished run: its files, and steps drawn at random.")
-@click.argument("directory", type=RUN, metavar="RUN")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@run_and_args
 @single("segments", "How many segments between two checkpoints to compute again.", of=COUNT, default=3, word="K")
 @single("seed", "Of the draw; choose it after the run has ended.", of=SEED, default=0, word="S")
 @single("commitment", "The hash that was published when the run ended.", word="SHA256")
@@ -40,10 +38,9 @@ def audit(directory: str, args: tuple[str, ...], as_json: bool, out: str | None,
     found = experiment.audit(directory, args, tell=tell, **given)
     plain = asdict(found) | {"passed": found.is_passed, "steps_computed": found.steps_computed}
     if out is not None:
-        from unisono.cli.options.settings import to_json
         from unisono.report.audit_section import sections_of_audit
         from unisono.report.page import write_sections
-        from unisono.system.files import write_whole
+        from unisono.system.files import to_json, write_whole
 
         write_sections(f"Audit of {found.run}", sections_of_audit(plain), Path(out))
         write_whole(Path(out).with_suffix(".json"), f"{to_json(plain)}\n".encode())

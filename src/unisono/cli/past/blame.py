@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from unisono.cli.options.fields import single
-from unisono.cli.options.settings import RUN
 from unisono.cli.options.settings import number as type_of
 from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
-from unisono.cli.past.replay import compared, computing_again, described, number
+from unisono.cli.past.replay import compared, computing_again, described, number, run_and_args
 from unisono.observe.suspects import MEASURES, order
 from unisono.options.quantities import EPOCHS, PLACE, STEPS
 
@@ -20,8 +19,7 @@ _WIDTH, _LINES = 80, 4
 
 
 @click.command(short_help="Rank the samples of a step by what they do to it.")
-@click.argument("directory", type=RUN, metavar="RUN")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@run_and_args
 @single("step", "Which one; counted from 1.", of=STEPS, word="N", usual="the last one")
 @single("epoch", "All steps of this one; counted from 1.", of=EPOCHS, word="E")
 @single("top", "How many samples to print; 0: all.", of=PLACE, default=10, word="K")

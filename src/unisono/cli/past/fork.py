@@ -7,16 +7,14 @@ from typing import Any
 import click
 
 from unisono.cli.options.fields import single
-from unisono.cli.options.settings import RUN
 from unisono.cli.output.outcome import tell, verb
 from unisono.cli.output.tables import answer
-from unisono.cli.past.replay import computing_again
+from unisono.cli.past.replay import computing_again, run_and_args
 from unisono.options.quantities import STEPS
 
 
 @click.command(short_help="Begin a run after a step of another, with other settings.")
-@click.argument("directory", type=RUN, metavar="RUN")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@run_and_args
 @single("step", "The last step to share.", of=STEPS, word="N", default=MISSING)
 @single("out", "Run directory of the fork.", short="-o", word="DIR", is_path=True, default=MISSING)
 @click.option("--set", "changes", multiple=True, metavar="OPTION=VALUE", help="Recipes: what to change; repeatable.")

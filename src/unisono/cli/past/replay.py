@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unisono.cli.options.fields import result_options, single
-from unisono.cli.options.settings import RUN
+from unisono.cli.options.settings import RUN, stack
 from unisono.cli.output.outcome import FAILED, nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 from unisono.errors import ConfigError
@@ -20,22 +20,23 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _LONGEST_NAME = 40
 
 
-def computing_again(function: Any) -> Any:
-    """Add the options of what computes steps of a run again: by which program, where, from which data."""
-    for option in (
-        result_options,
-        click.option("--allow-drift", is_flag=True, help="Although software or CPU, or files of a script, differ."),
-        single("data", "Recipes: where the data is now.", is_path=True),
-        single("workers", "Number of processes.", default="1", short="-n", word="N"),
-        single("script", "The program, in place of the recorded one.", word="FILE", is_path=True),
-    ):
-        function = option(function)
-    return function
+run_and_args = stack(
+    click.argument("directory", type=RUN, metavar="RUN"),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]"),
+)
+"""A run that is over, and its program's own arguments, as `directory` and `args`."""
+computing_again = stack(
+    single("script", "The program, in place of the recorded one.", word="FILE", is_path=True),
+    single("workers", "Number of processes.", default="1", short="-n", word="N"),
+    single("data", "Recipes: where the data is now.", is_path=True),
+    click.option("--allow-drift", is_flag=True, help="Although software or CPU, or files of a script, differ."),
+    result_options,
+)
+"""How steps of a run are computed again: by which program, where, from which data."""
 
 
 @click.command(short_help="Compute a past step of a run again, and compare.")
-@click.argument("directory", type=RUN, metavar="RUN")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@run_and_args
 @single("step", "Which one; counted from 1.", of=STEPS, word="N", usual="the last one")
 @click.option("--detail", is_flag=True, help="Tell losses and gradients of single samples, ranges, histograms.")
 @click.option("--pdb", is_flag=True, help="Stop in the loss function at that step, in Python's debugger.")

@@ -6,7 +6,6 @@ computed as always: what is looked at comes after it, on a copy of what it began
 
 import contextlib
 import json
-import math
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from unisono.observe.suspects import order
 from unisono.strategies.base import Gradients, Micro
 from unisono.strategies.objective import LossFunction, Objective
 from unisono.strategies.parts.backward import key_generators
+from unisono.system.files import to_json
 from unisono.train.steps.examination import Examination, Gradient, shown
 from unisono.train.steps.loop import Batch
 from unisono.train.steps.stepper import Stepper
@@ -199,13 +199,4 @@ class Examined(Stepper):
 
     def _tell(self, found: dict[str, Any]) -> None:
         with Path(self._asked.out).open("a") as file:
-            file.write(json.dumps(_finite(found)) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Return plain values with None for what is no finite number: JSON has no other word."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            file.write(to_json(found) + "\n")
