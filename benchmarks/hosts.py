@@ -147,7 +147,7 @@ class Field:
                 process.wait()
 
     def build(self, model: str, tells: Sequence[str]) -> int:
-        """Build a model everywhere, over a free link, and return the bytes of its gradients."""
+        """Build a model anew everywhere (a run tries each link once), over a free link; return its gradients' bytes."""
         self.network.slow_down(None)
         samples = {str(count): SAMPLES[model] * self.hosts * self.ranks // count for count in self.replicas}
         for contestant in self.exact.values():
@@ -279,15 +279,14 @@ def cells(given: argparse.Namespace, hosts: int) -> Iterator[tuple[str, str, str
 
 def measure(given: argparse.Namespace, hosts: int) -> None:
     """Take what is missing of so many hosts, and record each cell when it is done."""
-    todo, built = list(cells(given, hosts)), ""
+    todo = list(cells(given, hosts))
     if not todo:
         return
     replicas = replicas_of(given, hosts)
     field = Field(hosts, given.ranks, replicas, given.options, given.ways)
     with field.open:
         for model, link, cell in todo:
-            if model != built:
-                num_bytes, built = field.build(model, given.ways), model
+            num_bytes = field.build(model, given.ways)
             both, one_way = field.limit(link)
             ways = {"ddp": (field.plain, "ddp")}
             ways |= {way: (field.exact[way], "exact") if way in ROUNDED else (field.plain, way) for way in given.ways}
