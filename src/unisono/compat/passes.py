@@ -44,6 +44,7 @@ class Passes(abc.ABC):
         self._training: Any = None
         self._epoch, self._skipped = 0, 0
         self._start: int | None = None
+        self._has_rest = True
 
     @property
     def total_batch_size(self) -> int:
@@ -59,9 +60,14 @@ class Passes(abc.ABC):
         """Say which epoch the next pass over the training data is, from 0; it must be the one that comes."""
         self._epoch = epoch
 
-    def start_at(self, step: int) -> None:
-        """Let the next pass over the training data be the one in which this many steps have been done."""
-        self._start = step
+    def start_at(self, step: int, *, has_rest: bool = True) -> None:
+        """Let the next pass over the training data be the one in which this many steps have been done.
+
+        Args:
+            step: Steps done.
+            has_rest: Whether the state also has what the script did after a pass that ended with that step.
+        """
+        self._start, self._has_rest = step, has_rest
 
     def __iter__(self) -> Iterator[Any]:
         skipped, self._skipped = self._skipped, 0
@@ -69,7 +75,15 @@ class Passes(abc.ABC):
             yield from self._evaluate(skipped)
             return
         if self._start is not None:
-            self._epoch, self._start = self._start // len(self.training()), None
+            step, self._start = self._start, None
+            self._epoch, within = divmod(step, len(self.training()))
+            if step and not within and not self._has_rest:
+                raise StepError(
+                    f"step {step} is the last of its pass, after which the run directory was saved: what the script "
+                    "does between that pass and this one (a schedule, a learning rate set by hand) is not in it. "
+                    "Hint: leave out load_state(), and begin with the first epoch: the passes that are done hand out "
+                    "nothing; or save_state(folder) and load_state(folder)."
+                )
         epoch = self._epoch
         self._epoch += 1
         for data in self._train(epoch, skipped):

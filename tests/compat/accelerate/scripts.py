@@ -32,6 +32,8 @@ def classify(
     epochs=2,
     kill=lambda accelerator: False,  # asked in every turn before backward: whether to end the script here
     habit=0.0,  # how much data depends on the rank, which it should not
+    after=lambda accelerator, optimizer, epoch: None,  # called at each epoch's end
+    load=False,  # whether to call load_state()
     **settings,
 ):
     """Train with dropout, batch statistics, noise, clipping and a schedule; return what must not depend on ranks."""
@@ -45,7 +47,9 @@ def classify(
     train, test = DataLoader(data(), batch_size=3, shuffle=True), DataLoader(data(23), batch_size=4)
     model, optimizer, train, test, schedule = accelerator.prepare(model, optimizer, train, test, schedule)
     right = torch.tensor([])
-    for _ in range(epochs):
+    if load:
+        accelerator.load_state()
+    for epoch in range(epochs):
         model.train()
         for x, y in train:
             with accelerator.accumulate(model):
@@ -66,6 +70,7 @@ def classify(
                 guesses, targets = accelerator.gather_for_metrics((model(x).argmax(dim=1), y))
             right.append(guesses == targets)
         right = torch.cat(right)
+        after(accelerator, optimizer, epoch)
     result = {
         "fingerprint": accelerator.run.fingerprint(),
         "right": right.tolist(),

@@ -71,6 +71,40 @@ def test_killed_and_resumed(tmp_path, step):
     assert {**done[0], "loss": 0} == {**calm, "loss": 0}  # of a last pass that was complete there is none
 
 
+def test_a_rate_set_by_hand_counts_once(tmp_path):
+    """Ended between two epochs, before and after a rate was set and saved, then within one: the calm run's weights."""
+
+    def script(place):
+        def after(accelerator, optimizer, epoch):
+            if (epoch, "before") == place:
+                raise Killed
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+            accelerator.save_state()
+            if (epoch, "after") == place:
+                raise Killed
+
+        def train(transport):
+            how = {"after": after, "kill": lambda accelerator: accelerator.completed_steps == place}
+            with contextlib.suppress(Killed):
+                return classify(transport, tmp_path / ("calm" if place is None else "out"), epochs=3, **how)
+
+        return train
+
+    calm = run_threads(script(None), 1)
+    for place in ((0, "before"), (0, "after"), (0, "after"), 6, (1, "after")):
+        assert run_threads(script(place), 2) == [None] * 2
+    assert run_threads(script("end"), 3) == calm * 3
+    assert calm[0]["lr"][0] < 0.5 * 0.01 * 0.5  # the control: the rate set by hand is in use
+
+
+def test_a_state_without_what_comes_after_its_pass_is_refused(tmp_path):
+    """load_state() of a directory that was saved as a pass ended, where the script begins with the next one."""
+    run_threads(lambda transport: classify(transport, tmp_path, epochs=1), 1)
+    with pytest.raises(StepError, match="leave out load_state"):
+        run_threads(lambda transport: classify(transport, tmp_path, load=True), 1)
+
+
 @pytest.mark.slow
 def test_sigkill_and_restart(tmp_path):
     """Real processes, killed by SIGKILL: the launcher starts the unchanged script again, and the bits are equal."""

@@ -32,7 +32,8 @@ class Saving(Processes):
         """Save the state as it stands after the last step, and return where; collective.
 
         Args:
-            output_dir: A folder for it, which keeps the newest; None: the run directory.
+            output_dir: A folder for it, which keeps the newest; None: the run directory, which is saved as each pass
+                ends anyway; what the script does after a pass is not saved there, but done again in a new start.
             safe_serialization: Without effect: nothing is pickled.
 
         Raises:
@@ -49,7 +50,7 @@ class Saving(Processes):
 
         Args:
             input_dir: What `save_state` was given; None: the newest of the run directory, which a run goes on from
-                anyway.
+                anyway. Where that is the state of a pass's end, the next pass is refused (`StepError`).
 
         Raises:
             CheckpointError: There is no state that can be trusted, or it is of another model.
@@ -57,7 +58,7 @@ class Saving(Processes):
         """
         step = self._states.load(None if input_dir is None else Path(input_dir))
         for loader in self._loaders:
-            loader.start_at(step)
+            loader.start_at(step, has_rest=input_dir is not None)
 
     def skip_first_batches(self, dataloader: PreparedLoader, num_batches: int = 0) -> PreparedLoader:
         """Return the loader with so many turns left out of its next pass; of training data, those that are done."""
