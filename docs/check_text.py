@@ -21,7 +21,7 @@ PHRASES = {
     r"joins? the world it finds": "finds the other workers",
     r"nobody's business": "does not change the result",
     r"reach(es)? a weight": "changes a weight",
-    r"replicas are played": "replicas are computed",
+    r"\bplayed by\b|replicas are played": "computed by",
     r"take model and optimizer over": "prepare the model and the optimizer",
     r"starts? anew": "starts again from the beginning",
     r"computed, not drawn": "a function of seed and epoch",

@@ -92,8 +92,10 @@ def test_the_source_is_found():
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_only_the_rim_reads_the_environment(path):
-    """Environment variables are read in world.py, by the launchers and by the command line, and nowhere else."""
-    if name_of(path) in ("world.py", "nodes/start.py") or name_of(path).startswith(("launchers/", "cli/")):
+    """They are read in world.py and environment.py, by the launchers and by the command line, and nowhere else."""
+    if name_of(path) in ("world.py", "environment.py", "nodes/start.py") or name_of(path).startswith(
+        ("launchers/", "cli/")
+    ):
         return
     assert environment_reads(path.read_text()) == []
 

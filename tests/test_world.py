@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 
 from unisono.errors import WorldError
-from unisono.world import World, expand_first_host, expand_tasks_per_node, numeric_variables
+from unisono.world import World, expand_first_host, expand_tasks_per_node
 
 
 def world_of(**variables: str) -> World:
@@ -272,19 +272,6 @@ def test_a_node_beyond_the_list_is_refused():
     """SLURM_NODEID must be one of the nodes that have tasks."""
     with pytest.raises(WorldError, match="SLURM_NODEID=4"):
         world_of(**SLURM | {"SLURM_NODEID": "4"})
-
-
-def test_numeric_variables_are_only_those_that_choose_kernels():
-    """The variables that can change bits are recorded, sorted; others are not."""
-    environ = {"PATH": "x", "MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "AVX2"}
-    assert numeric_variables(MappingProxyType(environ)) == {
-        "ATEN_CPU_CAPABILITY": "default",
-        "DNNL_MAX_CPU_ISA": "AVX2",
-        "MKL_CBWR": "AVX2",
-    }
-    compiler = {"TORCHINDUCTOR_FREEZING": "1", "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1", "TORCH_COMPILE_DISABLE": "1"}
-    assert numeric_variables(compiler | {"TORCHINDUCTOR_CACHE_DIR": "x"}) == compiler
-    assert list(numeric_variables(environ)) == sorted(numeric_variables(environ))
 
 
 def test_current_reads_the_process_environment(monkeypatch):

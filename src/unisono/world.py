@@ -10,8 +10,8 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
+from unisono.environment import integer
 from unisono.errors import WorldError
 
 _LOOPBACK = "127.0.0.1"
@@ -119,74 +119,24 @@ class World:
             world = _slurm(environ)
         else:
             world = cls()
-        replicas = _integer(environ, "UNISONO_REPLICAS", 0)
+        replicas = integer(environ, "UNISONO_REPLICAS", 0)
         threads = environ.get("OMP_NUM_THREADS", "")  # OpenMP also takes lists, and ignores what it cannot read
         is_ours = world.launcher == "unisono"
         return replace(
             world,
             # Only its own launcher's: torchrun may run below `unisono run`, in a process that inherits the variable.
             heartbeat=environ.get("UNISONO_HEARTBEAT") if is_ours else None,
-            live=_integer(environ, "UNISONO_LIVE", -1) if "UNISONO_LIVE" in environ and is_ours else None,
-            joins=_integer(environ, "UNISONO_JOINS", -1) if "UNISONO_JOINS" in environ and is_ours else None,
+            live=integer(environ, "UNISONO_LIVE", -1) if "UNISONO_LIVE" in environ and is_ours else None,
+            joins=integer(environ, "UNISONO_JOINS", -1) if "UNISONO_JOINS" in environ and is_ours else None,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,
-            last_step=_integer(environ, "UNISONO_LAST_STEP", 0) or None,
+            last_step=integer(environ, "UNISONO_LAST_STEP", 0) or None,
             witness=_share(environ, "UNISONO_WITNESS"),
             examine=environ.get("UNISONO_EXAMINE"),
-            shares_devices=bool(_integer(environ, "UNISONO_SHARE_DEVICES", 0)),
+            shares_devices=bool(integer(environ, "UNISONO_SHARE_DEVICES", 0)),
             threads=int(threads) if threads.isdecimal() and int(threads) else None,
             secret=_secret(environ),
         )
-
-
-def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that choose numeric kernels (ATen, oneDNN, MKL, CUDA, the compiler), sorted by name."""
-    source = os.environ if environ is None else environ
-    names = re.compile(
-        r"(ATEN_CPU_CAPABILITY|(ONEDNN|DNNL)_(MAX_CPU_ISA|DEFAULT_FPMATH_MODE|CPU_ISA_HINTS)"
-        r"|MKL_(CBWR|ENABLE_INSTRUCTIONS)|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE|CUBLASLT_WORKSPACE_SIZE"
-        r"|CUDNN_CONV_WSCAP_DBG|TORCH(DYNAMO|_COMPILE)_DISABLE"
-        r"|TORCHINDUCTOR_(MAX_AUTOTUNE\w*|FREEZING|USE_FAST_MATH|EMULATE_PRECISION_CASTS|CPP_\w+))"
-    )
-    return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
-
-
-def pin_workspace() -> None:
-    """Let cuBLAS, before CUDA starts, have as much memory in every process: it chooses kernels by that, too."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def wants_plain_torch(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether torch is to be left as it is: ``UNISONO_PLAIN_TORCH=1``, which workers inherit."""
-    return bool(_integer(os.environ if environ is None else environ, "UNISONO_PLAIN_TORCH", 0))
-
-
-def tell_compiler_to_be_deterministic() -> None:
-    """Set what torch's compiler looks at when this process, or one that it starts, imports it."""
-    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
-
-
-def tell_compiler_to_treat_shapes_alike() -> None:
-    """Set, in the same way, that no code is compiled for sizes in general unless the program asks for it."""
-    os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES"] = "0"
-
-
-def default_cache(environ: Mapping[str, str] | None = None) -> Path:
-    """Return where what is worth keeping between runs goes: ``$XDG_CACHE_HOME/unisono`` or ``~/.cache/unisono``.
-
-    A relative XDG_CACHE_HOME is ignored, as its specification asks.
-
-    Args:
-        environ: The environment; ``{}`` means the account's home, None this process's own.
-
-    Source: https://specifications.freedesktop.org/basedir-spec/latest/
-    """
-    environ = os.environ if environ is None else environ
-    base = Path(environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():
-        return base / "unisono"
-    home = Path(environ.get("HOME") or Path.home())
-    return home / ".cache" / "unisono"
 
 
 def expand_first_host(nodelist: str) -> str:
@@ -208,21 +158,6 @@ def expand_tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environ.get(name)
-    if text is None:
-        if default is None:
-            raise WorldError(
-                f"{name} is not set although other variables of its launcher are. "
-                "Hint: start the program with `unisono run`, torchrun, srun or mpirun, or unset the others."
-            )
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise WorldError(f"expected {name} to be a whole number, got {text!r}.") from None
-
-
 def _share(environ: Mapping[str, str], name: str) -> float:
     text = environ.get(name, "0")
     if not re.fullmatch(r"0|1|[01]?\.\d+(e-\d+)?|\d(\.\d+)?e-\d+", text) or float(text) > 1:
@@ -231,8 +166,8 @@ def _share(environ: Mapping[str, str], name: str) -> float:
 
 
 def _torchrun(environ: Mapping[str, str]) -> World:
-    world_size = _integer(environ, "WORLD_SIZE")
-    rank = _integer(environ, "RANK")
+    world_size = integer(environ, "WORLD_SIZE")
+    rank = integer(environ, "RANK")
     place = environ.get("UNISONO_RENDEZVOUS")
     if place:
         launcher = "torchrun" if place.startswith("tcp://") else "unisono"  # the first by `unisono join`
@@ -246,14 +181,14 @@ def _torchrun(environ: Mapping[str, str]) -> World:
                     f"WORLD_SIZE={world_size} but {name} is not set: the ranks cannot meet. "
                     "Hint: start the program with `unisono run` or torchrun, which set it."
                 )
-        _integer(environ, "MASTER_PORT")
+        integer(environ, "MASTER_PORT")
         launcher, rendezvous = "torchrun", "env://"
     return World(
         rank=rank,
         world_size=world_size,
-        local_rank=_integer(environ, "LOCAL_RANK", rank),
-        local_world_size=_integer(environ, "LOCAL_WORLD_SIZE", world_size),
-        node_rank=_integer(environ, "GROUP_RANK", 0),
+        local_rank=integer(environ, "LOCAL_RANK", rank),
+        local_world_size=integer(environ, "LOCAL_WORLD_SIZE", world_size),
+        node_rank=integer(environ, "GROUP_RANK", 0),
         launcher=launcher,
         rendezvous=rendezvous,
     )
@@ -268,8 +203,8 @@ def _secret(environ: Mapping[str, str]) -> str:
 
 
 def _slurm(environ: Mapping[str, str]) -> World:
-    world_size = _integer(environ, "SLURM_STEP_NUM_TASKS", _integer(environ, "SLURM_NTASKS", 1))
-    node_rank = _integer(environ, "SLURM_NODEID", 0)
+    world_size = integer(environ, "SLURM_STEP_NUM_TASKS", integer(environ, "SLURM_NTASKS", 1))
+    node_rank = integer(environ, "SLURM_NODEID", 0)
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world_size)
     per_node = expand_tasks_per_node(tasks)
     if node_rank >= len(per_node):
@@ -278,9 +213,9 @@ def _slurm(environ: Mapping[str, str]) -> World:
     host = _LOOPBACK if len(per_node) == 1 else expand_first_host(hosts)
     key = f"{environ.get('SLURM_JOB_ID', '0')}.{environ['SLURM_STEP_ID']}"
     return World(
-        rank=_integer(environ, "SLURM_PROCID"),
+        rank=integer(environ, "SLURM_PROCID"),
         world_size=world_size,
-        local_rank=_integer(environ, "SLURM_LOCALID", 0),
+        local_rank=integer(environ, "SLURM_LOCALID", 0),
         local_world_size=per_node[node_rank],
         node_rank=node_rank,
         launcher="slurm",
@@ -303,8 +238,8 @@ def _mpich(environ: Mapping[str, str]) -> World:
 
 
 def _mpi(environ: Mapping[str, str], names: tuple[str, str, str, str], launcher: str, key: str, hint: str) -> World:
-    rank, world_size = (_integer(environ, name) for name in names[:2])
-    local_world_size = _integer(environ, names[3], world_size)
+    rank, world_size = (integer(environ, name) for name in names[:2])
+    local_world_size = integer(environ, names[3], world_size)
     if local_world_size < world_size and "MASTER_ADDR" not in environ:
         raise WorldError(
             f"{launcher} started {world_size} ranks on several hosts but MASTER_ADDR is not set: they cannot meet. "
@@ -313,7 +248,7 @@ def _mpi(environ: Mapping[str, str], names: tuple[str, str, str, str], launcher:
     return World(
         rank=rank,
         world_size=world_size,
-        local_rank=_integer(environ, names[2], 0),
+        local_rank=integer(environ, names[2], 0),
         local_world_size=local_world_size,
         # MPI numbers no hosts; with equal hosts this is the index of this one.
         node_rank=rank // local_world_size,
@@ -326,5 +261,5 @@ def _tcp(environ: Mapping[str, str], world_size: int, host: str, key: str) -> st
     if world_size == 1:
         return ""
     # Below 32768, where Linux starts to hand out ephemeral ports.
-    port = _integer(environ, "MASTER_PORT", 20000 + zlib.crc32(key.encode()) % 12000)
+    port = integer(environ, "MASTER_PORT", 20000 + zlib.crc32(key.encode()) % 12000)
     return f"tcp://{environ.get('MASTER_ADDR', host)}:{port}"

@@ -13,8 +13,8 @@ import pytest
 
 import unisono
 from unisono.determinism.torch_changes import TORCH_CHANGES
+from unisono.environment import wants_plain_torch
 from unisono.errors import WorldError
-from unisono.world import wants_plain_torch
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "unisono"

@@ -124,11 +124,7 @@ def _taken_sparse(value: int | str | None) -> int | str | None:
 
 
 def plan_shards(sizes: dict[str, dict[str, int]], num_writers: int) -> list[dict[str, list[str]]]:
-    """Cut a state into one share per writer: ``shares[writer][file] = names``.
-
-    Args:
-        sizes: Bytes of every tensor, by file stem, then by name.
-        num_writers: Ranks that write.
+    """Cut a state into one share per writer: ``shares[writer][file] = names``. ``sizes[file][name]`` in bytes.
 
     Returns:
         Files named ``model.safetensors`` for one writer, ``model-00002-of-00004.safetensors`` for more. Tensors are

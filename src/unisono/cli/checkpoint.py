@@ -156,7 +156,7 @@ def _export_model(directory: str, path: Path, step: int | None) -> "TrainedModel
 def prune(directory: str, as_json: bool, dry_run: bool, **given: Any) -> None:
     """Remove all but the newest valid checkpoints of a run; those that stay are verified first.
 
-    Do not call it while the run is going on: it keeps its own house.
+    Do not call it while the run is going on: it removes old ones itself.
 
     Exit code: 0; 1 when no checkpoint can be trusted (nothing is removed then); 2 for wrong settings.
     """

@@ -8,13 +8,10 @@ from unisono.errors import LeaderFailed
 
 
 def leader_says(transport: Transport, act: Callable[[], Any]) -> Any:
-    """Return on all ranks what `act` returns on the leader; where it fails, all ranks stop with one explanation.
+    """Return on all ranks what `act` returns on the leader; where it fails, all ranks stop with one explanation; rank 0
+    is the leader, and what it returns is JSON-able.
 
     Collective; blocks until the leader is done.
-
-    Args:
-        transport: Joins the ranks; rank 0 is the leader.
-        act: Called on the leader only; returns something JSON-able.
 
     Raises:
         Exception: On the leader, what `act` has raised.

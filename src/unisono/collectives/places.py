@@ -207,10 +207,8 @@ class _NoCollectives(TorchDispatchMode):
 
 @final
 class GuardedTransport(Transport):
-    """A transport whose collectives are refused inside `on_rank` and inside a loss function.
-
-    Args:
-        below: What really carries; closed with this one.
+    """A transport whose collectives are refused inside `on_rank` and inside a loss function; closes the one `below`,
+    which really carries.
     """
 
     #: Does what `again` is to do; None where ranks do not go on without one that has died.

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as module
 
 from unisono.determinism.shortcut import Shortcut
-from unisono.world import tell_compiler_to_be_deterministic, tell_compiler_to_treat_shapes_alike
+from unisono.environment import tell_compiler_to_be_deterministic, tell_compiler_to_treat_shapes_alike
 
 SHORTCUT = Shortcut()
 

@@ -100,10 +100,8 @@ def check_threads(threads: int) -> None:
 
 @final
 class FlagWatch:
-    """Sees to it that a run computes with the flags that it has recorded.
-
-    Args:
-        device: Type of the device. The flags that count there are those that are set now.
+    """Sees to it that a run computes with the flags that it has recorded; those count that are set now for this type of
+    device.
     """
 
     def __init__(self, device: str) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from unisono.determinism import compiler, devices
 from unisono.determinism.flags import check_threads, compare_flags, compiler_settings, read_flags
-from unisono.world import numeric_variables
+from unisono.environment import numeric_variables
 
 NUMERIC = (
     "torch", "torch_build", "device", "device_name", "device_facts", "threads", "cpu_capability", "cpu_flags",

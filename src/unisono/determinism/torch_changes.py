@@ -12,7 +12,7 @@ from typing import Any, final
 
 from unisono.determinism import backward, compiler, loss_hooks, optimizer_step
 from unisono.determinism.loss_hooks import Observer
-from unisono.world import wants_plain_torch
+from unisono.environment import wants_plain_torch
 
 
 @final

@@ -80,11 +80,8 @@ def _faults(scratch: Path) -> list[str]:
 
 
 def torn_reads(path: Path, replace: Callable[[Path], Callable[[bytes], None]] | None = None) -> int:
-    """Replace a file many times while another thread reads it; return how many reads saw no whole version.
-
-    Args:
-        path: The file; overwritten.
-        replace: How a new version takes its place, for tests; None: written beside it, synced, renamed.
+    """Replace a file many times while another thread reads it; return how many reads saw no whole version. Without
+    `replace` a new version is written beside it, synced, renamed.
     """
     put = (replace or Replace)(path)
     put(b"0" * _SIZE)

@@ -36,12 +36,12 @@ def plan(
     nodes: "NodesPlan | None" = None,
 ) -> TrainJob:  # fmt: skip
     """Check recipe, settings, world and data, before anything starts."""
+    from unisono.environment import default_cache
     from unisono.launchers.spec import resolve_workers
     from unisono.launchers.supervision.memory_kills import check_address_space
     from unisono.recipes.catalog import Options
     from unisono.recipes.catalog import find as find_recipe
     from unisono.recipes.sources import check_data
-    from unisono.world import default_cache
 
     found = find_recipe(recipe)
     check_address_space()  # data is read here, with NumPy

@@ -26,10 +26,8 @@ _DOT = " \N{MIDDLE DOT} "
 
 @final
 class CellBar:
-    """Draws the state of one attempt of a launch.
-
-    Args:
-        show: Puts HTML in the place of what it has put there before; None draws nothing.
+    """Draws the state of one attempt of a launch; `show` puts HTML in the place of what it has put there before, None
+    draws nothing.
     """
 
     def __init__(self, show: Callable[[str], None] | None) -> None:

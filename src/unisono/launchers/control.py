@@ -38,11 +38,7 @@ class Asked:
 
 @final
 class Control:
-    """The launcher's end; also a context manager.
-
-    Args:
-        put: Takes what is asked; called in threads.
-    """
+    """The launcher's end; also a context manager; `put` takes what is asked, and is called in threads."""
 
     def __init__(self, put: Callable[[Asked], None]) -> None:
         self._put = put
@@ -54,9 +50,7 @@ class Control:
 
     def serve(self, place: str) -> str:
         """Listen in a run directory, where nothing is listened to yet; return why that cannot be, empty where it can.
-
-        Args:
-            place: The directory's path; nothing is done where it is empty.
+        Without a `place` it does nothing.
         """
         if not place or self._directory is not None:
             return ""

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, final
 
+from unisono.environment import default_cache
 from unisono.errors import PeerLost, RunStopped, WorkerFailed
 from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
 from unisono.launchers.local import Signals, deliver, stop_signals
@@ -35,7 +36,6 @@ from unisono.nodes.verdicts import NodeEnding, Verdict, judge
 from unisono.store.secret import derive, given_secret, key_of
 from unisono.store.server import Server, listen
 from unisono.system.messages import tell
-from unisono.world import default_cache
 
 _ROLL_S = 30.0
 _BYE_S = 5.0

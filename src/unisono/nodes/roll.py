@@ -64,13 +64,8 @@ def disagreement(mine: NodeInfo, first: NodeInfo) -> str:
 
 
 def skew(mine_s: float, theirs_s: float, mine: NodeInfo, first: NodeInfo) -> str:
-    """Return in words that two clocks are too far apart, empty where they are not.
-
-    Args:
-        mine_s: Seconds since 1970 on the newcomer.
-        theirs_s: The same on the first host, at the same moment but for a second.
-        mine: The newcomer.
-        first: The host that came first.
+    """Return in words that two clocks are too far apart, empty where they are not. Seconds since 1970 on the newcomer
+    and, at the same moment but for a second, on the host that came first.
     """
     apart = mine_s - theirs_s
     if abs(apart) <= MOST_SKEW_S:
@@ -118,11 +113,8 @@ def first_ranks(infos: Sequence[NodeInfo]) -> list[int]:
 
 
 def unreached(infos: Sequence[NodeInfo], reports: Sequence[dict[str, str]]) -> str:
-    """Return in words which hosts cannot talk to which, empty where all can.
-
-    Args:
-        infos: In the order of node ranks.
-        reports: From each host: why it does not reach another, by that one's index.
+    """Return in words which hosts cannot talk to which, empty where all can. `reports` says of each host why it does
+    not reach another, by that one's index.
     """
     pairs = [(infos[i], infos[int(j)], why) for i, report in enumerate(reports) for j, why in sorted(report.items())]
     if not pairs:

@@ -10,12 +10,8 @@ from unisono.store.client import Client, StoreLate, StoreLost, StoreRefused
 
 @final
 class SharedValues:
-    """JSON values under the keys of a store; no call waits for a value.
-
-    Args:
-        client: Of the store.
-        prefix: Of all keys.
-        cut_off: Asked while a call waits for the network, which may be for minutes: why to give up, empty for not.
+    """JSON values under the keys of a store; no call waits for a value. `cut_off` says, while a call waits for the
+    network, why to give up.
 
     Every call may raise `PeerLost`: the store cannot be reached any more.
     """

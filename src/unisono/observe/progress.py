@@ -120,13 +120,7 @@ class WorkLine:
         self._began = self._next = 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Tell how far a piece of work is.
-
-        Args:
-            what: Its name; another one begins another piece.
-            done: How much of it is done.
-            total: How much there is; 0 where nobody knows.
-        """
+        """Tell how far a piece of work is; another name begins another piece, a total of 0 is one that nobody knows."""
         if not self._is_shown:
             return
         now = time.monotonic()

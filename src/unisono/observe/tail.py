@@ -10,11 +10,7 @@ _MOST_BYTES = 64 << 20
 
 @final
 class Tail:
-    """The lines of a file that grows, or is cut and written on, or replaced.
-
-    Args:
-        path: The file; it need not be there yet.
-    """
+    """The lines of a file that grows, or is cut and written on, or replaced; it need not be there yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -130,10 +130,8 @@ def own_index(local_rank: int, local_world_size: int, num_visible: int, *, share
 
 
 def find_shared(devices: Sequence[str]) -> str | None:
-    """Return in words which ranks have the same device, None where each has its own.
-
-    Args:
-        devices: By rank: host and GPU, as a name that no other GPU has.
+    """Return in words which ranks have the same device, None where each has its own. `devices`, by rank: host and GPU,
+    as a name that no other GPU has.
 
     Example:
         >>> find_shared(["a/1", "a/2"]), find_shared(["a/1", "a/2", "a/1"])

@@ -61,11 +61,7 @@ class Reading:
 
 @final
 class HeartbeatPage:
-    """One worker's page, from either side.
-
-    Args:
-        path: The file, as made by `create`; None for memory of our own that nobody reads.
-    """
+    """One worker's page, from either side; without a path, memory of our own that nobody reads."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.is_read = path is not None  #: Whether somebody may read it.

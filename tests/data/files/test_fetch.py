@@ -18,8 +18,8 @@ from unisono.data.files.fetch import (
     locate,
     sha256_file,
 )
+from unisono.environment import default_cache
 from unisono.errors import ConfigError, DataError
-from unisono.world import default_cache
 
 CONTENT = bytes(range(256)) * 400
 PIN = Pin(sha256=hashlib.sha256(CONTENT).hexdigest(), size_bytes=len(CONTENT))

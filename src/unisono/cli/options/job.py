@@ -26,11 +26,7 @@ MAX_RESTARTS = 3
 
 
 def config_option(*passed_over: str) -> Decorator:
-    """Return ``--config``.
-
-    Args:
-        passed_over: Keys of a run file that this command leaves to ``train``, such as where a run goes.
-    """
+    """Return ``--config``. Keys of a run file in `passed_over` are left to ``train``: where a run goes, say."""
     named = [name for name in passed_over if name not in HOST]
     also = f" {', '.join(named)} and what is about several hosts are passed over." if passed_over else ""
     return click.option(

@@ -20,11 +20,7 @@ _TRIED_BYTES = 4 << 20
 
 @final
 class LinkTrial:
-    """One exchange's choice.
-
-    Args:
-        mode: ``none``, ``planes``, or ``auto``.
-    """
+    """One exchange's choice: ``none``, ``planes``, or ``auto``."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode

@@ -17,12 +17,13 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from unisono.collectives.process_groups.own_store import OwnStore
+from unisono.environment import default_cache
 from unisono.errors import WorldError
 from unisono.store.client import Client, NotOurStore, StoreLost
 from unisono.store.secret import derive, key_of, user_secret
 from unisono.store.server import Server, listen
 from unisono.system.messages import tell
-from unisono.world import World, default_cache
+from unisono.world import World
 
 _LOOK = timedelta(seconds=5)  # at what another one has opened
 _POLL_S = 0.05

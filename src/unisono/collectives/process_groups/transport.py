@@ -18,11 +18,12 @@ from unisono.collectives.process_groups.default_group import GroupOwner, gloo_on
 from unisono.collectives.process_groups.exchanges import Exchanges
 from unisono.collectives.transport import TIMEOUT_S, Transport
 from unisono.determinism import devices
+from unisono.environment import default_cache, pin_workspace
 from unisono.errors import ConfigError, PeerLost, WorldError
 from unisono.system.devices import SHARE_VARIABLE, find_shared, own_index
 from unisono.system.leaving import leave_groups_at_exit
 from unisono.system.processes import name_of_this_host
-from unisono.world import World, default_cache, pin_workspace
+from unisono.world import World
 
 if TYPE_CHECKING:
     from unisono.collectives.process_groups.exchange import PieceExchange

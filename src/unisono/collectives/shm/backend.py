@@ -26,8 +26,8 @@ from unisono.collectives.shm.join import share_memory
 from unisono.collectives.shm.operations import Collectives, describe, flat_of, store_into
 from unisono.collectives.shm.transport import SLOT_BYTES, ShmTransport
 from unisono.collectives.shm.work import Lane, ShmWork, Task, is_in_backward
+from unisono.environment import default_cache
 from unisono.errors import ConfigError
-from unisono.world import default_cache
 
 NAME = "shm"
 # torch's stub lists several ways to call each method; torch.distributed and DDP use the one with options.

@@ -17,11 +17,8 @@ from unisono.errors import ConfigError
 
 
 def make_group(make: Callable[..., Any], call: inspect.BoundArguments) -> Any:
-    """Make a group as the program asks, but of shared memory where it asks for gloo.
-
-    Args:
-        make: torch's `init_process_group` or `new_group`.
-        call: What the program passes to it; changed.
+    """Make a group as the program asks, but of shared memory where it asks for gloo. `make` is one of torch's
+    functions, `call` its arguments; these are changed.
 
     Returns:
         What `make` returns.

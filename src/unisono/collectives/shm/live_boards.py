@@ -71,11 +71,7 @@ class Speaker(Watcher, Protocol):
 
 @final
 class LiveBoards:
-    """The boards of one rank, an epoch after the other.
-
-    Args:
-        board: The first one, at which every member's rank is its number; None for a rank that joins others.
-        live: Says what has become of the world.
+    """The boards of one rank, an epoch after the other; a rank that joins others begins without a board.
 
     Attributes:
         world: That of now; None before the first change.

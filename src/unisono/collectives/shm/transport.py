@@ -58,11 +58,6 @@ def over_shared_memory(below: Transport, *, timeout_s: float, slot_bytes: int = 
     """Return a transport over shared memory between the ranks that `below` joins; `below` itself where that cannot be.
 
     All ranks call it and get the same kind.
-
-    Args:
-        below: Joins ranks of one host.
-        timeout_s: Longest wait for a rank that lives.
-        slot_bytes: Bytes per meeting and rank; a multiple of 64.
     """
     board = share_board(below, (range(below.world_size),), timeout_s=timeout_s, slot_bytes=slot_bytes)
     return below if board is None else ShmTransport(board, below)
@@ -72,12 +67,6 @@ def share_board(below: Transport, hosts: Sequence[range], *, timeout_s: float, s
     """Return the board of this rank's host; None, on all ranks, where some of them cannot share one.
 
     All ranks call it.
-
-    Args:
-        below: Joins all ranks.
-        hosts: The ranks of each host.
-        timeout_s: Longest wait for a rank that lives.
-        slot_bytes: Bytes per meeting and rank; a multiple of 64.
     """
     ranks = next(ranks for ranks in hosts if below.rank in ranks)
     board: SharedBoard | None = None

@@ -57,7 +57,7 @@ class Processes:
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there are several processes, played by however many ranks."""
+        """Whether there are several processes, computed by however many ranks."""
         return self.num_processes > 1
 
     @property

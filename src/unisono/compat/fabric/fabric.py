@@ -44,7 +44,7 @@ class Fabric(Saving):
     Args:
         accelerator: ``auto``, ``cpu``, ``gpu`` or ``cuda``.
         strategy: ``auto`` or ``ddp``, without effect: the run's is `exact`.
-        devices: Processes of a host, where it is a number or a list: replicas, played by the workers that are there.
+        devices: Processes of a host, where it is a number or a list: replicas, computed by the workers that are there.
         num_nodes: Hosts of the script; `devices` is multiplied by it.
         precision: ``32-true`` or ``bf16-mixed``.
         plugins: Refused.

@@ -21,7 +21,7 @@ class Schedules:
     Args:
         run: That saves them.
         turns: Over the training data.
-        hosted: Processes of the script that this rank plays.
+        hosted: Processes of the script that this rank computes.
     """
 
     def __init__(self, run: Run, turns: Turns, hosted: int) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from unisono.data.files.fetch import sha256_file
 from unisono.determinism.seeding import mix
+from unisono.environment import default_cache
 from unisono.errors import DataError
 from unisono.system.files import read_file, replace_file
-from unisono.world import default_cache
 
 NUM_BLOCKS = 64
 BLOCK_BYTES = 1 << 14

@@ -18,9 +18,9 @@ from unisono.data.files.fetch import Tell, untold
 from unisono.data.files.identity import whole_identity
 from unisono.data.sets.imdb import PINS, SPLITS, find_source, read_reviews
 from unisono.data.sets.own_texts import sources_of
+from unisono.environment import default_cache
 from unisono.errors import DataError
 from unisono.system.loading import needing
-from unisono.world import default_cache
 
 SEPARATOR = "<|endoftext|>"
 """Between documents of one file; as a token, number 0 and the end of every document."""

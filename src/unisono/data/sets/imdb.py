@@ -24,8 +24,8 @@ from unisono.data.files.cache import cache_key, cached_directory
 from unisono.data.files.fetch import Pin, Tell, locate, sha256_file, told, untold
 from unisono.data.sets.parallel import save_texts
 from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary
+from unisono.environment import default_cache
 from unisono.errors import DataError
-from unisono.world import default_cache
 
 MIRRORS = ("https://ai.stanford.edu/~amaas/data/sentiment/",)
 ORIGINAL = "aclImdb_v1.tar.gz"

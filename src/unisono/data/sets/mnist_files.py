@@ -9,7 +9,7 @@ Source: Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits
 from pathlib import Path
 
 from unisono.data.files.fetch import Pin, Tell, locate, untold
-from unisono.world import default_cache
+from unisono.environment import default_cache
 
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 

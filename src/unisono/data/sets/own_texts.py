@@ -21,9 +21,9 @@ from unisono.data.files.fetch import Tell, sha256_file, untold
 from unisono.data.files.tables import Broken, Columns, LabelledText, read_rows
 from unisono.data.sets.parallel import save_texts
 from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary
+from unisono.environment import default_cache
 from unisono.errors import DataError
 from unisono.system.files import replace_file
-from unisono.world import default_cache
 
 MAX_CLASSES = 1000
 TEST_EVERY = 10

@@ -23,8 +23,8 @@ from unisono.data.sources.names import find_shards, kind_of, packing_of, short_n
 from unisono.data.sources.parquet_records import open_parquet, row_of, scan_parquet
 from unisono.data.sources.shard_cache import indexed, shard_identity
 from unisono.data.sources.tar_records import read_tar
+from unisono.environment import default_cache
 from unisono.errors import ConfigError, DataError
-from unisono.world import default_cache
 
 T = TypeVar("T")
 Decode = Callable[[Any], Any]

@@ -19,8 +19,8 @@ from unisono.data.tokens.mapped import Mapped
 from unisono.data.tokens.packing import best_fit
 from unisono.determinism.keyed_words import keyed_words
 from unisono.determinism.seeding import mix
+from unisono.environment import default_cache
 from unisono.errors import DataError
-from unisono.world import default_cache
 
 Indices = npt.NDArray[np.int64]
 

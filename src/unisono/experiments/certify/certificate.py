@@ -86,13 +86,8 @@ def check_machine(
     certificate: Mapping[str, Any], facts: Mapping[str, Any], name: str,
     differences: Callable[[dict[str, Any], dict[str, Any]], list[str]],
 ) -> None:  # fmt: skip
-    """Refuse a certificate of another machine, or of this one as it was.
-
-    Args:
-        certificate: As `read` returns it.
-        facts: Of this machine.
-        name: Of the file.
-        differences: Returns a line for each fact that decides bits and differs.
+    """Refuse a certificate of another machine, or of this one as it was. `differences` returns a line for each fact
+    that decides bits and differs.
 
     Raises:
         ConfigError: Names what differs.

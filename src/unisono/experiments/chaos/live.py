@@ -60,21 +60,9 @@ def chaos_live(
     fault_seed: int = 0, grow: bool = False, every_meeting: bool = False, out: str | None = None,
     launch: Mapping[str, Any] | None = None, tell: Tell = silent, **options: Any,
 ) -> LiveReport:  # fmt: skip
-    """Run a recipe or a script undisturbed, then as often as it takes for all deaths, and compare.
-
-    Args:
-        target: Name of a recipe, or a script.
-        args: Of a script.
-        env: Environment of all runs.
-        workers: Processes.
-        kills: Deaths in all; not asked for where each worker dies at every meeting.
-        fault_seed: Repeats the schedule.
-        grow: Whether others are started for those that die; they die, too.
-        every_meeting: Whether each worker dies at each meeting of a step, in place of a schedule.
-        out: Keeps all runs.
-        launch: Options of the launcher by key, as typed.
-        tell: Takes a line about what is going on.
-        options: Of the job.
+    """Run a recipe or a script undisturbed, then as often as it takes for all deaths, and compare. With `grow` others
+    are started for those that die, and die, too; with `every_meeting` each worker dies at each meeting of a step, in
+    place of a schedule of `kills`. All else as `chaos` takes it.
 
     Raises:
         ConfigError: A wrong setting, or the undisturbed run failed.

@@ -31,14 +31,8 @@ class Launcher(Protocol):
 
 @final
 class LiveRun:
-    """One run whose workers die.
-
-    Args:
-        launcher: It runs.
-        temporary: Where its temporary files are.
-        workers: How many it has begun with.
-        latest: No worker is killed after this step.
-        saw: Called with a worker's number and what it does, before it is killed.
+    """One run whose workers die; none is killed after step `latest`, and `saw` gets its number and what it does before
+    it is.
 
     Attributes:
         went_back: Steps that a worker has gone back.

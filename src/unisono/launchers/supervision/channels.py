@@ -25,10 +25,8 @@ class Told:
 
 @final
 class Channels:
-    """Sockets between the launcher and its workers, by rank; messages are lines of JSON.
-
-    Args:
-        put: Takes what a worker says; called in threads.
+    """Sockets between the launcher and its workers, by rank; messages are lines of JSON. `put` takes what a worker
+    says, and is called in threads.
     """
 
     def __init__(self, put: Callable[[Told], None]) -> None:

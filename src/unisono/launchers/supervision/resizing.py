@@ -27,13 +27,7 @@ def parse_sizes(text: str | None) -> tuple[int, int]:
 
 
 def why_refused(workers: Any, least: int, most: int) -> str:
-    """Return why there cannot be so many workers; empty where there can.
-
-    Args:
-        workers: How many are wanted, as somebody has sent it.
-        least: The fewest.
-        most: The most; 0 while the steps have not begun.
-    """
+    """Return why there cannot be so many workers; empty where there can. Before the steps begin, `most` is 0."""
     if not most:
         return "its workers have not begun their steps; ask again"
     if type(workers) is not int or not least <= workers <= most:
@@ -43,12 +37,7 @@ def why_refused(workers: Any, least: int, most: int) -> str:
 
 @final
 class Resizing:
-    """One wish under way.
-
-    Args:
-        asked: What is wanted, and who waits for the answer.
-        before: The workers that there were.
-    """
+    """One wish under way."""
 
     def __init__(self, asked: Asked, before: Sequence[int]) -> None:
         self._asked, self._before, self._began = asked, {*before}, time.monotonic()

@@ -42,13 +42,8 @@ source.onerror=()=>{{now.textContent="the connection is lost; unisono watch has 
 
 @final
 class WatchServer(ThreadingHTTPServer):
-    """Serves the page until it is closed.
-
-    Args:
-        paths: The run directories.
-        port: On loopback; 0: any that is free.
-        token: What a request must bring.
-        every_s: Seconds between two looks at the files.
+    """Serves the page until it is closed; on loopback, to those whose request brings the token. Port 0 is any that is
+    free.
 
     Raises:
         ConfigError: The port is taken, or needs other rights.

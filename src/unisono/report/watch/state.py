@@ -60,9 +60,6 @@ def plain(text: str) -> str:
 class WatchedRun:
     """A run directory; `poll` reads what has come since.
 
-    Args:
-        path: The directory.
-
     Attributes:
         losses: (step, mean loss of its batch), at most `MOST_POINTS` of them.
         metrics: The last value of each, by name.

@@ -45,9 +45,7 @@ def witnesses(placement: Sequence[range], leaves: int, owner: int) -> list[int]:
 
 def culprits(votes: Sequence[int]) -> tuple[int, ...]:
     """Return who is wrong: the ranks whose bits are not those of more than half of all ranks; none where none are so.
-
-    Args:
-        votes: By rank: what it has computed for one replica.
+    `votes`, by rank: what it has computed for one replica.
     """
     (usual, count), *_ = Counter(votes).most_common(1)
     return tuple(rank for rank, vote in enumerate(votes) if vote != usual) if 2 * count > len(votes) else ()

@@ -27,11 +27,7 @@ _LEFT_OVER = re.compile(rf"\..+\.[0-9a-f]{{16}}\.tmp|({re.escape(PROBE)}|{re.esc
 
 @final
 class RunFiles:
-    """One run directory's small files.
-
-    Args:
-        path: The directory; None: nothing is kept, nothing is found.
-    """
+    """One run directory's small files; without a path nothing is kept, nothing is found."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -44,10 +40,7 @@ class RunFiles:
         return self._directory
 
     def enter(self, *, writes: bool = True) -> None:
-        """Open the directory, made where it is missing.
-
-        Args:
-            writes: Whether it is of no use where it cannot be written.
+        """Open the directory, made where it is missing. With `writes` one that cannot be written is of no use.
 
         Raises:
             ConfigError: It cannot be created or written, or others than its owner may.

@@ -24,12 +24,7 @@ _OF_CHECKPOINTS = ("_begun", "_before", "committed_step")
 
 @final
 class Newcomers:
-    """Gives, and takes over, what a rank needs that joins.
-
-    Args:
-        progress: Of the run.
-        record: Its directory.
-    """
+    """Gives, and takes over, what a rank needs that joins."""
 
     def __init__(self, progress: RunProgress, record: RunRecord) -> None:
         self._progress, self._record = progress, record
@@ -65,13 +60,7 @@ class Newcomers:
         }, progress.parts.pack()  # fmt: skip
 
     def take_over(self, join: Join, score: dict[str, Any], parts: Parts) -> float:
-        """Begin with what another rank has given, in place of a checkpoint; return how long the loop has been running.
-
-        Args:
-            join: See there.
-            score: Of the run as this rank would begin it.
-            parts: What is trained.
-        """
+        """Begin with what another rank has given, not with a checkpoint; return how long the loop has been running."""
         progress, record, checkpoints = self._progress, self._record, self._record.checkpoints
         given, state = join(lambda given: self._why_not(given, score, parts))
         parts.unpack(state)

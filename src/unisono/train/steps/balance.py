@@ -85,11 +85,6 @@ class Balancer:
 
     A change of the world begins it anew, on those that were there and on those that have joined: they look at it at the
     same place, before a step, so all have seen the same steps.
-
-    Args:
-        options: Of the strategy.
-        setting: Where this rank works; its placement is changed.
-        live: Knows the world of now; None where it does not change.
     """
 
     def __init__(self, options: StrategyOptions, setting: StrategyContext, live: Live | None) -> None:

@@ -53,13 +53,7 @@ class Asked:
 
 @final
 class Examined(Stepper):
-    """Runs steps, and looks at some of them.
-
-    Args:
-        *parts: As `Stepper` takes them.
-        examine: What is asked.
-        **others: As `Stepper` takes them.
-    """
+    """Runs steps as `Stepper` does, and looks at some of them."""
 
     def __init__(self, *parts: Any, examine: str, **others: Any) -> None:
         super().__init__(*parts, **others)

@@ -34,16 +34,6 @@ from unisono.world import World
 class Joined:
     """One rank's place in the world and in the run directory.
 
-    Args:
-        transport: As `Run` takes it.
-        device: As `Run` takes it.
-        options: Of the strategy.
-        replicas: As `Run` takes them.
-        out: Where the program wants the run to go.
-        checkpoints: How they are written and which are kept.
-        witness: As `Run` takes it.
-        detail: Whether to keep ``detail.jsonl``.
-
     Attributes:
         world: That of the launcher, or of the transport that was given.
         device: Of this rank.

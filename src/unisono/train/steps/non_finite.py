@@ -13,12 +13,7 @@ MOST_IN_A_ROW = 10
 
 @final
 class NonFinite:
-    """Judges steps.
-
-    Args:
-        policy: ``stop`` or ``skip``.
-        strategy: The strategy's name, for the message.
-        is_exact: Whether it can leave out an update on all ranks alike.
+    """Judges steps. `policy` is ``stop`` or ``skip``; `is_exact`: all ranks can leave out an update alike.
 
     Attributes:
         num_skipped: Steps skipped since the run's start.
@@ -48,15 +43,8 @@ class NonFinite:
         self, step: int, indices: Indices, replicas: int, bad_replicas: tuple[int, ...], weight: float | None = None,
         update: str = "",
     ) -> bool:  # fmt: skip
-        """Return whether to update the weights.
-
-        Args:
-            step: 1-based.
-            indices: Of the batch's samples.
-            replicas: Micro-batches of a whole step.
-            bad_replicas: Those whose loss, gradient or weight is not as it must be; the same on all ranks.
-            weight: See `Gradients.samples_weight`.
-            update: Of several optimizers, the name of the one that would step.
+        """Return whether to update the weights; `bad_replicas`, the same on all ranks, have a loss, gradient or weight
+        that is not as it must be.
 
         Raises:
             NonFiniteError: To stop, or after too many skipped in a row.

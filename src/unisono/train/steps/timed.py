@@ -12,13 +12,7 @@ from unisono.strategies.precision import MixedPrecision
 
 @final
 class Timed:
-    """A function of the loss, during which a judge is asked, and after which the backward pass begins.
-
-    Args:
-        function: Of the program.
-        judge: Is asked.
-        phases: Where the time goes.
-    """
+    """A function of the loss, during which a judge is asked, and after which the backward pass begins."""
 
     __slots__ = ("_judge", "_phases", "function")
 
@@ -38,13 +32,7 @@ class Timed:
 
 @final
 class TimedObjectives:
-    """Makes what steps call of what they are asked for; where that is the same but for the loss, only once.
-
-    Args:
-        precision: What the functions compute in.
-        judge: See `Timed`.
-        phases: Likewise.
-    """
+    """Makes what steps call of what they are asked for; where that is the same but for the loss, only once."""
 
     def __init__(self, precision: MixedPrecision, judge: LossJudge, phases: PhaseClock) -> None:
         self._precision, self._watch = precision, lambda function: Timed(function, judge, phases)

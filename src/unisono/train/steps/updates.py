@@ -73,12 +73,7 @@ class Update:
 
 @final
 class Updates:
-    """The updates of the batch under way.
-
-    Args:
-        updates: By the names of their optimizers.
-        model: All models, in one.
-    """
+    """The updates of the batch under way, by the names of their optimizers; `model` is all models in one."""
 
     def __init__(self, updates: Mapping[str, Update], model: nn.Module) -> None:
         self._updates, self._model = updates, model
