@@ -119,7 +119,7 @@ class Module:
     def get_device_properties(self, device: Any = None) -> Any:
         """Return what identifies a device."""
         index = current() if device is None else _index_of(device)
-        return SimpleNamespace(uuid=f"fake-{index}", pci_bus_id=index, multi_processor_count=1, major=1, minor=0)
+        return SimpleNamespace(uuid=f"fake-{index}", multi_processor_count=1, major=1, minor=0)
 
     def manual_seed_all(self, seed: int) -> None:
         """Put all generators into one state."""

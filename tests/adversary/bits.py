@@ -7,19 +7,14 @@ from pathlib import Path
 from adversary.found import check
 from adversary.trainings import draw, num_steps, on_ranks
 
+SCALABLE = {"replicas": 4, "batch_size": 16, "num_samples": 40, "optimizer": "sgd", "clip": {}, "model": "mlp"}
+
 
 def combination(chance: random.Random, *, cheat: bool = False) -> str:
     """Any training on any number of ranks has the bits of one rank."""
     description = draw(chance)
     if cheat:  # a rank that scales its loss must have something to scale
-        description |= {
-            "replicas": 4,
-            "batch_size": 16,
-            "num_samples": 40,
-            "optimizer": "sgd",
-            "clip": {},
-            "model": "mlp",
-        }
+        description |= SCALABLE
     world_size = chance.randint(2, 5) if description["replicas"] > 1 else 1
     world_size = min(world_size, description["replicas"])
     with tempfile.TemporaryDirectory() as folder:
@@ -38,14 +33,7 @@ def interruption(chance: random.Random, *, cheat: bool = False) -> str:
     """Stopped at drawn steps, by a break or an error, and resumed on other numbers of ranks: as if never stopped."""
     description = draw(chance) | {"epochs": 3}
     if cheat:
-        description |= {
-            "replicas": 4,
-            "batch_size": 16,
-            "num_samples": 40,
-            "optimizer": "sgd",
-            "clip": {},
-            "model": "mlp",
-        }
+        description |= SCALABLE
     total = num_steps(description)
     every = chance.choice([None, 1, 2, 3, 5])
     with tempfile.TemporaryDirectory() as folder:

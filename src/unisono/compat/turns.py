@@ -290,6 +290,27 @@ class Turns:
         return strategy
 
 
+class WithTurns:
+    """What an interface over `Turns` tells of them, under the same names in each."""
+
+    _turns: Turns
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the batch is whole with this turn: the gradients are those of all processes, and `step` acts."""
+        return self._turns.is_synced
+
+    @property
+    def completed_steps(self) -> int:
+        """Updates that are done, also by earlier launches."""
+        return self._turns.done
+
+    @property
+    def last_loss(self) -> float:
+        """Mean loss over the whole batch of the last step, the same on all ranks and for any number of them."""
+        return self._turns.loss
+
+
 def _computed(_: Any) -> Tensor:
     raise AssertionError("the program computes the loss itself")
 

@@ -30,6 +30,20 @@ class Samples(Protocol):
 MapStyle = Samples | TorchDataset[Any]  # PyTorch's class declares no length; the objects have one
 
 
+def part_of(index: int, ends: Indices) -> tuple[int, int]:
+    """Return in which of several parts, each with the place where it ends, a sample lies, and its place in there.
+
+    Raises:
+        IndexError: There is no such sample; -1 is the last one.
+    """
+    length = int(ends[-1])
+    number = index + length if index < 0 else index
+    if not 0 <= number < length:
+        raise IndexError(f"sample {index} of {length}")
+    part = int(ends.searchsorted(number, side="right"))
+    return part, number - (int(ends[part - 1]) if part else 0)
+
+
 @runtime_checkable
 class BatchedDataset(Protocol):
     """A data set that can hand out a collated micro-batch at once, without randomness."""

@@ -82,14 +82,9 @@ def being_current(device: torch.device) -> contextlib.AbstractContextManager[Any
     return module_of(device.type).device(device) if is_gpu(device) else contextlib.nullcontext()
 
 
-def identity(device: torch.device) -> tuple[str, str]:
-    """Return two names of a GPU that are the same in every process of its host: its own, and its place on the bus.
-
-    Two parts of one GPU (MIG) have different names and one place.
-    """
-    known = module_of(device.type).get_device_properties(device)
-    bus = [getattr(known, name, 0) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
-    return str(known.uuid), ":".join(f"{part:x}" for part in bus)
+def identity(device: torch.device) -> str:
+    """Return a GPU's name that is the same in every process of its host; two parts of one GPU (MIG) have two."""
+    return str(module_of(device.type).get_device_properties(device).uuid)
 
 
 def facts(device: torch.device) -> dict[str, Any]:

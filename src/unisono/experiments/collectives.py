@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.collectives.schedules import SCHEDULES, Schedule, bytes_sent
-from unisono.experiments.trials import Tell, silent
+from unisono.experiments.trials import Tell, on_workers, silent
 from unisono.launchers.api import describe_function
 from unisono.launchers.local import run_local
 from unisono.launchers.scratch import scratch_directory
@@ -36,16 +36,14 @@ def measure_collectives(
         What ``unisono bench collectives --json`` prints: cores, torch's version, the plan by which reductions are cut
         by number of ranks, and rows as `unisono.experiments.measure.Timing` describes them.
     """
-    cores = usable_cores()
     rows: list[dict[str, Any]] = []
     plans: dict[int, dict[str, int] | None] = {}
     for count in ranks:
-        busy = f" on {cores} cores, which must take turns" if count > cores else ""
-        tell(f"measuring {count} ranks{busy} ...")
+        tell(f"measuring {on_workers(count, noun='rank')} ...")
         found = time_collectives(count, sizes, names, repeat)
         rows += found["rows"]
         plans[count] = found["plan"]
-    return {"cores": cores, "torch": metadata.version("torch"), "repeat": repeat, "plans": plans, "rows": rows}
+    return {"cores": usable_cores(), "torch": metadata.version("torch"), "repeat": repeat, "plans": plans, "rows": rows}
 
 
 def time_collectives(ranks: int, sizes: Sequence[int], names: Sequence[str], repeat: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.spec import check_target as check_script
 from unisono.system.hints import nearest
 from unisono.system.machine import usable_cores
+from unisono.system.words import counted
 
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""
@@ -149,11 +150,10 @@ def turns(things: Sequence[T], repeat: int) -> Iterator[tuple[int, int, T]]:
         yield from ((turn, place, things[place]) for place in (places if turn % 2 == 0 else reversed(places)))
 
 
-def on_workers(count: int, threads: int = 1) -> str:
+def on_workers(count: int, threads: int = 1, noun: str = "worker") -> str:
     """Return how a run on so many workers is announced."""
     cores = usable_cores()
-    busy = f" on {cores} cores, which must take turns" if count * threads > cores else ""
-    return f"{count} worker{'s' * (count > 1)}{busy}"
+    return counted(count, noun) + (f" on {cores} cores, which must take turns" if count * threads > cores else "")
 
 
 def run_fresh(start: Start, workers: int, out: Path) -> Finished:

@@ -10,6 +10,7 @@ from unisono.experiments.job import take_strategy
 from unisono.experiments.trials import Finished, Tell, run_fresh, silent, starter
 from unisono.launchers.scratch import scratch_directory
 from unisono.observe.compare import first_difference
+from unisono.system.words import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ def verify(
         start = starter(target, args, workers, options, **{**(launch or {}), "scratch": scratch})
         found: list[Finished] = []
         for place, count in enumerate(workers):
-            tell(f"[{place + 1}/{len(workers)}] {target} on {count} worker{'s' * (count > 1)} ...")
+            tell(f"[{place + 1}/{len(workers)}] {target} on {counted(count, 'worker')} ...")
             found.append(run_fresh(start, count, Path(scratch) / f"{place}-{count}"))
             _check_score(found[-1].score, options)
         parted = []

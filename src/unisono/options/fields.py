@@ -149,16 +149,12 @@ def options_of(kind: type) -> dict[str, Option]:
 
 def _kind(hint: Any) -> tuple[type, bool]:
     """Return the type of a field's value, and whether it is a list of such."""
-    parts = [part for part in get_args(hint) if part is not NoneType] if _is_union(hint) else [hint]
-    (only,) = parts
+    is_union = get_origin(hint) in (Union, UnionType)
+    (only,) = [part for part in get_args(hint) if part is not NoneType] if is_union else [hint]
     base = get_origin(only) or only
     if base is tuple:
         return get_args(only)[0], True
     return (dict if issubclass(base, Mapping) else base), False
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType)
 
 
 def check(part: Any, *, as_flags: bool = False) -> None:

@@ -20,11 +20,6 @@ _MEANING = {
 }
 
 
-def title_of(study: Study) -> str:
-    """Return a heading."""
-    return f"{study.target}: {'weak' if study.weak else 'strong'} scaling, {study.strategy}"
-
-
 def describe_machine(study: Study) -> str:
     """Return where and how it was measured, in one line."""
     trials = study.trials
@@ -143,7 +138,8 @@ def _section(study: Study) -> Section:
     trials = [[str(t.workers), str(t.repeat + 1), spell_seconds(t.step_s), spell_seconds(t.startup_s),
                spell_seconds(t.total_s), f"{t.load:.1f}", t.fingerprint[:16]] for t in study.trials]  # fmt: skip
     return Section(
-        title=title_of(study), lines=[describe_machine(study), f"Made by: {study.command}"], findings=findings,
+        title=f"{study.target}: {'weak' if study.weak else 'strong'} scaling, {study.strategy}",
+        lines=[describe_machine(study), f"Made by: {study.command}"], findings=findings,
         tables=[Table(title="Scaling", head=_HEAD, rows=cells, numeric=frozenset(range(1, 9)))], charts=charts,
         folded=[
             Table(title="All runs", head=["workers", "run", "step", "start-up", "in all", "load", "fingerprint"],

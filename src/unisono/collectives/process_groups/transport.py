@@ -154,7 +154,7 @@ def _fastest(
         return group
     if device in devices.KINDS:
         own = devices.device_at(devices.module_of(device).current_device(), device)
-        check_own_devices(group, world, f"{name_of_this_host()}/{devices.identity(own)[0]}")
+        check_own_devices(group, world, f"{name_of_this_host()}/{devices.identity(own)}")
     if not share_memory or (device != "cpu" and not world.shares_devices):
         return group
     if host is not None or not world.is_single_host:

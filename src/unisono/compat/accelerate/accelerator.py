@@ -292,16 +292,6 @@ class Accelerator(Saving, Tracking):
         """What a script prints to see where it runs."""
         return self
 
-    @property
-    def completed_steps(self) -> int:
-        """Updates that are done, also by earlier launches."""
-        return self._turns.done
-
-    @property
-    def last_loss(self) -> float:
-        """Mean loss over the whole batch of the last step, the same on all ranks and for any number of them."""
-        return self._turns.loss
-
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"unisono.compat.accelerate.Accelerator has no {name!r}. Hint: docs/compat.md says what it has; "

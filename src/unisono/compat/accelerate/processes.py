@@ -11,17 +11,16 @@ from unisono.collectives.placement import cut
 from unisono.compat import gathering
 from unisono.compat.accelerate.loaders import Evaluation
 from unisono.compat.accelerate.settings import DistributedType
-from unisono.compat.turns import Turns
+from unisono.compat.turns import WithTurns
 from unisono.determinism.devices import is_gpu
 from unisono.train.run import Run
 
 
-class Processes:
+class Processes(WithTurns):
     """The part of `Accelerator` that needs no model."""
 
     run: Run  #: The run underneath: its ``seed``, ``replicas``, ``directory``, ``fingerprint()``.
     num_processes: int  #: V: processes of the script, which ranks play; the same on any number of them.
-    _turns: Turns
     _evaluation: Evaluation
     _is_triggered = False
 
@@ -66,11 +65,6 @@ class Processes:
         if not self.use_distributed:
             return DistributedType.NO
         return DistributedType.MULTI_GPU if is_gpu(self.device) else DistributedType.MULTI_CPU
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the batch is whole with this turn: the gradients are those of all processes, and `step` acts."""
-        return self._turns.is_synced
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the main process of each host."""

@@ -10,19 +10,18 @@ from torch import Tensor, nn
 from unisono.checkpoint.format import fingerprint_of
 from unisono.collectives.leader import ranks_say
 from unisono.compat.gathering import apply, is_of_tensors
-from unisono.compat.turns import Turns
+from unisono.compat.turns import WithTurns
 from unisono.data.batches import move
 from unisono.errors import ConfigError, PlaceError, RankDivergence
 from unisono.train.run import Run
 from unisono.train.run_directory.handover import send_bytes
 
 
-class Processes:
+class Processes(WithTurns):
     """The part of `Fabric` that needs no model."""
 
     unisono: Run  #: The run underneath: its ``seed``, ``replicas``, ``directory``, ``fingerprint()``.
     world_size: int  #: V: processes of the script, which ranks play; the same on any number of them.
-    _turns: Turns
 
     @property
     def global_rank(self) -> int:
@@ -48,21 +47,6 @@ class Processes:
     def device(self) -> torch.device:
         """Of this rank."""
         return self.unisono.device
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the batch is whole with this turn: the gradients are those of all processes, and `step` acts."""
-        return self._turns.is_synced
-
-    @property
-    def completed_steps(self) -> int:
-        """Updates that are done, also by earlier launches."""
-        return self._turns.done
-
-    @property
-    def last_loss(self) -> float:
-        """Mean loss over the whole batch of the last step, the same on all ranks and for any number of them."""
-        return self._turns.loss
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first rank of each host."""

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from unisono.data.datasets import KeyedDataset
+from unisono.data.datasets import KeyedDataset, part_of
 from unisono.data.lengths import Indices
 from unisono.data.loader import check_dataset
 from unisono.data.plans.draws import shuffled_rows
@@ -192,11 +192,8 @@ class Mixture:
         return int(self._starts[-1])
 
     def __getitem__(self, index: int) -> Any:
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        at = int(np.searchsorted(self._starts, number, side="right")) - 1
-        return self.sources[at][number - int(self._starts[at])]
+        part, place = part_of(index, self._starts[1:])
+        return self.sources[part][place]
 
     @property
     def plan(self) -> "Mixture":

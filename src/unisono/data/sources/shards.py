@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
+from unisono.data.datasets import part_of
 from unisono.data.lengths import Indices
 from unisono.data.plans.windows import Windows
 from unisono.data.sources.decoding import decode_fields
@@ -97,11 +98,7 @@ class Shards:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Any:
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        at = int(np.searchsorted(self._ends, number, side="right"))
-        row = number - (int(self._ends[at - 1]) if at else 0)
+        at, row = part_of(index, self._ends)
         piece = self._pieces[at]
         try:
             return self._sample(self._row(at, row) if piece.records is None else self._bytes(at, row))

@@ -43,20 +43,7 @@ from unisono.train.trained_parts import Parts
 
 
 class Stepper:
-    """Runs steps.
-
-    Args:
-        parts: What is trained, with its strategy.
-        options: Of the strategy.
-        setting: Where this rank works.
-        progress: How far the run has come.
-        record: Gets a line for every step.
-        link: Tells the launcher, and knows where the time goes.
-        between: Sets the generators for code that runs between steps.
-        non_finite: Judges losses and gradients.
-        first_look: Warns of what is hardly meant.
-        live: Lets steps be begun again when a rank dies; its changes of the placement are seen in `setting`.
-    """
+    """Runs steps; where `live` lets them begin again without a rank that died, `setting` has the new placement."""
 
     def __init__(
         self, parts: Parts, options: StrategyOptions, setting: StrategyContext, *,
