@@ -81,10 +81,10 @@ def test_balanced_classes():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ([1.0, -2.0], r"expected weights that are 0 or more, got -2\.0 for sample 1; 1 are so"),
+        ([1.0, -2.0], r"expected weights that are 0 or more, got -2\.0 for sample 1; 1 are so\. Hint: 0 leaves"),
         ([float("nan"), 1.0], "got nan for sample 0"),
         ([1.0, float("inf")], "got inf for sample 1"),
-        ([0, 0], "expected a weight above 0, got 2 weights that are all 0"),
+        ([0, 0], "expected a weight above 0, got 2 weights that are all 0. Hint: without plan="),
         ([], "expected weights as numbers"),
         ([[1, 2]], r"got shape \(1, 2\)"),
         (["a"], "expected weights as numbers"),

@@ -69,7 +69,7 @@ def test_what_is_refused(folder):
     with pytest.raises(DataError, match=r"0\.parquet: expected a column 'm', found 'n', 'text'"):
         scan_parquet(path, ["m"])
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="expected a whole Parquet file"):
+    with pytest.raises(DataError, match=r"expected a whole Parquet file, found: .*[^.]\. Hint: fetch or write"):
         Shards(path)
     path.write_bytes(b"")
     with pytest.raises(DataError, match="expected a whole Parquet file"):

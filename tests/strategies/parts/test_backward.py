@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from unisono.data.batches import XY
 from unisono.errors import StepError
@@ -27,6 +28,14 @@ def test_too_many_shapes_for_the_compiler_are_explained():
         error = type(name, (Exception,), {})("Hard failure due to fail_on_recompile_limit_hit")
         explain(error, 1, Micro(replica=0, num_samples=1, data=None), 1)
         assert any("torch.compile(model, dynamic=True)" in note for note in error.__notes__) == is_meant
+
+
+def test_an_index_behind_the_embedding_is_explained():
+    """Torch says neither which layer it was nor which number; an IndexError of the program's own stays as it is."""
+    for lookup, is_meant in ((nn.Embedding(4, 2), True), ([0].__getitem__, False)):
+        with pytest.raises(IndexError) as caught, explained(1, Micro(replica=0, num_samples=1, data=None), 1):
+            lookup(torch.tensor([4]))
+        assert any("TokenFile(vocabulary=" in note for note in caught.value.__notes__) == is_meant
 
 
 @pytest.mark.parametrize(

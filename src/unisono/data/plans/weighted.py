@@ -120,7 +120,10 @@ class Weighted:
         """
         for size in self._sizes:
             if size != len(source):
-                raise DataError(f"expected {len(source)} weights, one per sample, got {size}.")
+                raise DataError(
+                    f"expected {len(source)} weights, one per sample, got {size}. "
+                    "Hint: give a sample that is not to come the weight 0."
+                )
         if not shuffle:
             raise DataError("expected shuffle=True beside Weighted, which draws at random. Hint: leave shuffle out.")
         return WeightedOrder(self._ends_at, self._digests, self._num_samples or len(source), seed=seed)
@@ -143,10 +146,14 @@ def _ends_of(weights: Any) -> Indices:
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         raise DataError(
-            f"expected weights that are 0 or more, got {values[bad[0]]} for sample {bad[0]}; {len(bad)} are so."
+            f"expected weights that are 0 or more, got {values[bad[0]]} for sample {bad[0]}; {len(bad)} are so. "
+            "Hint: 0 leaves a sample out."
         )
     if not values.any():
-        raise DataError(f"expected a weight above 0, got {len(values)} weights that are all 0.")
+        raise DataError(
+            f"expected a weight above 0, got {len(values)} weights that are all 0. "
+            "Hint: without plan= every sample comes once in an epoch."
+        )
     ends: Indices = np.cumsum(_whole(values))
     return ends
 

@@ -36,7 +36,7 @@ def open_parquet(path: Path) -> Any:
         return parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: expected a whole Parquet file, found: {error}. Hint: fetch or write it again."
+            f"{path}: expected a whole Parquet file, found: {str(error).rstrip('.')}. Hint: fetch or write it again."
         ) from None
 
 

@@ -133,6 +133,11 @@ def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
             "there are too many. Write torch.compile(model, dynamic=True), one code for all sizes, or raise "
             "torch._dynamo.config.recompile_limit before run.prepare."
         )
+    if isinstance(error, IndexError) and "index out of range in self" in str(error):
+        error.add_note(
+            "Hint: an index in the batch is negative, or not below the num_embeddings of an nn.Embedding. "
+            "TokenFile(vocabulary=num_embeddings) names the token and its place in the file."
+        )
     if "nference tensor" in str(error):
         error.add_note(
             "Hint: the model keeps a tensor that it computed while evaluating. "
