@@ -50,6 +50,16 @@ def reference(tmp_path_factory):
     return out, train("digits", "-n", "1", *SETTINGS, "--out", str(out), "--json")
 
 
+def test_batches_that_grow_are_the_same_on_any_number_of_workers():
+    """Equal fingerprints on 1, 2 and 3 workers; without the schedule another one."""
+    job = ("digits", "--limit", "100", "--epochs", "2", "--batch-size", "10", "--replicas", "4", "--json")
+    growing = [train(*job, "--batch-schedule", "4:30,8:50", "-n", str(workers)) for workers in (1, 2, 3)]
+    assert [code for code, _, _ in growing] == [0, 0, 0], growing
+    *prints, other = (json.loads(out)["fingerprint"] for _, out, _ in (*growing, train(*job, "-n", "1")))
+    assert len({*prints}) == 1
+    assert other not in prints
+
+
 def test_json_is_one_object_on_standard_output(reference):
     """With --json a program reads one object with the promised keys; progress goes to standard error."""
     out, (code, printed, told) = reference

@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
 import torch
 
+from unisono.errors import ConfigError
 from unisono.recipes.catalog import Options
 from unisono.recipes.digits import DigitsCNN, train
 
@@ -42,6 +44,21 @@ def test_the_last_samples_of_an_epoch():
     assert train(joined)["steps"] == joined.steps(101) == 2
     assert (joined.score["settings"]["last"], options(epochs=3).steps(101)) == ("join", 9)
     assert "last" not in options().score["settings"]
+
+
+def test_a_batch_size_that_grows():
+    """The schedule reaches loader and score, and learning rates' schedules ask it for their steps."""
+    growing = options(limit=100, batch_size=10, batch_schedule="4:30", epochs=2)
+    assert train(growing)["steps"] == growing.steps(100) == 4 + 2 + 4
+    assert growing.score["settings"]["batch_schedule"] == "4:30"
+    assert "batch_schedule" not in options().score["settings"]
+
+
+@pytest.mark.parametrize("given", ["", "4", "4:", "0:8", "4:8,4:9", "4:8,", "-4:8", "4:0", "4:8x", "9" * 5000 + ":8"])
+def test_a_schedule_of_batch_sizes_that_is_none(given):
+    """Refused before anything starts."""
+    with pytest.raises(ConfigError, match=r"--batch-schedule as STEPS:B|batch_size as a whole number"):
+        options(batch_schedule=given)
 
 
 def test_intervals_are_those_of_the_options(tmp_path):

@@ -1,10 +1,12 @@
 """The list of recipes and the options they share; imports no torch, so the launcher can check everything first."""
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from unisono.checkpoint.policy import CheckpointPolicy
+from unisono.data.plans.batch_schedule import BatchSchedule
 from unisono.errors import ConfigError
 from unisono.options.fields import DATA, JOB, OUTPUT, REPRODUCIBILITY, check, option, options_of
 from unisono.options.quantities import (
@@ -80,6 +82,10 @@ class Options:
     batch_size: int = option(
         text="Samples per optimizer step, over all workers.", of=BATCH, usual="the preset's", word="B", group=JOB,
         basic=True,
+    )  # fmt: skip
+    batch_schedule: str | None = option(
+        None, "Other batch sizes from so many steps on, as 1000:128,5000:256.", usual="one size", word="STEPS:B,...",
+        group=JOB, scored=True,
     )  # fmt: skip
     last: str | None = option(
         None, "Samples that do not fill an epoch's last batch: drop them, or join them to the one before.", "drop",
@@ -174,7 +180,7 @@ class Options:
     def __post_init__(self) -> None:
         check(self, as_flags=True)
         Clipping(norm=self.clip_norm, value=self.clip_value)
-        _ = self._checkpoints
+        _ = self._checkpoints, self.sizes
         recipe = find(self.recipe)
         if self.model not in recipe.models:
             raise ConfigError(f"recipe {self.recipe!r} has no model {self.model!r}; it has {', '.join(recipe.models)}.")
@@ -193,7 +199,21 @@ class Options:
         """Return the steps of all epochs over so many samples; `DataError` where an epoch has none."""
         from unisono.data.sampler import ExactSampler
 
-        return self.epochs * ExactSampler(num_samples, self.batch_size, last=self.last or "short").steps_per_epoch
+        return ExactSampler(num_samples, self.sizes, last=self.last or "short").cuts.steps_of(self.epochs)
+
+    @property
+    def sizes(self) -> BatchSchedule:
+        """The batch size of each step; `ConfigError` for a schedule that is none."""
+        later: dict[int, int] = {}
+        for part in (self.batch_schedule or "").split(",") if self.batch_schedule is not None else ():
+            found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", part)
+            if found is None or int(found[1]) in {0, *later}:
+                raise ConfigError(
+                    f"expected --batch-schedule as STEPS:B,... with each number of steps once and above 0, got "
+                    f"{self.batch_schedule!r}. Hint: 1000:128,5000:256; the size to begin with is --batch-size."
+                )
+            later[int(found[1])] = int(found[2])
+        return BatchSchedule({0: self.batch_size} | later)
 
     @property
     def precise(self) -> str:

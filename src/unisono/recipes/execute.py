@@ -66,9 +66,8 @@ def fit(
     keeper = KeepModelFile(file, is_told=options.recipe in OWN_CLASSES)
     averages = [] if options.loss_average is None else [unisono.callbacks.LossAverage(options.loss_average)]
     trainer = unisono.Trainer(run, model, optimizer, callbacks=[keeper, *callbacks, *averages], **settings)
-    chosen: dict[str, Any] = {
-        name: getattr(options, name) for name in ("epochs", "batch_size", "num_workers", "eval_every")
-    }
+    chosen: dict[str, Any] = {name: getattr(options, name) for name in ("epochs", "num_workers", "eval_every")}
+    chosen["batch_size"] = options.sizes
     chosen |= {} if options.log_every is None else {"log_every": options.log_every}
     trainer.fit(train_set, test_set=test_set, last=options.last or "short", **chosen)
     keeper.keep(run)  # of a run that was done already, by an older version perhaps
