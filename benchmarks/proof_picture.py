@@ -115,7 +115,7 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="{RULE}" stroke-width="0.8"/>')
         parts.append(text(LEFT - 10, y + 5, f"{10.0**power:g}", size=13, fill=FAINT, anchor="end"))
     alone = losses(folder / "ddp-1")
-    for workers, colour in ((2, "#e6a23c"), (3, "#d9772b"), (4, ALARM)):
+    for workers, colour in ((2, "#8a6d00"), (3, "#b3500b"), (4, ALARM)):
         if f"exact-{workers}" not in names:
             continue
         apart = [abs(a - b) for a, b in zip(losses(folder / f"ddp-{workers}"), alone, strict=True)]

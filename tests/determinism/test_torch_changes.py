@@ -196,13 +196,14 @@ def test_the_switch_is_a_number():
 
 
 def test_a_run_hears_of_it(monkeypatch):
-    """The variable counts when a run begins, also for ranks in threads of one process."""
+    """The variable counts when a run begins, also for ranks in threads of one process; the run says what is off."""
     monkeypatch.setenv("UNISONO_PLAIN_TORCH", "1")
     from unisono.determinism import optimizer_step
 
-    with unisono.Run() as run:
+    with pytest.warns(UserWarning, match="inside a loss function are not refused") as told, unisono.Run() as run:
         assert run.world.world_size == 1
         assert not optimizer_step.SHORTCUT.is_open or _another_run_is_open()
+    assert [found.filename for found in told] == [__file__]
 
 
 def _another_run_is_open():

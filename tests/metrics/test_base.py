@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import top_k_accuracy_score
 from torch.nn.utils.rnn import pack_sequence
 
+import unisono.metrics
 from metrics.shards import same_everywhere
 from unisono.errors import ConfigError
 from unisono.metrics.base import Accuracy, ExactSum, Mean
@@ -216,3 +217,11 @@ def test_reset_forgets():
     mean.update(torch.tensor([4.0]), torch.zeros(1))
     mean.reset()
     assert mean.state == [0, 0, 0]
+
+
+def test_who_looks_in_the_room():
+    """Metrics are used by their names in `unisono`; whoever writes the room's name is told so."""
+    with pytest.raises(AttributeError, match=r"no attribute 'Accuracy'. Hint: unisono.Accuracy"):
+        unisono.metrics.Accuracy()
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        unisono.metrics.nothing()

@@ -94,6 +94,8 @@ def test_runs_are_compared(tmp_path):
     assert "b and a are equal, bit for bit." in text
     assert "c and a differ from step 1 on" in text
     assert "Loss of all runs" in text
+    assert re.search(r"[\d.]+ \([abc]\) to [\d.]+ \([abc]\): mean of the last 10 steps", text)
+    assert re.search(r"samples a second in the median step", text)
 
 
 def test_scaling_on_one_page(tmp_path):

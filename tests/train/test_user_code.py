@@ -1,6 +1,7 @@
 """The user's own code around the step: what it draws, breaks off, keeps and gets wrong."""
 
 import contextlib
+import copy
 import json
 import random
 import threading
@@ -53,6 +54,15 @@ def test_what_the_loop_draws_depends_on_the_step_alone(toy, tmp_path):
         assert run_ranks(lambda transport: train_with_draws(toy, transport), ranks) == [(alone, drawn)] * ranks
     train_with_draws(toy, out=tmp_path, stop_after=2)
     assert train_with_draws(toy, out=tmp_path) == (alone, drawn[4:])
+
+
+def test_a_batch_has_no_samples(toy):
+    """Who looks for them in the loop is told where they are."""
+    with toy.run() as (run, _, _):
+        batch = next(iter(run.steps(run.loader(toy.data, batch_size=12), epochs=1)))
+        with pytest.raises(AttributeError, match=r"no 'x'.*one micro-batch at a time. Hint: run.step\(batch, lambda"):
+            batch.x  # noqa: B018
+        assert copy.copy(batch).indices is batch.indices
 
 
 def build_large():

@@ -1,6 +1,7 @@
 """``unisono train``: run a recipe on the workers of this machine, or of several."""
 
 import contextlib
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,13 +38,14 @@ def _kept(given: dict[str, Any]) -> str:
     return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
 
 
-def _first_line(job: "TrainJob", kept: str | None) -> str:
+def _first_lines(job: "TrainJob", kept: str | None) -> str:
     """Return what is known of a training before anything heavy begins."""
     options, hosts = job.options, job.nodes.max_nodes if job.nodes else 1
     workers = counted(job.workers, "worker") + (f" on each of {hosts} hosts" if hosts > 1 else "")
+    told = f"in {kept}\nfollow it: {shlex.join(['unisono', 'watch', kept])}" if kept else "nothing is kept"
     return (
         f"{options.recipe} ({options.model}): {counted(options.replicas, 'replica')} on {workers}, batch "
-        f"{options.batch_size}, {counted(options.epochs, 'epoch')}; {f'in {kept}' if kept else 'nothing is kept'}"
+        f"{options.batch_size}, {counted(options.epochs, 'epoch')}; {told}"
     )
 
 
@@ -84,7 +86,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
     job = plan(recipe, workers, given, settings["devices"], nodes)
     kept = job.options.out
     if output != "quiet":
-        click.echo(_first_line(job, kept), err=True)
+        click.echo(_first_lines(job, kept), err=True)
     with contextlib.nullcontext(kept) if kept else scratch_directory("train") as place:
         out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))

@@ -283,7 +283,7 @@ def resolve_workers(workers: int | str, replicas: int | None = None, devices: tu
     if workers == "auto":
         found = (count_gpus(os.environ) if devices is None else len(devices)) or usable_cores()
         return found if replicas is None else min(found, replicas)
-    name = "workers as 'auto' or"
+    name = "workers (-n) as 'auto' or"
     count = WORKERS.read(name, workers) if isinstance(workers, str) else WORKERS.take(name, workers)
     if replicas is not None and count > replicas:
         raise ConfigError(

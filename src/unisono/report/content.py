@@ -95,3 +95,20 @@ def bar_view(
 def thinned(points: Sequence[tuple[float, float]], num_sources: int) -> list[tuple[float, float]]:
     """Return as many points as a page of so many sources has room for."""
     return thin(points, max(40, 160 // num_sources))
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Return names with a number where one comes again."""
+    return [name if names.count(name) == 1 else f"{name} ({number + 1})" for number, name in enumerate(names)]
+
+
+def flat(value: Any, prefix: str = "") -> list[list[str]]:
+    """Return nested entries as rows of dotted name and value, cut where they are long or many."""
+    if isinstance(value, Mapping):
+        pairs = [(f"{prefix}.{key}" if prefix else str(key), part) for key, part in value.items()]
+    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
+        pairs = [(f"{prefix}[{number}]", part) for number, part in enumerate(value)]
+    else:
+        text = str(value)
+        return [[prefix, text if len(text) <= 200 else text[:199] + "\N{HORIZONTAL ELLIPSIS}"]]
+    return [row for name, part in pairs for row in flat(part, name)][:200]

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from unisono.observe.compare import diff, read_object, said_now
 from unisono.report.charts import Span, span_chart
-from unisono.report.content import Chart, Remark, Section, Table
-from unisono.report.run_section import unique
+from unisono.report.content import Chart, Remark, Section, Table, unique
 from unisono.report.run_view import RunView
 
 _MOST_CHANGES = 4

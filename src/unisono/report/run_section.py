@@ -2,12 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from unisono.report.charts import Series, Span, span_chart
-from unisono.report.content import Chart, Remark, Section, Table, bar_view, line_view, thinned
+from unisono.report.content import Chart, Remark, Section, Table, bar_view, flat, line_view, thinned, unique
 from unisono.report.run_diff import compare_runs
 from unisono.report.run_view import RunView, by_rank, own_seconds
 from unisono.scaling.study import BETWEEN
@@ -42,7 +42,7 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     for run, name in zip(runs, names, strict=True):
         result = run.result
         rows.append([
-            name, str(result.get("strategy", "")), _worlds(run), spell_count(len(run.ledger)),
+            name, _strategy(run), _worlds(run), spell_count(len(run.ledger)),
             _seconds(result.get("wall_s")), _number(result.get("samples_per_s")),
             *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
             str(result.get("fingerprint", "not finished"))[:16],
@@ -60,35 +60,41 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
     table = Table(title="The runs side by side", head=head, rows=rows,
                   numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
-    charts: list[Chart] = []
-    for title, points in (("Loss", [run.losses for run in runs]), ("Throughput", [run.throughput() for run in runs])):
-        lines = [Series(name=name, points=thinned(found, len(runs))) for name, found in zip(names, points, strict=True)]
-        charts += _lines(f"{title} of all runs", lines)
-    return Section(title="Comparison", findings=findings, tables=[table], charts=charts)
+    return Section(title="Comparison", findings=findings, tables=[table], charts=list(_side_by_side(runs, names)))
 
 
-def unique(names: Sequence[str]) -> list[str]:
-    """Return names with a number where one comes again."""
-    return [name if names.count(name) == 1 else f"{name} ({number + 1})" for number, name in enumerate(names)]
+def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Chart]:
+    speeds, losses = [run.throughput() for run in runs], [value for run in runs for value in run.losses]
+    ends = [statistics.fmean(value for _, value in run.losses[-10:]) if run.losses else None for run in runs]
+    medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
+    yield from _lines("Loss of all runs", _thin([run.losses for run in runs], names), log_y=_ends(losses),
+                      y_label="loss", finding=_extremes(names, ends, "mean of the last 10 steps"))  # fmt: skip
+    yield from _lines("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
+                      y_label="samples a second", note=f"Medians of {_SMOOTH} steps.",
+                      finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
 
 
-def flat(value: Any, prefix: str = "") -> list[list[str]]:
-    """Return nested entries as rows of dotted name and value, cut where they are long or many."""
-    if isinstance(value, Mapping):
-        pairs = [(f"{prefix}.{key}" if prefix else str(key), part) for key, part in value.items()]
-    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
-        pairs = [(f"{prefix}[{number}]", part) for number, part in enumerate(value)]
-    else:
-        text = str(value)
-        return [[prefix, text if len(text) <= 200 else text[:199] + "\N{HORIZONTAL ELLIPSIS}"]]
-    return [row for name, part in pairs for row in flat(part, name)][:200]
+def _thin(points: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> list[Series]:
+    return [Series(name=name, points=thinned(found, len(names))) for name, found in zip(names, points, strict=True)]
+
+
+def _extremes(names: Sequence[str], values: Sequence[float | None], what: str) -> str:
+    """Say which of several runs has the lowest value and which the highest; nothing of fewer than two."""
+    found = [(value, name) for value, name in zip(values, names, strict=True) if value is not None]
+    if len(found) < 2:
+        return ""
+    (low, first), (high, last) = min(found), max(found)
+    told = (
+        f"{spell_count(low)} in all" if low == high else f"{spell_count(low)} ({first}) to {spell_count(high)} ({last})"
+    )
+    return f"{told}: {what}."
 
 
 def _overview(run: RunView) -> Table:
     result = run.result
     rows = [
         ["fingerprint", str(result.get("fingerprint", "not finished"))],
-        ["strategy", str(result.get("strategy", run.score.get("strategy", {}).get("name", "?")))],
+        ["strategy", _strategy(run)],
         ["workers", _worlds(run)],
         ["replicas", str(run.score.get("replicas", "?"))],
         ["batch size", str(run.score.get("batch_size", "?"))],
@@ -298,6 +304,10 @@ def _checkpoints(run: RunView) -> Iterator[Table]:
         shown = rows if len(rows) <= _MOST_ROWS else rows[-_MOST_ROWS:]
         title = f"Checkpoints: training time they took ({len(rows)} in all)"
         yield Table(title=title, head=["after step", "took", "at (UTC)"], rows=shown, numeric=frozenset({0, 1}))
+
+
+def _strategy(run: RunView) -> str:
+    return str(run.result.get("strategy", run.score.get("strategy", {}).get("name", "?")))
 
 
 def _worlds(run: RunView) -> str:

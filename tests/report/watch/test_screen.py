@@ -48,6 +48,16 @@ def test_the_headline(tmp_path):
     assert headline(run) == "run finished: step 60, epoch 1, 644 samples/s · loss 0.0333  test_accuracy 0.9833"
 
 
+def test_the_loss_is_shown_once(tmp_path):
+    """A `Trainer` logs the loss that the ledger has for every step."""
+    path = make_run(tmp_path / "run")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 60, "epoch": 1, "values": {"train/loss": 0.4567, "lr": 0.25}}\n')
+    text = shown([WatchedRun(path)], 80)
+    assert "loss 0.0333  test_accuracy 0.9833  lr 0.2500" in text
+    assert "0.4567" not in text
+
+
 def test_hostile_names(tmp_path):
     """A run's name and its metrics' names are text: no markup, no escape sequence, nothing turned round."""
     path = make_run(tmp_path / "[red]x\x1b[2J\u202e")

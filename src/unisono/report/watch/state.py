@@ -100,7 +100,9 @@ class WatchedRun:
         again, lines = self._logged.poll()
         self.metrics = dict(self.metrics) if not again else {}
         for line in self._entries(lines):
-            self.metrics.update({plain(name): value for name, value in line.get("values", {}).items()})
+            logged = {plain(name): value for name, value in line.get("values", {}).items()}
+            logged.pop("train/loss", None)  # the ledger has it for every step
+            self.metrics.update(logged)
         self._poll_phases()
         return before != (self.step, self.state, len(self.ranks), self.metrics)
 

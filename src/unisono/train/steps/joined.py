@@ -1,6 +1,7 @@
 """What a run joins when it begins and leaves when it ends: the world, torch as runs need it, the run directory."""
 
 import functools
+import warnings
 import weakref
 from collections.abc import Generator
 from pathlib import Path
@@ -27,7 +28,12 @@ from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.loop import Batch
 from unisono.train.steps.membership import live_of
-from unisono.world import World
+from unisono.world import World, wants_plain_torch
+
+_PLAIN = (
+    "UNISONO_PLAIN_TORCH is set: torch is left as it is, so backward(), optimizer steps and torch's collectives inside "
+    "a loss function are not refused, though they may spoil the result."
+)
 
 
 @final
@@ -80,6 +86,8 @@ class Joined:
             transport = connect(world, device=str(self.device), share_memory=is_auto, mpi=is_mpi)
         self.transport = GuardedTransport(transport)
         self.live = live_of(world, self.transport, transport, options, has_group=has_group) if is_process else None
+        if wants_plain_torch() and world.is_leader:
+            warnings.warn(_PLAIN, stacklevel=3)
         self._restore_torch = change_torch(self, OBSERVER)
         keep_freed_memory()
         enter_world(world, self.transport)

@@ -34,6 +34,13 @@ class Batch(NamedTuple):
     micros: Iterator[Micro]
     chain: str = ""
 
+    def __getattr__(self, name: str) -> Any:
+        """Say where samples are, to who looks for them here (`batch.x`)."""
+        raise AttributeError(
+            f"a batch of run.steps() has no {name!r}: it says which samples a step has, {', '.join(self._fields)}; "
+            f"they come one micro-batch at a time. Hint: run.step(batch, lambda micro: loss(model(micro.x), micro.y))"
+        )
+
 
 def pin(optimizer: Optimizer) -> None:
     """Settle what an optimizer would choose for itself: ``fused`` off, ``foreach`` on, where they are left open.
