@@ -21,7 +21,10 @@ from unisono.determinism import devices
 
 KIND, COUNT = "fake", 4
 counted: Counter[str] = Counter()
-"""``waits``: the CPU has stood still for the device; ``launches``: kernels, had they been those of a GPU."""
+"""``waits``: the CPU has stood still for the device; ``launches``: kernels, had they been those of a GPU.
+
+Waits are counted under the name of their thread, too: a rank's, in a world of threads.
+"""
 _here = threading.local()
 _lock = threading.Lock()
 _pending: dict[int, list[Callable[[], object]]] = {index: [] for index in range(COUNT)}
@@ -37,6 +40,7 @@ _COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_")
 def count_wait() -> None:
     """Count that the CPU waits."""
     counted["waits"] += 1
+    counted[threading.current_thread().name] += 1
 
 
 def drain(index: int) -> None:
@@ -295,7 +299,7 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     is_waited = not (rest[0] if rest else kwargs.get("non_blocking", False))
     if isinstance(target, FakeTensor):
         counted["launches"] += 1
-        if not isinstance(source, FakeTensor) and is_waited and source.dim():
+        if not isinstance(source, FakeTensor) and is_waited:
             count_wait()
         target.raw.copy_(_raw(source))
         return target
@@ -317,7 +321,10 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
     value = func(_raw(source), **kwargs)
     if device.type == KIND:
         counted["launches"] += 1
-        return FakeTensor(value, _index_of(device))
+        if not isinstance(source, FakeTensor) and is_waited:
+            count_wait()
+        # Between indices `to` has moved it before; torch's backward pass names the first one for all of them.
+        return FakeTensor(value, source.index if isinstance(source, FakeTensor) else _index_of(device))
     assert isinstance(source, FakeTensor)
     index = source.index
     if is_waited:
@@ -353,6 +360,8 @@ def install() -> None:
     library.impl("empty_strided", strided, "PrivateUse1")
     library.impl("_copy_from", lambda source, target, non_blocking=False: _copy(
         None, "aten::copy_", (target, source, non_blocking), {}), "PrivateUse1")  # fmt: skip
-    globals()["_library"] = library
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # nothing is cast
+    globals()["_libraries"] = library, everything
     devices.add_kind(KIND)
     devices.pinned = lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8)

@@ -89,6 +89,14 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     return total % MODULUS
 
 
+def checksum_part(tensor: Tensor) -> Tensor:
+    """Return the `checksum` of one tensor where it lies, int64 (): of a GPU's nobody waits for it."""
+    flat = tensor.detach().reshape(-1)
+    if flat.nbytes % 8 or flat.storage_offset() * flat.itemsize % 8:
+        flat = torch.nn.functional.pad(flat.view(torch.uint8), (0, -flat.nbytes % 8))
+    return flat.view(torch.int64).sum()
+
+
 @final
 class Checksum:
     """The `checksum` of the same tensors, again and again: those that are small are added up in one pass.
@@ -105,17 +113,26 @@ class Checksum:
 
     def __call__(self, tensors: Sequence[Tensor]) -> int:
         """Return the sum of all bits; see `checksum`."""
-        is_known = tensors is self._asked or (
-            len(tensors) == len(self._known) and all(map(operator.is_, tensors, self._known))
-        )
-        if not is_known or [*map(_ADDRESS_OF, tensors)] != self._addresses:
-            self._look_at(tensors)
+        self._follow(tensors)
         if not self._others and self._small:
             return int(torch.cat(self._small).sum().item()) % MODULUS
         total = checksum(self._others) if self._others else 0
         if self._small:
             total += int(torch.cat(self._small).sum().item())
         return total % MODULUS
+
+    def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return what `add_checksums` makes it of: int64 () each, where the tensors lie; nobody waits for them."""
+        self._follow(tensors)
+        small = [torch.cat(self._small).sum()] if self._small else []
+        return small + [checksum_part(tensor) for tensor in self._others]
+
+    def _follow(self, tensors: Sequence[Tensor]) -> None:
+        is_known = tensors is self._asked or (
+            len(tensors) == len(self._known) and all(map(operator.is_, tensors, self._known))
+        )
+        if not is_known or [*map(_ADDRESS_OF, tensors)] != self._addresses:
+            self._look_at(tensors)
 
     def _look_at(self, tensors: Sequence[Tensor]) -> None:
         self._asked = tensors if isinstance(tensors, tuple) else ()

@@ -6,20 +6,26 @@ owner-computes exchange finishes the tree. World size 1 runs the same code. With
 gradients are rounded, also in a world of one. With a witness one replica is computed by two ranks.
 """
 
+import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from unisono.collectives.coding.rounding import ROUNDINGS
-from unisono.determinism.switches import Checksum
+from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.devices import is_gpu
+from unisono.determinism.switches import Checksum, add_checksums
 from unisono.errors import StepError
 from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import add_gradient, key_generators
 from unisono.strategies.parts.drift import compare
 from unisono.strategies.parts.flat import sparse_again, sparse_parameters
+from unisono.strategies.parts.fold import Fold
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
@@ -40,12 +46,15 @@ class Exact(Strategy):
         self._held_alike = {**dict(model.named_parameters()), **self._buffers.saved_floats()}
         self._held = (*self._held_alike.values(),)
         self._checksum = Checksum()
+        on_gpu = any(is_gpu(tensor.device) for tensor in self._held)
         overlaps = {"auto": None, "on": True, "off": False}[options.overlap]
         kind = ROUNDINGS.get(options.compress)
         rounding = None if kind is None else kind(seed=context.seed)
         codec = options.codec if rounding is None else "none"
         self._sparse = sparse_parameters(model)
         how = (self._buffers, self.transport, overlaps, codec, rounding, frozenset(self._sparse))
+        #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
+        self._reads = DeviceReads() if on_gpu and rounding is None else None
         self._new_sum: Callable[[Any], LeafSum] = lambda parameters: LeafSum(parameters, *how)
         self._sum = self._new_sum(dict(model.named_parameters()))
         self._sums: dict[str | None, LeafSum] = {None: self._sum}  # by the optimizer that steps; None: there is one
@@ -96,8 +105,12 @@ class Exact(Strategy):
         self._expected = [replica for replica in hosted if replica < shares.leaves]
         if self.witness is not None:
             self._signed = self.witness.begin(step, num_samples, shares.leaves, objective)
-        self._weights = self._checksum(self._held)
-        self.begin_step(self._weights)
+        if self._reads is None:
+            self._weights = self._checksum(self._held)
+            self.begin_step(self._weights)
+        else:
+            self._reads.forget()
+            self._reads.ask(self._checksum.parts(self._held), self._take_weights)
         return self._expected
 
     def start_replica(self, micro: Micro) -> None:
@@ -117,23 +130,25 @@ class Exact(Strategy):
         if micro.replica == self._signed and self.witness is not None:
             self.witness.sign(loss.item(), weight, self._sum.trainable)
         share = shares.weights[micro.replica]
-        floats = buffers.collect(share, report.changed) if buffers.is_watched else ()
-        is_finite = self._sum.add(micro.replica, floats, report.present)
-        report.note(micro.replica, loss.item(), weight, is_finite=is_finite)
+        reads = self._reads
+        floats = buffers.collect(share, report.changed, reads) if buffers.is_watched else ()
+        if reads is None:
+            is_finite = self._sum.add(micro.replica, floats, report.present)
+            report.note(micro.replica, loss.item(), weight, is_finite=is_finite)
+        else:
+            found = self._sum.add(micro.replica, floats, report.present, Fold.largest)
+            largest = [torch.tensor([0.0 if found else math.inf])] if isinstance(found, bool) else found
+            reads.ask([loss, *largest], functools.partial(report.note_read, micro.replica, weight))
         self._busy_ns += time.perf_counter_ns() - self._began_ns
 
     def finish(self) -> Gradients:
         """Finish the tree over all ranks, and leave its sum in every ``param.grad``; collective."""
         step, report, shares, second = self._step, self._report, self._shares, self._second
-        own, say = self._tell()
-        checksum = self._sum.finish()
-        told = [own] if say is None else report.take(say())
-        losses, is_finite = report.losses[: shares.leaves].tolist(), True
+        told, checksum, is_finite = self._tell() if self._reads is None else self._read_and_tell(self._reads)
+        losses = report.losses[: shares.leaves].tolist()
         weighed = report.weigh(self._objective, shares, losses)
         if self._objective.score is not None:
             checksum, is_finite = self._sum.scale(weighed.factor)
-        elif self.context.precision.scale != 1:  # the sum may overflow where no replica's gradient does
-            is_finite = self._sum.is_finite()
         is_reached = report.is_reached() or bool(weighed.bad)
         if not is_reached or (len(told) > 1 and any(rank.head != told[0].head for rank in told)):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
@@ -162,26 +177,60 @@ class Exact(Strategy):
             is_stop_asked=asked % 2 == 1,
         )
 
-    def _tell(self) -> tuple[RankReport, Callable[[], Tensor] | None]:
-        """Send what this rank has added up, and tell of the step; return its word, and what waits for the others'."""
+    def _tell(self) -> tuple[list[RankReport], int, bool]:
+        """Finish the tree, and tell of the step meanwhile.
+
+        Returns:
+            The word of every rank; the checksum of the sum; whether that is finite, where it matters.
+        """
+        self._send()
+        if self._buffers.is_watched:
+            self._buffers.tell(self._report.counted)
+        own = self._own_word()
+        say = None if self.transport.world_size == 1 else self._sum.tell(self._report.message(own))
+        checksum = self._sum.finish()
+        # The sum may overflow where no replica's gradient does.
+        is_finite = not self._may_overflow() or self._sum.is_finite()
+        return [own] if say is None else self._report.take(say()), checksum, is_finite
+
+    def _read_and_tell(self, reads: DeviceReads) -> tuple[list[RankReport], int, bool]:
+        """Do what `_tell` does after the tree is finished, with what is read from the GPU then, all at once."""
+        self._send()
+        total, sums, largest = self._sum.finish_unread(), list[int](), list[float]()
+        if self._buffers.is_watched:
+            self._buffers.tell(self._report.counted, reads)
+        reads.ask(total.checksum_parts(), lambda *read: sums.extend(int(each) for each in read))
+        if self._may_overflow():
+            reads.ask(total.largest(), lambda *read: largest.extend(float(each) for each in read))
+        reads.read()
+        told = self._report.merge(self.transport, self._own_word())
+        return told, add_checksums(sums), all(map(math.isfinite, largest))
+
+    def _may_overflow(self) -> bool:
+        return self._objective.score is None and self.context.precision.scale != 1
+
+    def _take_weights(self, *parts: Tensor) -> None:
+        self._weights = add_checksums(int(part) for part in parts)
+
+    def _send(self) -> None:
+        """Let what this rank has added up leave for the others."""
         report = self._report
         if self._computed != self._expected:
             hosted = self.placement[self.transport.rank]
             raise StepError(f"step {self._step}: this rank hosts replicas {hosted}, but got {self._computed}.")
         if not self._sum.send(self.placement):
             report.bad[self._expected[-1]] = True
-        if self._buffers.is_watched:
-            self._buffers.tell(report.counted)
         if self._second is not None:
             self._second.blame(report)
+
+    def _own_word(self) -> RankReport:
         gradient = 0 if self._second is None else self._second.checksum
         if self.witness is not None:
             gradient = self.witness.tell(self._sum.trainable)
-        own = RankReport(
+        return RankReport(
             self._step, self._weights, gradient,
             is_stop_asked=self.is_stop_asked(), busy_ns=self._busy_ns, is_training=self.model.training,
         )  # fmt: skip
-        return own, None if self.transport.world_size == 1 else self._sum.tell(report.message(own))
 
     def clip_gradients(self) -> None:
         """See `Strategy.clip_gradients`; what an optimizer for sparse gradients is to get is sparse from here on."""
@@ -209,7 +258,7 @@ class Exact(Strategy):
         return {} if self.witness is None else {"witness": self.witness.report()}
 
     def recorded(self) -> Sequence[Tensor]:
-        return [*self._held_alike.values()]
+        return [*self._held_alike.values()] if self._reads is None else ()
 
     def _new_report(self) -> StepReport:
         buffers = self._buffers

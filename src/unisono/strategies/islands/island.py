@@ -128,7 +128,8 @@ class Island:
             weight: Its share of the island's samples, by which its gradient is weighted already.
         """
         floats = self._kept.collect(weight, self._changed)
-        return self._sum.add(replica - self.replicas.start, floats, self.present)
+        is_finite: bool = self._sum.add(replica - self.replicas.start, floats, self.present)
+        return is_finite
 
     def finish_step(self) -> int:
         """Add up what the replicas have left, and return the gradient's checksum; within `inside`."""

@@ -142,7 +142,7 @@ class FlatBuffer:
         self._gradients = [flat[a:b] for flat, a, b in zip(flats, gradient_starts, lengths, strict=True)]
         # Without the padding, which depends on the world size.
         words = [flat[:length].view(torch.int64) for flat, length in zip(flats, lengths, strict=True)]
-        self._sums = [adder(piece) for piece in words]
+        self._words, self._sums = words, [adder(piece) for piece in words]
 
     def add_(self, other: "FlatBuffer") -> "FlatBuffer":
         """Add `other` element by element into this buffer."""
@@ -166,6 +166,14 @@ class FlatBuffer:
             return int(self._sums[0]()) % MODULUS
         return add_checksums([int(add_up()) for add_up in self._sums])
 
+    def checksum_parts(self) -> list[Tensor]:
+        """Return sums that `add_checksums` makes the `checksum` of, int64 () each, on the buffer's devices."""
+        return [piece.sum() for piece in self._words]
+
+    def largest(self) -> list[Tensor]:
+        """Return what `largest_of` says of the gradients."""
+        return largest_of(self._gradients)
+
 
 def is_finite(piece: Tensor) -> bool:
     """Whether no element is NaN or infinite."""
@@ -176,6 +184,16 @@ def is_finite(piece: Tensor) -> bool:
 def are_finite(grads: Iterable[Tensor | None]) -> bool:
     """Whether no element of what is there is NaN or infinite."""
     return all(grad is None or bool(grad.isfinite().all()) for grad in grads)
+
+
+def largest_of(grads: Iterable[Tensor | None]) -> list[Tensor]:
+    """Return largest magnitudes, (1,) for each device, where they lie: they are finite where every element is."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in grads:
+        if grad is not None and grad.numel():
+            plain = torch.view_as_real(grad) if grad.is_complex() else grad
+            groups.setdefault((plain.device, plain.dtype), []).append(plain.detach())
+    return [torch.stack(torch._foreach_norm(group, float("inf"))).amax(0, keepdim=True) for group in groups.values()]
 
 
 def fold(views: list[Tensor], tensors: Sequence[Tensor | None], *, adds: bool) -> None:

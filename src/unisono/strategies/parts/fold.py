@@ -15,7 +15,7 @@ from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.tree import Node, are_siblings, push
 from unisono.determinism.switches import checksum
 from unisono.errors import StepError
-from unisono.strategies.parts.flat import Bucket, FlatBuffer, are_finite, fold, is_finite
+from unisono.strategies.parts.flat import Bucket, FlatBuffer, are_finite, fold, is_finite, largest_of
 
 T = TypeVar("T")
 
@@ -55,6 +55,10 @@ class Fold:
     def are_finite(self, indices: Sequence[int], grads: Sequence[Tensor | None]) -> bool:
         """Whether no element of these gradients, which have been taken in, is NaN or infinite."""
         return all(is_finite(self.target.gradients[index]) for index in indices) or are_finite(grads)
+
+    def largest(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return what `largest_of` says of the replica's gradients, all of which have been taken in."""
+        return largest_of(grads) if self._adds else self.target.largest()
 
     def round_leaf(self, bucket: Bucket) -> None:
         """Round a piece of the replica's gradients, all of which have been taken in."""

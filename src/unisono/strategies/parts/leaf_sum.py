@@ -1,7 +1,7 @@
 """The sum of a step's replicas along the canonical tree: gradients and buffers, in flat buffers that are used again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,10 @@ from unisono.strategies.parts.flat import STRIDED, FlatBuffer, Layout, are_finit
 from unisono.strategies.parts.fold import EarlyFold, Fold
 from unisono.strategies.parts.overlap import Overlap
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
+
+
+def _are_finite(fold: Fold, grads: Sequence[Tensor | None]) -> bool:
+    return fold.target.is_finite() or are_finite(grads)
 
 
 @final
@@ -87,16 +91,21 @@ class LeafSum:
         elif self._early is not None:
             self._early.start(lambda: self._fold(replica))
 
-    def add(self, replica: int, floats: Sequence[Tensor], present: npt.NDArray[np.bool_]) -> bool:
+    def add(
+        self, replica: int, floats: Sequence[Tensor], present: npt.NDArray[np.bool_],
+        look: Callable[[Fold, Sequence[Tensor | None]], Any] = _are_finite,
+    ) -> Any:  # fmt: skip
         """Take the gradients of the rank's next replica off the model, and add them up as far as the tree allows.
 
         Args:
             replica: Its index.
             floats: What it has left in the floating-point buffers, weighted.
             present: bool (trainable parameters,): set where there is a gradient.
+            look: What is to be known of its gradients, which lie in the fold; by itself, whether they are finite.
 
         Returns:
-            Whether its gradients are finite; True where only `reduce` knows.
+            What `look` does; where gradients leave while they are computed, are taken early, or are rounded: whether
+            they are finite; True where only `reduce` knows.
         """
         if self._overlap is not None:
             self._overlap.end_backward(present)
@@ -117,21 +126,21 @@ class LeafSum:
             present[[*taken]] = True
             grads = [grads[index] for index in rest]
             fold.put(rest, grads)
-            is_finite = all(taken.values()) and fold.are_finite(rest, grads)
+            found: Any = all(taken.values()) and fold.are_finite(rest, grads)
         else:
             fold.put_all(grads)
-            is_finite = fold.target.is_finite() or are_finite(grads)
+            found = look(fold, grads)
         if self._rounding is not None:
             for bucket in self._buckets:
                 fold.round_leaf(bucket)
-            is_finite = fold.target.is_finite()  # what is finite may have been rounded to infinity
-            self._is_spoilt |= not is_finite
+            found = fold.target.is_finite()  # what is finite may have been rounded to infinity
+            self._is_spoilt |= not found
         if floats:
             fold.put_floats(floats)
         self._sums = fold.sums(_whole, self._add, None if self._rounding is None else self._settle)
         for parameter in self._trained:
             parameter.grad = None
-        return is_finite
+        return found
 
     def reduce(self, placement: Sequence[range]) -> tuple[int, bool]:
         """Finish the tree over all ranks; collective.
@@ -164,6 +173,10 @@ class LeafSum:
 
     def finish(self) -> int:
         """Do the second part of `reduce`, after `send`; collective."""
+        return self.finish_unread().checksum()
+
+    def finish_unread(self) -> FlatBuffer:
+        """Do what `finish` does, and return the sum, of which nothing has been read; collective."""
         assert self._total is not None
         total = self._total
         if self._sent is not None and self._overlap is not None:
@@ -179,7 +192,7 @@ class LeafSum:
                 self._merged.append(view if is_saved else view.clone())
                 if not is_saved:  # a resumed run has other values there: no part of the record
                     view.zero_()
-        return total.checksum()
+        return total
 
     def scale(self, factor: float) -> tuple[int, bool]:
         """Multiply the gradients of the whole sum, after `finish`; return its checksum, and whether they are finite."""

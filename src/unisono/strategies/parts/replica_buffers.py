@@ -8,6 +8,7 @@ Counters, which are small, travel in the step's report, so that nothing is left 
 where a large mask has changed do the ranks meet once more, before anything in the model is overwritten.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
+from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.devices import is_gpu
 from unisono.errors import StepError
 
 _SMALL = 16
@@ -46,6 +49,11 @@ class ReplicaBuffers:
         #: Elements of the small buffers of whole numbers, which travel in the step's report.
         self.num_counted = num_counted(self._buffers)
         self._largest: list[Tensor] | None = None
+        self._lists = _lists(self._buffers)
+        self._pairs = [
+            ([self._buffers[index] for index in indices], [self._start[index] for index in indices])
+            for indices in self._lists
+        ]
         self.is_watched = bool(self._buffers or self._empty)  #: Whether there is anything to keep apart, or to refuse.
 
     def floats(self) -> list[Tensor]:
@@ -74,8 +82,8 @@ class ReplicaBuffers:
     def start_step(self) -> None:
         """Remember the values that every replica of the step starts from."""
         self._largest = None
-        if self._buffers:
-            torch._foreach_copy_(self._start, self._buffers)
+        for live, start in self._pairs:
+            torch._foreach_copy_(start, live)
 
     def start_replica(self) -> None:
         """Put the step's starting values back."""
@@ -83,7 +91,8 @@ class ReplicaBuffers:
             return
         for (module, name), buffer in zip(self._owners, self._buffers, strict=True):
             module._buffers[name] = buffer  # a module may have put another tensor in its place
-        torch._foreach_copy_(self._buffers, self._start)
+        for live, start in self._pairs:
+            torch._foreach_copy_(live, start)
 
     def present(self) -> list[Tensor]:
         """Return what the buffers are now: a module may have put another tensor in the place of one."""
@@ -106,8 +115,17 @@ class ReplicaBuffers:
         for (module, name), start in zip(self._owners, self._start, strict=True):
             module._buffers[name] = start.clone()
 
-    def collect(self, weight: float, changed: npt.NDArray[np.bool_]) -> list[Tensor]:
-        """Return the weighted values that a replica has left in floating-point buffers; flags go into `changed`."""
+    def collect(self, weight: float, changed: npt.NDArray[np.bool_], reads: DeviceReads | None = None) -> list[Tensor]:
+        """Return the weighted values that a replica has left in floating-point buffers.
+
+        Args:
+            weight: Their factor.
+            changed: bool (buffers,): set where it has changed one; at once, or by `reads`.
+            reads: Is asked for what only a device knows; None: the CPU waits for it.
+
+        Raises:
+            StepError: A buffer that was None has been filled.
+        """
         for module, name in self._empty:
             if module._buffers[name] is not None:
                 raise StepError(
@@ -117,9 +135,12 @@ class ReplicaBuffers:
         if not self._buffers:
             return []
         present = [module._buffers[name] for module, name in self._owners]
-        for index, (buffer, start) in enumerate(zip(present, self._start, strict=True)):
-            assert buffer is not None
-            changed[index] |= not torch.equal(buffer, start)
+        if reads is None:
+            for index, (buffer, start) in enumerate(zip(present, self._start, strict=True)):
+                assert buffer is not None
+                changed[index] |= not torch.equal(buffer, start)
+        else:
+            self._compare(present, changed, reads)
         counters = [buffer.clone() for buffer in present[self.num_float :] if buffer is not None]
         if self._largest is None:
             self._largest = counters
@@ -128,11 +149,29 @@ class ReplicaBuffers:
         floats = [buffer for buffer in present[: self.num_float] if buffer is not None]
         return list(torch._foreach_mul(floats, weight)) if floats else []
 
-    def tell(self, counted: npt.NDArray[np.int64]) -> None:
-        """Write into `counted` the largest values that this rank's replicas have left in the small buffers."""
+    def _compare(self, present: Sequence[Tensor | None], changed: npt.NDArray[np.bool_], reads: DeviceReads) -> None:
+        """Ask for what `torch.equal` says of every buffer, and set it in `changed` where it is wrong."""
+        for indices in self._lists:
+            pairs = {index: (present[index], self._start[index]) for index in indices}
+            alike = {index: (new, old) for index, (new, old) in pairs.items() if new is not None and _is_like(new, old)}
+            changed[[index for index in indices if index not in alike]] = True
+            if found := [index for index, (_, old) in alike.items() if old.numel()]:
+                new, old = (torch.cat([alike[index][side].reshape(-1) for index in found]) for side in (0, 1))
+                flags = (new != old).view(torch.uint8).split([alike[index][1].numel() for index in found])
+                most = torch.stack(torch._foreach_max(flags))
+                reads.ask([most], functools.partial(_set_flags, changed, found))
+
+    def tell(self, counted: npt.NDArray[np.int64], reads: DeviceReads | None = None) -> None:
+        """Write into `counted` the largest values that this rank's replicas have left in the small buffers.
+
+        At once, or by `reads`.
+        """
         if self._largest is not None and self.num_counted:
             small = [value.reshape(-1) for value in self._largest if _is_small(value)]
-            counted[:] = torch.cat([value.to("cpu", torch.int64) for value in small]).numpy()
+            if reads is None:
+                counted[:] = torch.cat([value.to("cpu", torch.int64) for value in small]).numpy()
+            else:
+                reads.ask(small, lambda *told: np.copyto(counted, torch.cat([each.long() for each in told]).numpy()))
 
     def finish_step(
         self,
@@ -155,8 +194,7 @@ class ReplicaBuffers:
         moved = [index for index in np.flatnonzero(changed[self.num_float :]).tolist() if not _is_small(whole[index])]
         values = self._largest_of_all(transport, moved) if moved else {}
         small = [index for index, buffer in enumerate(whole) if _is_small(buffer)]
-        pieces = torch.from_numpy(counted).split([whole[index].numel() for index in small]) if small else ()
-        values |= zip(small, pieces, strict=True)
+        values |= self._told(transport, counted, small)
         self.start_replica()
         for buffer, value, is_changed in zip(self._buffers, merged, changed, strict=False):
             if is_changed:
@@ -165,18 +203,49 @@ class ReplicaBuffers:
             if changed[self.num_float + index]:
                 whole[index].copy_(piece.view(whole[index].shape))
 
+    def _told(self, transport: Transport, counted: npt.NDArray[np.int64], small: Sequence[int]) -> dict[int, Tensor]:
+        """Return the largest values of the small buffers by index; a device has its own, if there is one rank."""
+        own = self._largest if transport.world_size == 1 else None
+        if own is not None:
+            return {index: own[index] for index in small}
+        whole = self._buffers[self.num_float :]
+        told, found = torch.from_numpy(counted), dict[int, Tensor]()
+        on = {device: told.to(device, non_blocking=True) for device in {whole[index].device for index in small}}
+        start = 0
+        for index in small:
+            found[index] = on[whole[index].device][start : (start := start + whole[index].numel())]
+        return found
+
     def _largest_of_all(self, transport: Transport, moved: Sequence[int]) -> dict[int, Tensor]:
         """Return the largest values, over all ranks, of some buffers of whole numbers, by index; collective."""
         whole = [self._buffers[self.num_float + index] for index in moved]
         local = [self._largest[index] for index in moved] if self._largest is not None else whole
+        if transport.world_size == 1:
+            return dict(zip(moved, local, strict=True))
         # A rank without a replica in this step has no say: its first element is 0.
-        flag = torch.tensor([int(self._largest is not None)])
-        mine = torch.cat([flag, *[value.reshape(-1).to("cpu", torch.int64) for value in local]])
-        everyone = torch.empty(transport.world_size * len(mine), dtype=torch.int64)
+        flag = torch.full((1,), int(self._largest is not None), device=whole[0].device)
+        mine = torch.cat([flag, *[value.reshape(-1).to(flag.device, torch.int64) for value in local]])
+        everyone = mine.new_empty(transport.world_size * len(mine))
         transport.all_gather(mine, everyone)
         rows = everyone.view(transport.world_size, -1)
-        largest = rows[rows[:, 0] == 1][:, 1:].amax(dim=0)
+        largest = rows[:, 1:].masked_fill(rows[:, :1] == 0, torch.iinfo(torch.int64).min).amax(dim=0)
         return dict(zip(moved, largest.split([buffer.numel() for buffer in whole]), strict=True))
+
+
+def _lists(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of tensors that one kernel of a GPU takes together; on the CPU they are all one list."""
+    found: dict[object, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        found.setdefault((tensor.dtype, tensor.device) if is_gpu(tensor.device) else "cpu", []).append(index)
+    return [*found.values()]
+
+
+def _is_like(new: Tensor, old: Tensor) -> bool:
+    return (new.shape, new.dtype, new.device) == (old.shape, old.dtype, old.device)
+
+
+def _set_flags(changed: npt.NDArray[np.bool_], indices: Sequence[int], flags: Tensor) -> None:
+    changed[indices] |= flags.numpy() != 0
 
 
 def num_counted(buffers: Iterable[Tensor]) -> int:

@@ -78,6 +78,10 @@ class StepReport:
         if not (is_finite and math.isfinite(loss)):
             self.bad[replica] = True
 
+    def note_read(self, replica: int, weight: float, loss: Tensor, *largest: Tensor) -> None:
+        """Do what `note` does, with numbers that were read from a device: the loss, and the gradient's magnitudes."""
+        self.note(replica, loss.item(), weight, is_finite=all(math.isfinite(each.item()) for each in largest))
+
     def bad_replicas(self) -> tuple[int, ...]:
         """Return the replicas whose loss or gradient is NaN or infinite, ascending."""
         return tuple(np.flatnonzero(self.bad).tolist()) if 1 in self.bad.tobytes() else ()

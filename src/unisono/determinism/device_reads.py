@@ -1,0 +1,55 @@
+"""Small numbers that lie on a device, brought to the CPU together: it waits for the device once, not for each of them.
+
+In: tensors, and what is to be done with their values. Out: the same values on the CPU, bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+
+@final
+class DeviceReads:
+    """What will be read from devices, with one copy, and who gets it."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[Sequence[Tensor], Callable[..., Any]]] = []
+
+    def ask(self, tensors: Sequence[Tensor], then: Callable[..., Any]) -> None:
+        """Have tensors read: `then` is called by `read` with each of them, on the CPU.
+
+        They must stay as they are until then, as far as the device's own order of work does not see to that.
+        """
+        self._asked.append((tensors, then))
+
+    def read(self) -> None:
+        """Wait once for each device that holds some of what was asked for, and hand it out in the order of asking."""
+        asked, self._asked = self._asked, []
+        found = iter(brought([tensor for tensors, _ in asked for tensor in tensors]))
+        for tensors, then in asked:
+            then(*[next(found) for _ in tensors])
+
+    def forget(self) -> None:
+        """Read nothing of what was asked for."""
+        self._asked = []
+
+
+def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors on the CPU, contiguous, with one copy from each device; those on the CPU as they are."""
+    found = [tensor.detach() for tensor in tensors]
+    places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
+    # Wide numbers first: each kind then begins at a multiple of its size.
+    for index in sorted(range(len(found)), key=lambda index: -found[index].itemsize):
+        tensor = found[index]
+        if tensor.device.type != "cpu":
+            places.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(index)
+    for kinds in places.values():
+        groups = [torch.cat([found[index].reshape(-1) for index in indices]) for indices in kinds.values()]
+        raw = torch.cat([group.view(torch.uint8) for group in groups]).cpu()
+        for (dtype, indices), piece in zip(kinds.items(), raw.split([group.nbytes for group in groups]), strict=True):
+            values = piece.view(dtype).split([found[index].numel() for index in indices])
+            for index, value in zip(indices, values, strict=True):
+                found[index] = value.view(tensors[index].shape)
+    return found

@@ -1,0 +1,136 @@
+"""How often a step of `exact` waits for its device, for every model of the conformance suite and some that are harder.
+
+Programs for a process of their own (see `devices`): each returns the waits of every step on each rank, and bits, which
+must be those of the CPU.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import devices
+import unisono
+from reference import bits
+from strategies.conformance import Parts, batch_norm_model, mlp
+from unisono.collectives.loopback import run_ranks
+from unisono.collectives.transport import Transport
+from unisono.determinism.device_reads import DeviceReads
+
+
+class Odd(nn.Module):
+    """Sizes that fill no 64 bits, a layout of its own, two dtypes, a mask with infinity, and a buffer put in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3).to(memory_format=torch.channels_last)
+        self.norm, self.last = nn.BatchNorm2d(3), nn.Linear(108, 10)
+        self.scale = nn.Parameter(torch.tensor([1.0]).double())
+        self.register_buffer("mask", torch.tensor([[0.0, -math.inf, math.nan]]))
+        self.register_buffer("seen", torch.zeros(3), persistent=False)
+        self.register_buffer("many", torch.zeros(40, dtype=torch.int64))
+        self.register_buffer("nothing", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        found = F.relu(self.norm(self.conv(x.view(-1, 1, 8, 8))))
+        self.seen = found.detach().mean((0, 2, 3))
+        self.many[:4] += len(x)
+        scores: Tensor = self.last(found.flatten(1)) * self.scale.float()
+        return scores
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp, "batch_norm_model": batch_norm_model, "Parts": Parts, "Odd": Odd,
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {}, "clip_norm": {"clip_norm": 0.05}, "fp16": {"precision": "fp16"}, "poisoned": {"non_finite": "skip"},
+}  # fmt: skip
+CASES = [
+    *[(1, model, "plain", replicas) for model in MODELS for replicas in (1, 2, 8)],
+    *[(2, model, "plain", 2) for model in MODELS],
+    (2, "Odd", "poisoned", 8), *[(1, "Odd", settings, 2) for settings in SETTINGS if settings != "plain"],
+]  # fmt: skip
+"""Ranks, model, settings of the run, replicas."""
+
+
+def images(*, is_poisoned: bool) -> unisono.ArrayDataset:
+    """Return 48 small images; some of them with infinite pixels."""
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(48, 1, 8, 8, generator=generator), torch.randint(10, (48,), generator=generator)
+    if is_poisoned:
+        x[[7, 20, 41]] = torch.inf
+    return unisono.ArrayDataset(x, y)
+
+
+def train(
+    transport: Transport, device: str, model: str, settings: str, replicas: int, extra: Callable[[Tensor], object]
+) -> list[Any]:
+    """Train two epochs of two steps; return the waits of each step, losses, bad replicas, and the fingerprint."""
+    place = device if device == "cpu" else f"{device}:{transport.rank}"
+    name, waits, told = threading.current_thread().name, [], []
+    with unisono.Run(seed=3, replicas=replicas, transport=transport, device=place, **SETTINGS[settings]) as run:
+        torch.manual_seed(1)
+        made = MODELS[model]().to(place)
+        optimizer = torch.optim.AdamW([each for each in made.parameters() if each.requires_grad], lr=1e-2)
+        front, optimizer = run.prepare(made, optimizer)
+
+        def loss(micro: Any) -> Tensor:
+            found = F.cross_entropy(front(micro.x), micro.y)
+            extra(found)
+            return found
+
+        for batch in run.steps(run.loader(images(is_poisoned=settings == "poisoned"), batch_size=24), epochs=2):
+            before = devices.counted[name]
+            told.append(run.step(batch, loss).hex())
+            waits.append(devices.counted[name] - before)
+        skipped = run.non_finite.num_skipped
+        fingerprint = run.result()["fingerprint"]
+    return [waits, [told, skipped, fingerprint]]
+
+
+def counted(_: None) -> list[Any]:
+    """Return for each case what its ranks give on the device, and on the CPU."""
+    devices.install()
+    torch.set_num_threads(1)
+    return [[on_ranks(device, *case) for device in (devices.KIND, "cpu")] for case in CASES]
+
+
+def control(_: None) -> list[list[int]]:
+    """Return the waits of steps whose loss function reads its loss."""
+    devices.install()
+    return [on_ranks(devices.KIND, 1, "mlp", "plain", replicas, lambda loss: loss.item())[0][0] for replicas in (1, 2)]
+
+
+def on_ranks(
+    device: str, world: int, model: str, settings: str, replicas: int,
+    extra: Callable[[Tensor], object] = lambda loss: None,
+) -> list[Any]:  # fmt: skip
+    """Train a case on ranks in threads; `extra` is done with every loss."""
+    return run_ranks(lambda transport: train(transport, device, model, settings, replicas, extra), world)
+
+
+def mixed(_: None) -> list[Any]:
+    """Return how often reading tensors of all kinds from two devices and the CPU waits, and whether all bits arrive."""
+    devices.install()
+    generator = torch.Generator().manual_seed(4)
+    made = [
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in ((), (3,), (0,), (2, 5)) for dtype in (torch.bool, torch.float16, torch.float64, torch.complex64)
+    ]  # fmt: skip
+    made += [torch.tensor([math.nan, -0.0, math.inf]), torch.arange(12).view(3, 4).t()]
+    found: list[list[Tensor]] = []
+    reads = DeviceReads()
+    for place in ("fake:0", "fake:1", "cpu"):
+        reads.ask([tensor.to(place) for tensor in made], lambda *told: found.append([*told]))
+    before = devices.counted["waits"]
+    reads.read()
+    waits = devices.counted["waits"] - before
+    reads.ask([made[0]], lambda told: found.append([told]))
+    reads.forget()
+    reads.read()
+    return [waits, [[bits(told) == bits(tensor) for told, tensor in zip(each, made, strict=True)] for each in found]]

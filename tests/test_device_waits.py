@@ -1,0 +1,28 @@
+"""A step of `exact` waits for a GPU once, whatever the model and its replicas: counted on the strict device."""
+
+import pytest
+
+import device_waits
+from ranks import once, run_processes
+
+
+@once
+def played(program):
+    """What a program of `device_waits` gives, in a process of its own."""
+    return run_processes(getattr(device_waits, program), 1)[0]
+
+
+@pytest.mark.parametrize("number", range(len(device_waits.CASES)), ids=lambda number: str(device_waits.CASES[number]))
+def test_a_step_waits_once(number):
+    """Losses, finiteness, checksums, flags and counters come in one read; bits and skipped steps are the CPU's."""
+    _, _, settings, _ = device_waits.CASES[number]
+    for (waits, bits), (none, expected) in zip(*played("counted")[number], strict=True):
+        assert waits == [1] * 4
+        assert none == [0] * 4
+        assert bits == expected or settings == "fp16", "the device casts nothing"
+        assert bits[1] == (4 if settings == "poisoned" else 0), "steps that were skipped"
+
+
+def test_a_read_more_is_counted():
+    """The control: a loss function that reads its loss waits once more for each replica."""
+    assert played("control") == [[2] * 4, [3] * 4]
