@@ -9,6 +9,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from unisono.determinism import devices
+
 
 @final
 class DeviceReads:
@@ -45,11 +47,19 @@ def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
         tensor = found[index]
         if tensor.device.type != "cpu":
             places.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(index)
-    for kinds in places.values():
-        groups = [torch.cat([found[index].reshape(-1) for index in indices]) for indices in kinds.values()]
-        raw = torch.cat([group.view(torch.uint8) for group in groups]).cpu()
-        for (dtype, indices), piece in zip(kinds.items(), raw.split([group.nbytes for group in groups]), strict=True):
+    copies = [_begin([[found[index] for index in indices] for indices in kinds.values()]) for kinds in places.values()]
+    for (device, kinds), pieces in zip(places.items(), copies, strict=True):
+        devices.mark(device).synchronize()
+        for (dtype, indices), piece in zip(kinds.items(), pieces, strict=True):
             values = piece.view(dtype).split([found[index].numel() for index in indices])
             for index, value in zip(indices, values, strict=True):
                 found[index] = value.view(tensors[index].shape)
+    return found
+
+
+def _begin(groups: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    """Begin to copy groups of tensors, of one dtype each; return the bytes of each group, which are still to come."""
+    flats = [torch.cat([tensor.reshape(-1) for tensor in group]).view(torch.uint8) for group in groups]
+    raw = torch.cat(flats)
+    found: Sequence[Tensor] = devices.pinned(len(raw)).copy_(raw, non_blocking=True).split([*map(len, flats)])
     return found
