@@ -1,6 +1,7 @@
 """Exchanges of several buckets, over any transport, as programs that ranks run; they return plain values."""
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -135,3 +136,25 @@ def leave_one_behind(transport: Transport) -> dict[str, Any]:
     totals = [bits(pairwise_sum(bucket, torch.add)) for bucket in values]
     found = [sum_buckets(exchange_over(transport), transport, placement, size, values) for _ in range(2)]
     return {"right": all(bits(out) == total for outs in found for out, total in zip(outs, totals, strict=True))}
+
+
+def finish_late(transport: Transport) -> dict[str, Any]:
+    """Sum more buckets than a rank expects at once; the last rank gives all of them, but finishes late.
+
+    The others soon have all that they are to add, into memory that they are still sending from.
+    """
+    size, exchange = transport.world_size, exchange_over(transport)
+    buckets = [random_leaves(size, [padded_length(64, size)], torch.float32, seed) for seed in range(24)]
+    mine = [bucket[transport.rank].clone() for bucket in buckets]
+    exchange.start(mine, place_evenly(size, size), size)
+    with ThreadPoolExecutor(1) as helper:
+        finished = helper.submit(exchange.finish) if transport.rank < size - 1 else None
+        for part in mine:
+            exchange.give([((transport.rank, transport.rank + 1), part)])
+        until = time.monotonic() + 0.5
+        while finished is not None and time.monotonic() < until and torch.equal(mine[-1], buckets[-1][transport.rank]):
+            time.sleep(0.01)
+        transport.barrier()
+        exchange.finish() if finished is None else finished.result()
+    totals = [bits(pairwise_sum(bucket, torch.add)) for bucket in buckets]
+    return {"right": [bits(out) for out in mine] == totals}

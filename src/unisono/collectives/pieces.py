@@ -34,15 +34,17 @@ def cut_into_buckets(length: int, world_size: int, item_bytes: int) -> tuple[ran
         item_bytes: Bytes of an element.
 
     Example:
-        >>> cut_into_buckets(1 << 20, 2, 4)[:2], cut_into_buckets(64, 2, 4)
-        ((range(873792, 1048576), range(699008, 873792)), (range(0, 64),))
+        >>> cut_into_buckets(1 << 20, 2, 4)[-2:], cut_into_buckets(64, 2, 4)
+        ((range(32768, 235968), range(0, 32768)), (range(0, 64),))
     """
     if not length:
         return ()
     unit = ALIGNMENT * world_size
     wanted = min(max(length * item_bytes // _USUAL_BUCKETS, _LEAST_BYTES), _MOST_BYTES)
     wanted = max(wanted, _LEAST_CHUNK_BYTES * world_size)
-    count = max(1, length * item_bytes // wanted)
-    size = -(-length // count // unit) * unit
-    stops = list(range(length, 0, -size))
-    return tuple(range(max(0, stop - size), stop) for stop in stops)
+    if length * item_bytes < 2 * wanted:
+        return (range(length),)
+    last = -(-_LEAST_CHUNK_BYTES * world_size // item_bytes // unit) * unit
+    rest = length - last
+    size = -(-rest // max(1, rest * item_bytes // wanted) // unit) * unit
+    return *(range(max(last, stop - size), stop) for stop in range(length, last, -size)), range(last)

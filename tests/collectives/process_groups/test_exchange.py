@@ -14,6 +14,12 @@ def test_a_step_that_failed_leaves_nothing_for_later_ones(world_size):
 
 
 @pytest.mark.parametrize("world_size", SIZES)
+def test_nothing_is_added_into_what_is_still_being_sent(world_size):
+    """Where a rank takes its messages late, the others' sums wait for it."""
+    assert [seen["late"] for seen in launched(world_size)] == [{"right": True}] * world_size
+
+
+@pytest.mark.parametrize("world_size", SIZES)
 def test_ranks_with_other_buffers_are_told(world_size):
     """Lengths that differ, even in the last group alone, are an error in words on every rank before a byte is sent."""
     for seen in launched(world_size):
