@@ -1,5 +1,6 @@
 """Options for speed: each keeps parameters and shapes, gives close numbers, and says by its bits that it was there."""
 
+import importlib
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from unisono.data.sets.texts import pack
 from unisono.recipes.catalog import Options
 from unisono.recipes.gated_cnn import GatedCNN
+from unisono.recipes.images import ImageCNN
 from unisono.recipes.mnist import SimpleCNN
 from unisono.recipes.speed import channels_last, one_cycle, tune
 from unisono.recipes.text_training import PRESETS, build
@@ -47,6 +49,25 @@ def test_an_option_gives_close_numbers():
     assert torch.allclose(found, expected, atol=2e-3)
     for ours, theirs in zip(others, gradients, strict=True):
         assert torch.allclose(ours, theirs, atol=0.02 * float(theirs.abs().max()) + 1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch's own compiler
+def test_the_compiler_gets_the_recipes_models(monkeypatch):
+    """The compiler is called for each; the control: of a class of torch's own, `compile` makes nothing."""
+    graphs: list[torch.fx.GraphModule] = []
+    # In place of what writes code for a graph, which takes minutes.
+    compile_fx = importlib.import_module("torch._inductor.compile_fx")
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, *_, **__: graphs.append(graph) or graph.forward)
+    images = torch.randn(4, 1, 28, 28)
+    for model, data in ((SimpleCNN(), images), (ImageCNN(1, 5), images), (build("bag", 50, 2, {}), TEXTS)):
+        graphs.clear()
+        tune(model, options(compile=True))(data).sum().backward()
+        assert graphs, type(model).__name__
+    graphs.clear()
+    tune(nn.Sequential(nn.Linear(4, 2)), options(compile=True))(torch.randn(3, 4))
+    assert not graphs
 
 
 def test_without_options_nothing_changes():

@@ -14,7 +14,8 @@ def tune(model: M, options: Options) -> M:
     """Return `model`, changed in place as the options say; its parameters keep names and shapes.
 
     Args:
-        model: From a micro-batch's inputs to a float tensor.
+        model: From a micro-batch's inputs to a float tensor. Of a class of its own: what is one of torch's, as
+            `nn.Sequential`, ``compile`` leaves as it is, without a word.
         options: `compile` changes bits and belongs to the score.
     """
     if options.compile:
