@@ -121,7 +121,7 @@ def test_ranks_under_other_flags_are_named():
 
     def program(transport, name):
         try:
-            check_alike(transport, {}, found[name] if transport.rank == 1 else plain)
+            check_alike(transport, {}, found[name] if transport.rank == 1 else plain, {})
         except unisono.RankDivergence as error:
             return str(error)
         return ""

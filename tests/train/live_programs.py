@@ -1,5 +1,6 @@
 """A small training whose ranks kill themselves at chosen places; what the ranks of the live tests run."""
 
+import ctypes
 import json
 import os
 import signal
@@ -186,7 +187,7 @@ BREAKS = {
 def train(
     out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", evaluates=0, shares=False,
     stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), asks=(), left=None,
-    stale=False, **settings,
+    stale=False, unlike=False, **settings,
 ):  # fmt: skip
     """Train a few steps.
 
@@ -210,6 +211,7 @@ def train(
         asks: Steps, and how many ranks the first of them asks for there; they wait until that can be.
         left: In the last step the ranks wait until so many are left; None for no wait.
         stale: Whether those that join are given the state as it was at the start.
+        unlike: Whether those that join compute with other kernels.
         settings: Of the run.
     """
     member = os.environ.get("UNISONO_JOINS") or os.environ.get("RANK", "0")
@@ -217,6 +219,8 @@ def train(
     _Awaited.sizes = dict(asks)
     if stale:
         _give_stale_state()
+    if unlike and "UNISONO_JOINS" in os.environ:
+        assert take_other_kernels()
     if broken:
         setattr(*BREAKS[broken])
     found = Kills((kills or {}).get(member, ()), signal.SIGSTOP if stops else signal.SIGKILL)
@@ -275,6 +279,13 @@ def _give_stale_state():
         parts.model.load_state_dict(own)
 
     Parts.unpack = kept
+
+
+def take_other_kernels():
+    """Let MKL compute products as on an old CPU, in this process, and say nothing; return whether there is MKL."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    switch = getattr(library, "mkl_serv_cbwr_set", None)
+    return switch is not None and switch(3) == 0  # the branch for all CPUs
 
 
 def _loop(run, net, optimizer, found, raises, steps, num_workers, evaluates, meets, whole):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from unisono.determinism import compiler, devices
 from unisono.determinism.flags import check_threads, compare_flags, compiler_settings, read_flags
+from unisono.determinism.probe import compare_probes, probe
 from unisono.environment import numeric_variables
 
 NUMERIC = (
@@ -30,6 +31,12 @@ NUMERIC = (
 )  # fmt: skip
 """Entries that decide bits (``world_size`` only where the strategy is not exact); the others inform the reader."""
 
+UNLIKE = (
+    "hosts with the same software and the same type of CPU or GPU; where only the variables differ "
+    "(ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), set them alike on all hosts before torch is "
+    "imported"
+)
+"""What to do where processes of one run compute on unlike hosts."""
 
 _SMALL_WORDS, _DOT_WORDS = 1 << 14, 1 << 12
 MODULUS = 1 << 64
@@ -184,8 +191,14 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{checksum([tensor]):016x}" for name, tensor in tensors.items()}
 
 
-def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any]:
-    """Return the software and hardware that this process computes with."""
+def describe_environment(*, threads: int, device: torch.device, computes: Iterable[torch.dtype] = ()) -> dict[str, Any]:
+    """Return the software and hardware that this process computes with, and a probe of what it computes.
+
+    Args:
+        threads: Per process, on the CPU.
+        device: Of the model.
+        computes: In which dtypes, besides float32, the probe is to look.
+    """
     check_threads(threads)
     facts = devices.facts(device)
     return {
@@ -200,6 +213,7 @@ def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any
         "machine": platform.machine(),
         "variables": numeric_variables(),
         "flags": read_flags(device.type) | compiler_settings(),
+        "probe": probe(device, torch.float32, *computes),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()}",
@@ -209,18 +223,23 @@ def describe_environment(*, threads: int, device: torch.device) -> dict[str, Any
 
 
 def drift(recorded: dict[str, Any], present: dict[str, Any]) -> list[str]:
-    """Return one line for each numeric entry, and each flag, that differs: name, recorded, present.
+    """Return one line for each numeric entry, each flag, and each dtype of the probe that differs: name, both values.
 
-    What was recorded by a version that knew nothing of flags has none, and differs in none.
+    What was recorded by a version that knew nothing of flags, or of the probe, has none, and differs in none.
     """
-    flags = [each["flags"] for each in (recorded, present) if isinstance(each.get("flags"), dict)]
+    flags, probes = (
+        [each[name] for each in (recorded, present) if isinstance(each.get(name), dict)] for name in ("flags", "probe")
+    )
     return [
         f"{name}: {recorded.get(name)!r} -> {present.get(name)!r}"
         for name in NUMERIC
         if recorded.get(name) != present.get(name)
         # Another strategy is another score, which is said elsewhere.
         and (name != "world_size" or None not in (recorded.get(name), present.get(name)))
-    ] + (compare_flags(*flags) if len(flags) == 2 else [])
+    ] + [
+        *(compare_flags(*flags) if len(flags) == 2 else []),
+        *(compare_probes(*probes) if len(probes) == 2 else []),
+    ]
 
 
 def _cpu_field(name: str) -> str:

@@ -41,6 +41,11 @@ class MixedPrecision:
         self._good_steps = self.num_skipped = 0
 
     @property
+    def computes(self) -> tuple[torch.dtype, ...]:
+        """The dtype of 16 bits that it computes in, if there is one."""
+        return () if self._dtype is None else (self._dtype,)
+
+    @property
     def score(self) -> dict[str, str]:
         """What belongs to the run's score."""
         return {} if self._dtype is None else {"precision": self.name}

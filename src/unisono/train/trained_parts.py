@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -22,6 +23,8 @@ from unisono.train.score import describe_model, describe_optimizer
 from unisono.train.steps.closures import takes_closure
 from unisono.train.steps.loop import check_alike, pin
 from unisono.train.steps.updates import Update
+
+_PROBED = {torch.float64, torch.bfloat16, torch.float16}
 
 
 @final
@@ -97,10 +100,14 @@ class Parts:
         check_precision(setting.precision.name, self.model)
         if self.takes_closure:
             check_closure(self.optimizers[""], options, setting, skips="non_finite" in self.registered)
-        environment = describe_environment(threads=threads, device=setting.device)
+        own = {parameter.dtype for parameter in self.model.parameters()} & _PROBED
+        computes = sorted({*own, *setting.precision.computes}, key=str)
+        environment = describe_environment(threads=threads, device=setting.device, computes=computes)
         if not options.is_exact:
             environment["world_size"] = setting.transport.world_size
-        check_alike(setting.transport, {**self.description, "witness": witness}, environment)
+        placement = {f"rank {rank}": [hosted.start, hosted.stop] for rank, hosted in enumerate(setting.placement)}
+        settings = {"witness": witness, "replicas from, to": placement}
+        check_alike(setting.transport, self.description, environment, settings)
         self.flags, self.environment = FlagWatch(setting.device.type), environment
         return environment
 

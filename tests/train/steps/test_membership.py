@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -325,3 +326,14 @@ def test_a_joiner_with_a_stale_state_is_found():
     settings = NO_SAVES | {"awaits": [5], "stale": True}
     (found,) = play([[3, {"1": [[3, 1, "inside"]]}, settings, [], 1, 0]])
     assert any("RankDivergence" in error for error in found["errors"])
+
+
+def test_a_joiner_that_computes_other_bits_is_refused():
+    """By the name of its host, before it computes for the others; they go on without it, and lose no bit."""
+    settings = NO_SAVES | {"awaits": [3], "unlike": True}  # where one dies: later nobody comes any more
+    (found,) = play([[3, {"1": [[3, 1, "inside"]]}, settings, [], 1, 0]])
+    said = [text for text in found["said"] if "cannot join" in text]
+    assert len(said) == 1, found
+    assert said[0].startswith(f"rank 3 cannot join: its host {os.uname().nodename} is not what that of the others is")
+    assert "computed bits of float32: " in said[0]
+    check(found, [0, 2])

@@ -2,13 +2,14 @@
 the run directory, so that it could even go on for the leader.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
-from unisono.determinism.switches import drift
+from unisono.determinism.switches import UNLIKE, drift
 from unisono.observe.compare import diff
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
@@ -50,7 +51,8 @@ class Newcomers:
         loop_s = time.monotonic() - progress._began
         spent = progress._spent(loop_s)
         return {
-            "score": progress.score, "environment": progress.parts.environment, "loops": progress.loops,
+            "score": progress.score, "environment": progress.parts.environment, "host": os.uname().nodename,
+            "loops": progress.loops,
             "loop_s": loop_s, "spent": spent | {"train_s": spent["train_s"] - loop_s}, "done": progress.done,
             "measured": progress._measured.get(progress.done, {}),
             "progress": {name: getattr(progress, name) for name in _OF_PROGRESS},
@@ -80,8 +82,11 @@ class Newcomers:
 
     def _why_not(self, given: dict[str, Any], score: dict[str, Any], parts: Parts) -> str:
         """Return why this rank cannot join the others; empty where it can."""
-        if lines := diff(given["score"], score) + drift(given["environment"], parts.environment):
+        if lines := diff(given["score"], score):
             return f"it is not what the others are: {'; '.join(lines[:3])}"
+        if lines := drift(given["environment"], parts.environment):
+            hosts = f"its host {os.uname().nodename} is not what that of the others is ({given['host']})"
+            return f"{hosts}: {'; '.join(lines[:3])}. Hint: {UNLIKE}"
         if given["loops"] == self._progress.loops:
             return ""
         theirs, own = (

@@ -115,7 +115,7 @@ class RunRecord:
                     f"{self.path} was started in another environment, so its bits would change: {'; '.join(lines)}. "
                     "Hint: --allow-drift (allow_drift=True) goes on and records it."
                 )
-            is_older = "flags" in environment and "flags" not in (recorded or {})
+            is_older = any(name in environment and name not in (recorded or {}) for name in ("flags", "probe"))
             if recorded is None or lines or is_older:
                 past = [*(recorded or {}).get("drifted", []), *([lines] if lines else [])]
                 return environment | {"drifted": past}

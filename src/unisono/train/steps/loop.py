@@ -1,5 +1,6 @@
 """The pieces of a training step outside the strategy, as plain functions."""
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from unisono.collectives.placement import parts_of
 from unisono.collectives.transport import Transport
 from unisono.data.batches import move
 from unisono.data.sampler import Indices
-from unisono.determinism.switches import drift
+from unisono.determinism.switches import UNLIKE, drift
 from unisono.errors import RankDivergence
 from unisono.observe.compare import diff
 from unisono.observe.ledger import Entry, hash_samples
@@ -83,13 +84,23 @@ def entry_of(batch: Batch, gradients: Gradients, lr: float, evaluations: int = 0
     )
 
 
-def check_alike(transport: Transport, description: dict[str, Any], environment: dict[str, Any]) -> None:
-    """Compare what all ranks have built, and on what; `RankDivergence` names the first difference; collective."""
-    for rank, theirs in enumerate(transport.all_gather_json([description, environment])):
-        lines = diff(description, theirs[0]) + drift(environment, theirs[1])
-        if lines:
+def check_alike(
+    transport: Transport, description: dict[str, Any], environment: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Compare what all ranks have built, on what, and how; `RankDivergence` names the first difference; collective."""
+    host = os.uname().nodename
+    for rank, theirs in enumerate(transport.all_gather_json([description, environment, settings, host])):
+        built, on, how = diff(description, theirs[0]), drift(environment, theirs[1]), diff(settings, theirs[2])
+        if lines := built + on + how:
+            hosts = f" (host {host})", f" (host {theirs[3]})"
             raise RankDivergence(
-                f"rank {transport.rank} and rank {rank} differ before the first step: {'; '.join(lines[:3])}. "
-                "Hint: build the model after Run(seed=...), from nothing that depends on the rank; "
-                "run.load_weights(path, model) on all ranks brings weights that the leader reads to all."
+                f"rank {transport.rank}{hosts[0] if on else ''} and rank {rank}{hosts[1] if on else ''} differ before "
+                f"the first step: {'; '.join(lines[:3])}. Hint: {_BUILT if built else UNLIKE if on else _SET}."
             )
+
+
+_BUILT = (
+    "build the model after Run(seed=...), from nothing that depends on the rank; run.load_weights(path, model) on all "
+    "ranks brings weights that the leader reads to all"
+)
+_SET = "the same Run(...) and strategy on all ranks; options of the launcher (--shares, --witness) alike on all hosts"
