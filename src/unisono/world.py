@@ -39,6 +39,7 @@ class World:
         examine: What ``replay`` and ``blame`` want to know of steps, as JSON, else None.
         shares_devices: Whether several ranks of this host may compute on one GPU.
         witness: Share of the steps in which a replica is to be computed by two ranks, where the program leaves it open.
+        transport: ``gloo``: ranks on the CPU are to go through it where the program leaves it open; else ``auto``.
         threads: Threads per process asked for by ``OMP_NUM_THREADS``, else None.
         secret: What only the processes of this run know, if the environment gives one; never shown.
     """
@@ -58,6 +59,7 @@ class World:
     joins: int | None = None
     last_step: int | None = None
     witness: float = 0.0
+    transport: str = "auto"
     examine: str | None = None
     shares_devices: bool = False
     secret: str = field(default="", repr=False)
@@ -93,9 +95,7 @@ class World:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "World":
-        """Return the world that a launcher's variables describe.
-
-        The innermost launcher wins: torchrun inside ``srun`` is torchrun's world.
+        """Return the world that a launcher's variables describe; the innermost wins: torchrun's inside ``srun``.
 
         Args:
             environ: Environment variables; never written to.
@@ -132,6 +132,7 @@ class World:
             replicas=replicas or None,
             last_step=integer(environ, "UNISONO_LAST_STEP", 0) or None,
             witness=_share(environ, "UNISONO_WITNESS"),
+            transport="gloo" if environ.get("UNISONO_TRANSPORT") == "gloo" else "auto",
             examine=environ.get("UNISONO_EXAMINE"),
             shares_devices=bool(integer(environ, "UNISONO_SHARE_DEVICES", 0)),
             threads=int(threads) if threads.isdecimal() and int(threads) else None,
@@ -250,8 +251,7 @@ def _mpi(environ: Mapping[str, str], names: tuple[str, str, str, str], launcher:
         world_size=world_size,
         local_rank=integer(environ, names[2], 0),
         local_world_size=local_world_size,
-        # MPI numbers no hosts; with equal hosts this is the index of this one.
-        node_rank=rank // local_world_size,
+        node_rank=rank // local_world_size,  # MPI numbers no hosts: this one's index where they are equal
         launcher=launcher,
         rendezvous=_tcp(environ, world_size, _LOOPBACK, key),
     )

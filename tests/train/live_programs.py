@@ -71,6 +71,9 @@ class Kills:
             take(address, look)
 
         boards.SharedBoard.barrier, boards.take = counted, taken
+        import live_sockets  # the others that import this file are no ranks
+
+        live_sockets.watch(self)
 
     def begin(self, step):
         """A step begins; its meetings are counted from 1, also those of a second try."""
@@ -187,7 +190,7 @@ BREAKS = {
 def train(
     out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", evaluates=0, shares=False,
     stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), asks=(), left=None,
-    stale=False, unlike=False, **settings,
+    stale=False, unlike=False, parts=None, **settings,
 ):  # fmt: skip
     """Train a few steps.
 
@@ -211,6 +214,7 @@ def train(
         asks: Steps, and how many ranks the first of them asks for there; they wait until that can be.
         left: In the last step the ranks wait until so many are left; None for no wait.
         stale: Whether those that join are given the state as it was at the start.
+        parts: A step, a meeting, and whether ranks meet at all: see `live_sockets.die_between_two_peers`.
         unlike: Whether those that join compute with other kernels.
         settings: Of the run.
     """
@@ -224,6 +228,10 @@ def train(
     if broken:
         setattr(*BREAKS[broken])
     found = Kills((kills or {}).get(member, ()), signal.SIGSTOP if stops else signal.SIGKILL)
+    if parts:
+        import live_sockets
+
+        live_sockets.die_between_two_peers(found, int(member), *parts[:2], meets=parts[2])
     if shares:
         settings["checkpoints"] = unisono.CheckpointPolicy(share_from_bytes=0)
     strategy = unisono.strategy("exact", compress=compress)

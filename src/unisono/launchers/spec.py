@@ -155,6 +155,10 @@ class LaunchSpec:
         None, "shm: a script that asks torch.distributed for gloo (or for nothing, without a GPU) gets shared memory: "
         "faster, and the same sums for any buckets.", *BACKENDS, usual="what the script asks for", group=PROCESSES,
     )  # fmt: skip
+    transport: str = option(
+        "auto", "Between processes of a unisono.Run on the CPU. auto: shared memory within a host, gloo's sockets "
+        "between hosts. gloo: its sockets also within a host.", "auto", "gloo", group=PROCESSES,
+    )  # fmt: skip
     env: Mapping[str, str] = field(default_factory=dict)  #: Variables on top of the launcher's own environment.
     grace_s: float = GRACE_S  #: Seconds between the request to stop and SIGKILL.
     #: Its ``install()`` is called in each worker before the program, and must not import torch.

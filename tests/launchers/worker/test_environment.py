@@ -125,6 +125,13 @@ def test_a_seat_among_several_hosts():
     assert not world.is_single_host
 
 
+def test_gloo_is_asked_for():
+    """By a variable, which a run heeds that leaves its transport open."""
+    assert "UNISONO_TRANSPORT" not in environment()
+    assert environment(transport="gloo")["UNISONO_TRANSPORT"] == "gloo"
+    assert World.from_env(environment(workers=2, transport="gloo")).transport == "gloo"
+
+
 def test_outer_agent_is_forgotten():
     """A launch inside torchrun does not lead its workers to the outer agent's store."""
     env = environment({"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "7", "HOME": "/home/me"})

@@ -43,6 +43,37 @@ class World(Protocol):
         """Whether all its ranks have come from the door, or join."""
 
 
+class Worlds(Protocol):
+    """What carries between the ranks of one world after the other: `LiveBoards`, `LiveGroups`."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether meetings ask whether the world has changed."""
+
+    @property
+    def passed(self) -> int:
+        """How many meetings this rank has begun."""
+
+    @property
+    def world(self) -> World | None:
+        """That of now; None before the first change."""
+
+    def look(self) -> None:
+        """Between meetings: raise `WorldChanged` where the world has changed."""
+
+    def watch(self, *, is_on: bool) -> None:
+        """Ask at meetings whether the world has changed, from now on; or no more."""
+
+    def wait_at_door(self) -> None:
+        """Between meetings: wait until all have come here, and are called."""
+
+    def move(self) -> Transport:
+        """Return what joins the ranks of the new world."""
+
+    def close(self) -> None:
+        """Leave the present world."""
+
+
 class Speaker(Watcher, Protocol):
     """Who speaks for this rank when worlds change.
 

@@ -49,7 +49,8 @@ class Places:
 
 
 def watch(places: Places) -> None:
-    """Let every meeting of this process through shared memory be one of `places`."""
+    """Let every meeting of this process be one of `places`."""
+    from unisono.collectives.process_groups.live_groups import LiveGroupTransport
     from unisono.collectives.shm import board as boards
     from unisono.collectives.shm import shared_block as semaphores
 
@@ -65,7 +66,19 @@ def watch(places: Places) -> None:
         places.at("inside")
         take(address, look)
 
-    for owner, name, value in ((boards.SharedBoard, "barrier", watched), (boards, "take", waited)):
+    meet, begin = LiveGroupTransport._meet, LiveGroupTransport.begin_meeting
+
+    def met(transport: LiveGroupTransport, *args: Any) -> None:
+        places.meets()
+        meet(transport, *args)
+        places.at("behind")
+
+    def begun(transport: LiveGroupTransport) -> Any:
+        places.at("inside")
+        return begin(transport)
+
+    over_gloo = (LiveGroupTransport, "_meet", met), (LiveGroupTransport, "begin_meeting", begun)
+    for owner, name, value in ((boards.SharedBoard, "barrier", watched), (boards, "take", waited), *over_gloo):
         setattr(owner, name, value)
 
 

@@ -71,6 +71,7 @@ def worker_environment(
         **({"UNISONO_WITNESS": repr(float(spec.witness))} if spec.witness and spec.world_size > 1 else {}),
         **_rendezvous_variables(spec.placement, rendezvous_dir, port),
         **({BACKEND_VARIABLE: spec.backend_module} if spec.backend else {}),
+        **({"UNISONO_TRANSPORT": spec.transport} if spec.transport != "auto" else {}),
     }
 
 

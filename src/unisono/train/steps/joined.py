@@ -79,13 +79,18 @@ class Joined:
         self.link = LauncherLink(world, is_process=is_process)
         self.link.note(b"join")
         has_group = dist.is_initialized()
+        transport = world.transport if transport == "auto" else transport
+        is_gloo = transport == "gloo" and self.device.type == "cpu"
         if isinstance(transport, str) and world.joins is not None:
             transport = LoopbackTransport()  # it meets the others at its first step
         elif isinstance(transport, str):
             is_auto, is_mpi = transport == "auto", transport == "mpi"
             transport = connect(world, device=str(self.device), share_memory=is_auto, mpi=is_mpi)
         self.transport = GuardedTransport(transport)
-        self.live = live_of(world, self.transport, transport, options, has_group=has_group) if is_process else None
+        self.live = (
+            live_of(world, self.transport, transport, options, has_group=has_group, is_gloo=is_gloo)
+            if is_process else None
+        )  # fmt: skip
         if wants_plain_torch() and world.is_leader:
             warnings.warn(_PLAIN, stacklevel=3)
         self._restore_torch = change_torch(self, OBSERVER)

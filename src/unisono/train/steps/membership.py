@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, final
+from urllib.parse import urlparse
 
 from unisono.checkpoint.format import State
 from unisono.collectives.leader import leader_says
 from unisono.collectives.places import GuardedTransport, enter_world
-from unisono.collectives.shm.live_boards import LiveBoards
+from unisono.collectives.shm.live_boards import LiveBoards, Worlds
 from unisono.collectives.transport import Transport
 from unisono.errors import CheckpointError, ConfigError, RunStopped, WorldError
 from unisono.launchers.worker.live_member import LiveMember, WorldChanged, join
@@ -52,7 +53,7 @@ class Live:
         member: Hears the launcher.
         world: Of the start.
         transport: Of the run; its insides are replaced.
-        below: What carries at the start.
+        worlds: What carries, one world after the other; None where it cannot go on.
         options: Of the strategy.
         why_not: Why this run cannot go on without a rank; empty where it can.
 
@@ -62,12 +63,11 @@ class Live:
     """
 
     def __init__(
-        self, member: LiveMember, world: World, transport: GuardedTransport, below: Transport,
+        self, member: LiveMember, world: World, transport: GuardedTransport, worlds: Worlds | None,
         options: StrategyOptions, why_not: str,
     ) -> None:  # fmt: skip
         self._member, self._transport, self._options = member, transport, options
-        self._why_not = why_not
-        self._boards = None if self._why_not else LiveBoards(below.board, member)
+        self._why_not, self._boards = why_not, worlds
         self._run: Any = None
         self._files: Files
         self._members: tuple[int, ...] = () if world.joins is not None else (*range(world.world_size),)
@@ -118,7 +118,7 @@ class Live:
                 if is_open and self._boards is not None:
                     self._end(self._boards, is_over=is_over)
 
-    def _end(self, boards: LiveBoards, *, is_over: bool) -> None:
+    def _end(self, boards: Worlds, *, is_over: bool) -> None:
         """Take leave of the others: the leader has written the end when all have met once more."""
         if is_over:
             self.again(self._transport.barrier)
@@ -254,9 +254,22 @@ class Live:
 
 
 def live_of(
-    world: World, transport: GuardedTransport, below: Transport, options: StrategyOptions, *, has_group: bool
-) -> Live | None:
-    """Return what lets a run go on without a rank; None where its launcher does not ask for it."""
+    world: World, transport: GuardedTransport, below: Transport, options: StrategyOptions, *, has_group: bool,
+    is_gloo: bool = False,
+) -> Live | None:  # fmt: skip
+    """Return what lets a run go on without a rank; None where its launcher does not ask for it.
+
+    Args:
+        world: Of the start.
+        transport: Of the run.
+        below: What carries at the start.
+        options: Of the strategy.
+        has_group: Whether the program has made a process group.
+        is_gloo: Whether processes on the CPU are joined by gloo, though they could share memory.
+
+    Raises:
+        WorldError: This process has been started to join others, and they have begun this run without it.
+    """
     try:
         found = None if world.live is None else join(world.live, world.rank if world.joins is None else world.joins)
     except OSError:  # a program that a worker has started inherits the variable, not the socket
@@ -274,17 +287,32 @@ def live_of(
     elif has_group:
         why_not = "the program has made a process group of its own"
     else:
-        why_not = _why_not(below if world.joins is None else None, options)
-    return Live(member, world, transport, below, options, why_not)
+        why_not = _why_not(options)
+        if not why_not and world.joins is None and below.board is None and not is_gloo:
+            why_not = "the ranks do not share memory"
+    worlds: Worlds | None = None
+    if not why_not and is_gloo:
+        worlds = _over_gloo(world, transport, member)
+    elif not why_not:
+        worlds = LiveBoards(below.board, member)
+    return Live(member, world, transport, worlds, options, why_not)
 
 
-def _why_not(below: Transport | None, options: StrategyOptions) -> str:
+def _over_gloo(world: World, transport: GuardedTransport, member: LiveMember) -> Worlds:
+    from unisono.collectives.process_groups.live_groups import LiveGroups  # what a board's ranks do not load
+
+    place = urlparse(world.rendezvous).path
+    groups = LiveGroups(place, (world.rank, world.world_size) if world.joins is None else None, member)
+    if groups.first is not None:
+        transport.replace(groups.first)
+    return groups
+
+
+def _why_not(options: StrategyOptions) -> str:
     if not isinstance(options, ExactOptions):
         return f"the strategy is {options.name}, and only exact has what a lost rank had"
     if options.island_steps is not None:
         return "islands have weights and optimizers of their own, and a lost rank's are lost"
     if options.overlap == "on":
         return "overlap='on' sends gradients from other threads"
-    if below is not None and below.board is None:
-        return "the ranks do not share memory"
     return ""

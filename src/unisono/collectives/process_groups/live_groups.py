@@ -1,0 +1,213 @@
+"""The process groups of a world that loses or gains ranks: each epoch has one of gloo, which met at a file of its own.
+
+Of sockets it does not hold what holds of a board, that data which one rank has got is there for all: the dead rank may
+have sent it to some only. So each collective is followed by a meeting, a message of one byte from each to each. Who has
+passed it knows that all had begun it, hence had their data; nobody is ever one collective ahead of what the others can
+still finish. No wait blocks: works are polled, beside the launcher's word. What belongs to an old epoch is kept until
+the process ends: its works may still write into their tensors, and dropping it waits for peers that only stand still.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from unisono.collectives.loopback import LoopbackTransport
+from unisono.collectives.shm.board import Watcher
+from unisono.collectives.shm.live_boards import Speaker, World
+from unisono.collectives.transport import TIMEOUT_S, Transport
+from unisono.errors import PeerLost
+from unisono.system.leaving import leave_groups_at_exit
+
+_CONNECT_S = 30.0
+"""How long ranks connect that have all come; one may die just then."""
+
+_SPINS, _PAUSE_S = 200, 0.0002
+_kept: list[Any] = []
+
+
+class _OthersHavePassed(Exception):
+    """A meeting is over, though this rank has not heard so from all."""
+
+
+@final
+class LiveGroupTransport(Transport):
+    """Moves tensors between ranks of one epoch through a group that no other epoch uses.
+
+    Args:
+        group: Of these ranks.
+        timeout_s: Longest wait for a rank that lives.
+
+    Attributes:
+        num_meetings: How many this rank has begun; counted through all epochs.
+        live: Asked while waiting whether the world has changed, where ranks may go on without one that has died.
+    """
+
+    def __init__(self, group: dist.ProcessGroupGloo, timeout_s: float = TIMEOUT_S) -> None:
+        self._group: Any = group
+        self._timeout_s = timeout_s
+        self.rank, self.world_size = group.rank(), group.size()
+        self.bytes_sent = self.num_meetings = 0
+        self.live: Watcher | None = None
+        self._here = torch.ones(1, dtype=torch.uint8), torch.zeros(self.world_size, dtype=torch.uint8)
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
+        self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
+        self._meet("all_to_all", lambda: self._group.alltoall_base(recv, send, recv_splits, send_splits), send, recv)
+
+    def all_gather(self, send: Tensor, recv: Tensor) -> None:
+        self.bytes_sent += send.nbytes * (self.world_size - 1)
+        self._meet("all_gather", lambda: self._group._allgather_base(recv, send), send, recv)
+
+    def _meet(self, what: str, start: Callable[[], Any], *tensors: Tensor) -> None:
+        """Do a collective, and meet behind it.
+
+        Raises:
+            PeerLost: A rank has died, or has not come within the timeout.
+            WorldChanged: It does not take place, the ranks go on in another world; only where there is a `live`.
+        """
+        meeting = self.num_meetings + 1
+        if self.live is not None and self.live.is_called:
+            self.live.at(meeting)
+        self._wait(start(), what, meeting, tensors)
+        self.num_meetings = meeting
+        with contextlib.suppress(_OthersHavePassed):  # so all have begun it: what they have sent is there
+            self._wait(self.begin_meeting(), what, meeting, self._here)
+
+    def begin_meeting(self) -> Any:
+        """Tell the others that this rank has its data, and return what ends when all have said so."""
+        return self._group._allgather_base(*reversed(self._here))
+
+    def _wait(self, work: Any, what: str, meeting: int, tensors: tuple[Tensor, ...]) -> None:
+        began, spins = time.monotonic(), 0
+        try:
+            while not work.is_completed():
+                self._look(meeting)
+                if time.monotonic() - began > self._timeout_s:
+                    raise PeerLost(self._lost(what, f"a rank has not come within {self._timeout_s:g} s"))
+                spins += 1
+                os.sched_yield() if spins < _SPINS else time.sleep(_PAUSE_S)
+            try:
+                work.wait()
+            except RuntimeError as error:
+                while self.live is not None and self.live.is_word_due():
+                    self._look(meeting)
+                    time.sleep(_PAUSE_S)
+                self._look(meeting)
+                why = f"another rank has died ({str(error).strip().splitlines()[-1]})"
+                raise PeerLost(self._lost(what, why)) from error
+        except BaseException:
+            _kept.append((work, tensors))
+            raise
+
+    def _look(self, meeting: int) -> None:
+        if self.live is not None and self.live.is_called and self.live.at(meeting):
+            raise _OthersHavePassed
+
+    def _lost(self, what: str, why: str) -> str:
+        doing = f"{self.told(what)}, meeting {self.num_meetings}"
+        return f"[rank {self.rank}/{self.world_size}] {why} (in {doing}). Hint: look for the first failure in its log."
+
+    def close(self) -> None:
+        """Keep the group until the process ends; safe to call twice."""
+        _kept.append(self._group)
+
+
+@final
+class LiveGroups:
+    """The groups of one rank, an epoch after the other; `LiveBoards` for ranks that do not share memory.
+
+    Args:
+        place: A path in a directory of the launcher's, at which nothing is; ranks meet at files beside it.
+        ranks: This rank and the number of ranks; None for a rank that joins others.
+        live: Speaks for this rank when the world changes.
+
+    Attributes:
+        world: That of now; None before the first change.
+        first: What joins the ranks of the start; None for a rank that joins others. Making it is collective.
+    """
+
+    def __init__(self, place: str, ranks: tuple[int, int] | None, live: Speaker) -> None:
+        self._live = live
+        self.world: World | None = None
+        live.offer = lambda size, epoch: "" if size == 1 else f"{place}-e{epoch}"
+        leave_groups_at_exit()
+        self.first = None if ranks is None else LiveGroupTransport(self._connect(f"{place}-e0", *ranks, 1))
+        self._now = self.first
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether meetings ask whether the world has changed."""
+        return self._now is not None and self._now.live is not None
+
+    @property
+    def passed(self) -> int:
+        """How many meetings have been begun, and passed where this rank is in none."""
+        return 0 if self._now is None else self._now.num_meetings
+
+    def look(self) -> None:
+        """Between meetings: raise `WorldChanged` where the world has changed."""
+        if self._live.is_called and self.is_watched:
+            self._live.at(self.passed + 1)
+
+    def watch(self, *, is_on: bool) -> None:
+        """Ask at meetings whether the world has changed, from now on; or no more."""
+        if self._now is not None:
+            self._now.live = self._live if is_on else None
+
+    def wait_at_door(self) -> None:
+        """Between meetings: wait until all have come here, and are called; always raises, see `move`."""
+        self._live.wait_at_door(self.passed + 1)
+
+    def move(self) -> Transport:
+        """Return what joins the ranks of the new world, when all of them are there.
+
+        Raises:
+            WorldChanged: One more has died meanwhile.
+            PeerLost: The launcher ends this world, or its ranks cannot connect.
+        """
+        old, self.world = self._now, self._live.move()
+        world = self.world
+        self.close()
+        if len(world.members) == 1:
+            if old is not None:
+                old.num_meetings = world.passed
+            self._live.up(world.epoch)
+            return LoopbackTransport()
+        where = world.members.index(self._live.number), len(world.members)
+        now = LiveGroupTransport(self._connect(world.offer, *where, world.passed + 1))
+        now.num_meetings, now.live, self._now = world.passed, self._live, now
+        now.barrier()
+        self._live.up(world.epoch)
+        return now
+
+    def close(self) -> None:
+        """Leave the present group; safe to call twice."""
+        if self._now is not None:
+            self._now.close()
+
+    def _connect(self, path: str, rank: int, size: int, meeting: int) -> dist.ProcessGroupGloo:
+        store, began = FileStore(path, size), time.monotonic()
+        store.set(f"here/{rank}", "")
+        everyone = [f"here/{other}" for other in range(size)]
+        while not store.check(everyone):  # connecting waits without a look
+            if self._live.is_called:
+                self._live.at(meeting)
+            if time.monotonic() - began > TIMEOUT_S:
+                raise PeerLost(f"[rank {rank}/{size}] a rank has not come within {TIMEOUT_S:g} s to meet the others.")
+            time.sleep(_PAUSE_S)
+        try:
+            group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=_CONNECT_S))
+        except RuntimeError as error:
+            self._live.await_call()
+            self._live.at(meeting)
+            raise PeerLost(f"[rank {rank}/{size}] the ranks did not connect: {error}") from error
+        group.set_timeout(timedelta(seconds=2 * TIMEOUT_S))  # waits are ended by this rank itself
+        return group

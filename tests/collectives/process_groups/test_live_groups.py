@@ -1,0 +1,74 @@
+"""Ranks that gloo joins die in any place of a step: the others finish it with the same bits, and others join them."""
+
+import itertools
+
+import pytest
+
+from train.steps.test_membership import check, play, undisturbed
+
+GLOO = {"checkpoint_every": 1000, "transport": "gloo"}
+MEETINGS = 4  # of a step: what it does, two for the sum, the report
+WHENS = ("before", "inside", "told", "after")
+PAIRS = ((0, 1), (1, 2), (2, 0))  # each rank of three, and then each of two
+pytestmark = pytest.mark.timeout(1300)
+
+
+def test_two_ranks_die_and_others_join():
+    """One dies before a meeting, one when its data are complete; one joins in the place of the first."""
+    kills = {"1": [[3, 1, "before"]], "2": [[6, 3, "inside"]]}
+    (found,) = play([[3, kills, GLOO | {"awaits": [5]}, [], 1, 0]])
+    assert found["codes"] == {"0": 0, "1": -9, "2": -9, "3": 0}
+    _same(found)
+    assert {meetings for told in found["told"].values() for meetings in told["meetings"][:1]} == {MEETINGS}
+
+
+def test_data_that_have_reached_some_ranks_only():
+    """The last message of a step reaches one of two survivors: none of them takes the step for done."""
+    (found,) = play([[3, {}, GLOO | {"parts": [4, MEETINGS, True]}]])
+    assert found["codes"] == {"0": 0, "1": 0, "2": -9}
+    check(found, [0, 1])
+
+
+def test_ranks_that_do_not_meet_are_found():
+    """Negative control of the above: who has the data goes on at once, and the other one cannot finish the step."""
+    (found,) = play([[3, {}, GLOO | {"parts": [4, MEETINGS, False]}]])
+    assert found["errors"]
+
+
+@pytest.mark.slow
+def test_every_rank_dies_at_every_meeting():
+    """Before a meeting, with its data complete, having said so, and behind it; in worlds of three and of two."""
+    places = itertools.product(range(1, MEETINGS + 1), WHENS, PAIRS)
+    trials = [
+        [3, {str(first): [[2, meeting, when]], str(second): [[5, meeting, when]]}, GLOO]
+        for meeting, when, (first, second) in places
+    ]
+    for trial, found in zip(trials, play(trials), strict=True):
+        assert sorted(found["codes"].values()) == [-9, -9, 0], (trial, found)
+        check(found, [rank for rank in range(3) if str(rank) not in trial[1]])
+
+
+@pytest.mark.slow
+def test_deaths_around_the_step():
+    """Two within one recovery, the leader's while it commits, writes the end, or a share; and the world is resized."""
+    saves = {"checkpoint_every": 2, "transport": "gloo"}
+    found = play(
+        [
+            [3, {"2": [[4, 1, "before"]], "1": [[4, 2, "before"]]}, GLOO],
+            [3, {"2": [[4, 1, "before"]], "1": [[4, 6, "inside"]]}, GLOO],
+            [3, {"0": [[4, "receipt", "before"]]}, saves | {"shares": True}],
+            [3, {"0": [[10, "result", "before"]]}, saves],
+            [3, {}, GLOO | {"asks": [[3, 1], [6, 3]], "awaits": [7]}],
+        ]
+    )
+    for each, left in zip(found, ([0], [0], [1, 2], [1, 2]), strict=False):
+        check(each, left)
+    _same(found[-1])
+    assert found[-1]["answers"][-1]["workers"] == 3
+
+
+def _same(found):
+    """Those that are left, some of which have joined, have the bits of a run in which nobody died."""
+    expected = undisturbed()
+    assert (found["errors"], found["ledger"]) == ([], expected["ledger"])
+    assert {told["fingerprint"] for told in found["told"].values()} == {expected["told"]["0"]["fingerprint"]}
