@@ -15,6 +15,7 @@ from unisono.collectives.places import GuardedTransport, enter_world, world_of
 from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.determinism.torch_changes import change_torch
+from unisono.environment import wants_plain_torch
 from unisono.strategies.base import Strategy
 from unisono.strategies.options import StrategyOptions
 from unisono.system.memory import keep_freed_memory
@@ -28,7 +29,7 @@ from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.loop import Batch
 from unisono.train.steps.membership import live_of
-from unisono.world import World, wants_plain_torch
+from unisono.world import World
 
 _PLAIN = (
     "UNISONO_PLAIN_TORCH is set: torch is left as it is, so backward(), optimizer steps and torch's collectives inside "
