@@ -24,6 +24,10 @@ CASES: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "exact, two ranks": (2, "exact", {}, {"clip_norm": 0.1}),
     "exact, three ranks": (3, "exact", {}, {"clip_value": 1e-3}),
     "exact, rounded": (2, "exact", {"compress": "int8"}, {}),
+    "exact, overlap": (2, "exact", {"overlap": "on"}, {}),
+    "exact, planes": (2, "exact", {"codec": "planes"}, {}),
+    "exact, bf16": (2, "exact", {"compress": "bf16"}, {}),
+    "ddp": (1, "ddp", {}, {}),
     "allreduce": (2, "allreduce", {}, {"clip_norm": 0.1}),
     "allreduce tree": (2, "allreduce", {"algorithm": "tree", "bucket_mb": 0.001}, {}),
     "local sgd": (2, "allreduce", {"sync_every": 3}, {}),
@@ -35,6 +39,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "model_parallel": (1, "model_parallel", {"devices": 2, "map": (0, 0, 1, 1, 1, 1)}, {"clip_norm": 0.1}),
     "model_parallel, two ranks": (2, "model_parallel", {"devices": 2, "map": (0, 0, 1, 1, 1, 1)}, {}),
     "pipeline": (2, "pipeline", {}, {"clip_norm": 0.1}),
+    "pipeline, gpipe": (2, "pipeline", {"schedule": "gpipe"}, {}),
+    "pipeline, interleaved": (2, "pipeline", {"schedule": "interleaved"}, {}),
     "islands": (2, "exact", {"island_steps": 2, "outer_lr": 1.0, "outer_momentum": 0.0}, {}),
 }
 """Ranks, strategy, its options, settings of the run."""
