@@ -79,16 +79,9 @@ def test_places_of_a_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "least"),
-    [
-        ({"grow": True}, 3),
-        ({"every_meeting": True}, 12),
-        ({"every_meeting": True, "launch": {"transport": "gloo"}}, 24),
-    ],
-)
+@pytest.mark.parametrize(("how", "least"), [({"grow": True}, 3), ({"every_meeting": True}, 12)])
 def test_other_ways_to_die(how, least):
-    """With others that join; and each worker at each of the two meetings of a step, four over gloo: equal bits."""
+    """With others that join; and each worker at each of the two meetings of a step: equal bits, no step done again."""
     found = chaos_live(str(HOME / "live_job.py"), env=os.environ, workers=2, kills=3, fault_seed=4, replicas=6, **how)
     assert (found.equal, found.replayed, found.faults) == (True, 0, [])
     assert len(found.deaths) >= least
