@@ -160,6 +160,7 @@ def test_only_the_nearest_option_is_proposed(monkeypatch, capsys):
         (["train", "digits", "--learning_rate=1"], "'--lr'"),
         (["train", "digits", "--strategy", "dpp"], "'ddp' or 'dp'"),
         (["train", "digits", "--gpus", "0,1"], "Hint: --gpus cpu"),
+        (["checkpoint", "export", "runs/a", "--out", "b.pt"], "without a flag, as the last argument"),
     ],
 )
 def test_a_mistyped_option_names_the_nearest(monkeypatch, capsys, arguments, meant):

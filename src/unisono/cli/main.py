@@ -102,6 +102,10 @@ def _with_what_was_meant(error: click.NoSuchOption) -> click.UsageError:
     ]
     meant = nearest_options(error.option_name, known)
     hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+    if error.option_name == "--out" and any(
+        isinstance(each, click.Argument) and each.name == "file" for each in parameters
+    ):
+        hint = " The file is written without a flag, as the last argument."
     return click.UsageError(f"No such option {error.option_name!r}.{hint}", ctx=context)
 
 

@@ -18,7 +18,7 @@ def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[
     """Refuse (`ScoreMismatch`) a directory of another score; list each differing field."""
     _compare(
         f"{where} holds a run with another score", recorded, score,
-        "repeat its settings to resume it, or choose another --out for a new run",
+        "repeat its settings to resume it, or choose another --out (out=) for a new run",
     )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def refuse_objective(recorded: Mapping[str, Any] | None, given: Mapping[str, Any
     lines = diff({"objective": recorded or usual}, {"objective": given or usual})
     raise ScoreMismatch(
         f"all steps of a run count the same, but run.step() was called with another weight= or reduction=: "
-        f"{'; '.join(lines)}. Hint: those of the first step, or another --out for a new run."
+        f"{'; '.join(lines)}. Hint: those of the first step, or another --out (out=) for a new run."
     )
 
 
@@ -102,7 +102,7 @@ def adopt_run(
 
 def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     what = f"{path} is of another run than this directory's"
-    _compare(what, there, ours, "move away what was put there, or choose another --out")
+    _compare(what, there, ours, "move away what was put there, or choose another --out (out=)")
 
 
 def _compare(what: str, there: Mapping[str, Any], ours: Mapping[str, Any], hint: str) -> None:

@@ -116,6 +116,6 @@ def furthest(path: Path | None, told: Mapping[int, Sequence[Any]]) -> int:
     if len(runs) > 1:
         raise ConfigError(
             f"the directories {path} of the hosts of ranks {', '.join(map(str, sorted(runs.values())))} hold "
-            "different runs. Hint: remove those that do not belong here, or choose another --out."
+            "different runs. Hint: remove those that do not belong here, or choose another --out (out=)."
         )
     return max(sorted(told), key=lambda keeper: (told[keeper][0] != "", told[keeper][1], -keeper))

@@ -87,7 +87,7 @@ class RunFiles:
         if data is None:
             return None
         assert self._path is not None
-        return object_in(self._path / name, lambda: data, " Hint: choose another --out.")
+        return object_in(self._path / name, lambda: data, " Hint: choose another --out (out=).")
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace a file; it is on the disk then, with its name.
@@ -114,7 +114,7 @@ class RunFiles:
             if not isinstance(run, str) or not run:
                 raise ConfigError(
                     f"{self._path / 'run.json'} names no run: it is not what a run writes. Hint: remove it, and it is "
-                    "written anew from the checkpoints; or choose another --out."
+                    "written anew from the checkpoints; or choose another --out (out=)."
                 )
             return run
         newest = self._trusted(checkpoints, None)
@@ -164,7 +164,7 @@ class RunFiles:
             raise ConfigError(
                 f"{self._path / 'run.json'} is missing, and the checkpoints there are of {len(runs)} runs "
                 f"({', '.join(f'{step} of {name[:8]}' for name, step in runs.items())}). "
-                "Hint: move away those that do not belong here, or choose another --out."
+                "Hint: move away those that do not belong here, or choose another --out (out=)."
             )
         with checkpoints.child(newest.name) as place:
             return read_manifest(place)

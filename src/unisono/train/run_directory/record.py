@@ -97,7 +97,7 @@ class RunRecord:
             if found is not None and not all(type(found.get(name)) is int for name in names):
                 raise ConfigError(
                     f"{self.path}/score.json lacks {' or '.join(names)}: it is not what a run writes. "
-                    "Hint: choose another --out."
+                    "Hint: choose another --out (out=)."
                 )
             return [None if found is None else found[name] for name in names]
 
