@@ -78,6 +78,14 @@ def between(records: Records, link: str) -> tuple[float, float]:
     return min(low for low, _ in found), max(high for _, high in found)
 
 
+def between_with_more(records: Records) -> tuple[float, float]:
+    """Return the ratios of a step on two hosts to DDP's where there are twice as many replicas as hosts."""
+    links, models = ("200mbit", "1gbit", "none"), ("MLP", "SimpleCNN")
+    claims = [f"a step of {model} on 2 hosts, link {link}" for model in models for link in links]
+    found = [records.ratios("hosts", claim, replicas=4) for claim in claims]
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
 def slower(records: Records, model: str, peer: str) -> float:
     """Return how many times as long a step with 8 replicas on one process takes."""
     found = records.all("replicas_cost", f"a step of Run with its replicas on one process, {model}", replicas=8)
@@ -116,6 +124,8 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
         yield page, "{:.2f} to {:.2f} times that of DDP over gloo (2 CPU ranks, three models)", one_host
         fast_and_slow = "{:.1f} to {:.1f} at 1 Gbit/s, {:.1f} to {:.1f} without a limit"
         yield page, "{:.1f} to {:.1f} times that of DDP at 200 Mbit/s, " + fast_and_slow, flat
+        more = "{:.1f} to {:.1f} times that of DDP on two hosts with 4 replicas (two models)"
+        yield page, more, between_with_more(records)
         yield page, "at most {:.2f} times DDP's, for a transformer with 50 M parameters", (most_memory(records),)
         in_step = "{:.2f} s (median) with `--live auto`, in the same step; else {:.1f} s, from the last checkpoint"
         yield page, in_step, (live, restart)
