@@ -35,7 +35,7 @@ def cut_into_buckets(length: int, world_size: int, item_bytes: int) -> tuple[ran
 
     Example:
         >>> cut_into_buckets(1 << 20, 2, 4)[-2:], cut_into_buckets(64, 2, 4)
-        ((range(32768, 235968), range(0, 32768)), (range(0, 64),))
+        ((range(32768, 235904), range(0, 32768)), (range(0, 64),))
     """
     if not length:
         return ()
