@@ -125,7 +125,7 @@ def test_merging_by_the_loss_would_be_seen(monkeypatch):
     collect, shares = ReplicaBuffers.collect, iter((0.7, 0.0, 0.1, 0.1, 0.1))
     loss = lambda model, _: lambda micro: model(micro.x).square().mean()  # noqa: E731
     usual = alone(loss=loss, steps=1)
-    monkeypatch.setattr(ReplicaBuffers, "collect", lambda self, _, changed: collect(self, next(shares), changed))
+    monkeypatch.setattr(ReplicaBuffers, "collect", lambda self, _, *others: collect(self, next(shares), *others))
     assert alone(loss=loss, steps=1)["running"] != usual["running"]
 
 

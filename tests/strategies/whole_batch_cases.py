@@ -461,7 +461,8 @@ IN_PROCESS = (refusals,)
 def play(transport: Transport | None, *names: str, shares: bool = True) -> dict[str, dict[str, Any]]:
     """Run the cases of these names (all that run everywhere, if none); over messages unless it `shares` memory."""
     set_determinism(1)
-    pieces._LEAST_BYTES = 1 << 18  # so that a small model has several buckets
+    if transport is None:  # a process of its own
+        pieces._LEAST_BYTES = 1 << 18  # so that a small model has several buckets
     joined = join(transport) if shares else transport or connect(World.current(), timeout_s=60, share_memory=False)
     cases = [case for case in EVERYWHERE + IN_PROCESS if case.__name__ in names] if names else EVERYWHERE
     return {case.__name__: _report(case, joined) for case in cases}

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from unisono.errors import ConfigError, UnisonoError, WorkerFailed
 from unisono.experiments.certify.certificate import Row, all_equal
-from unisono.experiments.certify.plays import EXACT_6, MODELS, STEPS, Play, claims, controls, sharded
+from unisono.experiments.certify.trainings import EXACT_6, MODELS, STEPS, Training, claims, controls, sharded
 from unisono.experiments.trials import Tell
 from unisono.launchers.api import describe_function
 from unisono.launchers.local import run_local
@@ -69,12 +69,12 @@ class Bench:
         run_local(LaunchSpec(target=target, workers=workers, threads=threads, output="quiet", env=env or {}, **places))
         return json.loads(out.read_text())
 
-    def train(self, plays: Sequence[Play], workers: int, env: Mapping[str, str] | None = None) -> Found:
-        """Train on so many processes; see `programs.play_all`."""
-        from unisono.experiments.certify.programs import play_all  # loads torch
+    def train(self, trainings: Sequence[Training], workers: int, env: Mapping[str, str] | None = None) -> Found:
+        """Train on so many processes; see `programs.train_all`."""
+        from unisono.experiments.certify.programs import train_all  # loads torch
 
-        self.tell(f"  {len(plays)} trainings on {workers} process{'es' * (workers > 1)} ...")
-        found: Found = self.run(play_all, workers, plays, self.device, env=env)
+        self.tell(f"  {len(trainings)} trainings on {workers} process{'es' * (workers > 1)} ...")
+        found: Found = self.run(train_all, workers, trainings, self.device, env=env)
         return found
 
     def claimed(self, workers: int) -> Found:
@@ -94,7 +94,7 @@ def fingerprint(found: Found, name: str) -> str:
 
 def same_claim(bench: Bench, precision: str) -> Row:
     """Every model in a precision on several numbers of processes: one fingerprint each; ``ddp`` has several."""
-    names = [play.name for play in claims(bench.models) if play.precision == precision]
+    names = [training.name for training in claims(bench.models) if training.precision == precision]
     seen = {name: {str(count): fingerprint(bench.claimed(count), name) for count in bench.counts} for name in names}
     control = {str(count): fingerprint(bench.claimed(count), "ddp") for count in (2, 3)}
     told = ", ".join(map(str, bench.counts))
@@ -122,11 +122,11 @@ def same_strategies(bench: Bench) -> Row:
     one = bench.claimed(1)
     seen: dict[str, dict[str, str]] = {}
     for count in counts:
-        plays = sharded(count, bench.models)
-        left = bench.train(plays, count)
-        for play in plays:
-            exact = fingerprint(one, f"{play.model} fp32")
-            seen.setdefault(play.name, {"exact": exact})[str(count)] = fingerprint(left, play.name)
+        trainings = sharded(count, bench.models)
+        left = bench.train(trainings, count)
+        for training in trainings:
+            exact = fingerprint(one, f"{training.model} fp32")
+            seen.setdefault(training.name, {"exact": exact})[str(count)] = fingerprint(left, training.name)
     control = {name: fingerprint(bench.claimed(3), name) for name in (EXACT_6.name, "allreduce")}
     return Row(
         name="same strategies",
@@ -144,24 +144,24 @@ def same_resume(bench: Bench, before: int, after: int) -> Row:
     """A run that SIGKILL ends goes on on another number of processes; with another flag of torch's it is refused."""
     through = fingerprint(bench.claimed(1), "cnn fp32")
     out = str(bench.scratch / "killed")
-    play = Play(name="cnn fp32", model="cnn", out=out)
+    training = Training(name="cnn fp32", model="cnn", out=out)
     code = 0
     try:
-        bench.train([replace(play, dies_at=STEPS - 1)], before)
+        bench.train([replace(training, dies_at=STEPS - 1)], before)
     except WorkerFailed as error:
         code = error.exit_code
-    left = bench.train([replace(play, name="other flag", matmul="medium"), play], after)
+    left = bench.train([replace(training, name="other flag", matmul="medium"), training], after)
     refusal = str(left["other flag"].get("refused", "")).partition(" Hint:")[0].rstrip(".")
-    resumed = left[play.name]
+    resumed = left[training.name]
     first = resumed.get("resumed_from_step") or 0
     return Row(
         name="kill and resume",
         claim=f"A training on {before} processes, one of them killed by SIGKILL in step {STEPS - 1}, goes on on "
         f"{after} from its checkpoint and ends with the fingerprint of one that nobody disturbed.",
-        held=code == KILLED and 0 < first < STEPS and fingerprint(left, play.name) == through,
+        held=code == KILLED and 0 < first < STEPS and fingerprint(left, training.name) == through,
         found=(
             f"ended with code {code}, resumed from step {first}",
-            _said(play.name, {"undisturbed": through, "resumed": fingerprint(left, play.name)}),
+            _said(training.name, {"undisturbed": through, "resumed": fingerprint(left, training.name)}),
         ),
         control="a resume with torch.set_float32_matmul_precision('medium'): " + (refusal or "it was not refused"),
         noticed=_FLAG in refusal,
@@ -202,12 +202,12 @@ def same_compiled(bench: Bench) -> Row:
         return replace(row, why_not=_LEFT_OUT)
     if not shutil.which("g++") and bench.device == CPU:
         return replace(row, why_not="there is no g++, which torch.compile calls")
-    plays = [Play(name="compiled", model="linear", is_compiled=True)]
-    other = replace(plays[0], name="other seed", seed=1)
+    trainings = [Training(name="compiled", model="linear", is_compiled=True)]
+    other = replace(trainings[0], name="other seed", seed=1)
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(bench.scratch / "inductor")}
     try:
-        cold = bench.train([*plays, other], 1, cache)
-        warm = bench.train(plays, 3, cache)
+        cold = bench.train([*trainings, other], 1, cache)
+        warm = bench.train(trainings, 3, cache)
     except WorkerFailed as error:
         return replace(row, why_not=f"compiled code did not run here: {str(error).strip().splitlines()[-1]}")
     compiled = sum(path.is_file() for path in (bench.scratch / "inductor").rglob("*"))

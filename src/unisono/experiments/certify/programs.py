@@ -21,7 +21,7 @@ from unisono.determinism import devices
 from unisono.determinism.switches import describe_environment, set_determinism
 from unisono.errors import ConfigError, LeaderFailed
 from unisono.experiments.certify.models import MODELS, samples
-from unisono.experiments.certify.plays import BATCH_SIZE, Play
+from unisono.experiments.certify.trainings import BATCH_SIZE, Training
 from unisono.train.run import Run
 from unisono.world import World
 
@@ -44,7 +44,7 @@ def look(device: str, out: str) -> None:
     Path(out).write_text(json.dumps(seen))
 
 
-def play_all(plays: Sequence[Play], device: str, out: str) -> None:
+def train_all(trainings: Sequence[Training], device: str, out: str) -> None:
     """Train each, and write fingerprint, first step and steps by name; of a refused one the message.
 
     All ranks call it; it blocks.
@@ -52,10 +52,10 @@ def play_all(plays: Sequence[Play], device: str, out: str) -> None:
     held = connect(World.current(), timeout_s=_WAIT_S)  # the runs join it, and leave it as it is
     try:
         found = {}
-        for one in plays:
+        for one in trainings:
             try:
                 with _flag(one.matmul):
-                    found[one.name] = play(one, device)
+                    found[one.name] = train_one(one, device)
             except (ConfigError, LeaderFailed) as error:  # the second: what the leader has refused, on the others
                 found[one.name] = {"refused": str(error)}
         if held.rank == 0:
@@ -77,7 +77,7 @@ def _flag(matmul: str | None) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-def play(one: Play, device: str) -> dict[str, Any]:
+def train_one(one: Training, device: str) -> dict[str, Any]:
     """Train once in the world of this process."""
     with Run(
         seed=one.seed, replicas=one.replicas, strategy=one.strategy, precision=one.precision, clip_norm=0.5,

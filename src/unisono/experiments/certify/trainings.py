@@ -11,7 +11,7 @@ MODELS = ("linear", "cnn", "transformer", "lstm")
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Play:
+class Training:
     """One training: eight replicas and batches of 61, so that hardly anything divides anything; gradients clipped."""
 
     name: str
@@ -27,25 +27,25 @@ class Play:
     is_compiled: bool = False
 
 
-CONTROLS = {name: Play(name=name, strategy=name, replicas=6) for name in ("ddp", "allreduce")}
+CONTROLS = {name: Training(name=name, strategy=name, replicas=6) for name in ("ddp", "allreduce")}
 """Trainings whose bits depend on the number of processes: six replicas, which 2 and 3 share evenly."""
-EXACT_6 = Play(name="exact-6", replicas=6)
+EXACT_6 = Training(name="exact-6", replicas=6)
 
 
-def claims(models: Sequence[str] = MODELS) -> list[Play]:
+def claims(models: Sequence[str] = MODELS) -> list[Training]:
     """Return what must be the same on any number of processes: each model, in float32 and bfloat16."""
     return [
-        Play(name=f"{model} {precision}", model=model, precision=precision)
+        Training(name=f"{model} {precision}", model=model, precision=precision)
         for precision in ("fp32", "bf16") for model in models
     ]  # fmt: skip
 
 
-def controls(workers: int) -> list[Play]:
+def controls(workers: int) -> list[Training]:
     """Return what must not be the same on so many processes."""
     return [EXACT_6, *CONTROLS.values()] if workers in (2, 3) else []
 
 
-def sharded(workers: int, models: Sequence[str] = MODELS) -> list[Play]:
+def sharded(workers: int, models: Sequence[str] = MODELS) -> list[Training]:
     """Return what must be the same as with ``exact``: fsdp, and pipeline where the processes make rows of two."""
     names = ("fsdp", "pipeline") if workers % 2 == 0 else ("fsdp",)
-    return [Play(name=f"{name} {model}", model=model, strategy=name) for name in names for model in models]
+    return [Training(name=f"{name} {model}", model=model, strategy=name) for name in names for model in models]
