@@ -120,7 +120,7 @@ def test_measure_collectives(told):
 def test_chaos(told, tmp_path):
     """Real processes: two workers are killed, and the bits are equal."""
     job = str(Path(__file__).parents[1] / "faults" / "job.py")
-    how = {"kills": 2, "kinds": ["kill-worker"], "seed": 3, "replicas": 4, "out": str(tmp_path / "kept")}
+    how = {"kills": 2, "kinds": ["kill-worker"], "fault_seed": 3, "replicas": 4, "out": str(tmp_path / "kept")}
     found = chaos(job, ("x", "wait!@0:0"), env=os.environ, tell=told.append, **how)
     assert (found.equal, found.exit_code, found.landed) == (True, 0, 2)
     assert found.reference == found.disturbed
