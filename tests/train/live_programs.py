@@ -92,9 +92,16 @@ class Kills:
         setattr(owner, attribute, watched)
 
     def _at(self, when, where=None):
-        if (self.step, where or self.meeting, when) in self._places:
+        if any(self._is_at(*place, when, where) for place in self._places):
             self._places.clear()  # one that is stopped may wake up
             os.kill(os.getpid(), self._signum)
+
+    def _is_at(self, step, place, moment, when, where):
+        if moment != when:
+            return False
+        if isinstance(place, str):  # what a thread does beside the steps is done in this one or in a later one
+            return place == where and step <= self.step
+        return where is None and (step, place) == (self.step, self.meeting)
 
 
 def model():

@@ -61,8 +61,10 @@ def test_deaths_around_the_step():
             [3, {}, GLOO | {"asks": [[3, 1], [6, 3]], "awaits": [7]}],
         ]
     )
-    for each, left in zip(found, ([0], [0], [1, 2], [1, 2]), strict=False):
+    for each, left in zip(found, ([0], [0], [1, 2]), strict=False):
         check(each, left)
+    check(found[3], [1, 2], last=3)  # all steps were done
+    assert [each["codes"]["0"] for each in found] == [0, 0, -9, -9, 0]
     _same(found[-1])
     assert found[-1]["answers"][-1]["workers"] == 3
 
