@@ -1,15 +1,17 @@
 """The exact step against torch DDP with gloo: same model, same batch, same processes, segments taken in turn.
 
-    python benchmarks/exact_vs_ddp.py [--rounds 6] [--quick] [--out DIR]
+    python benchmarks/exact_vs_ddp.py [--rounds 6] [--only NAME] [--quick] [--out DIR]
 
 Both compute one micro-batch per process (replicas = processes), 2 processes with one thread each, and both read tensors
-that are in memory. A sample is the median time of the steps of a segment.
+that are in memory. A sample is the median time of the steps of a segment. ResNet-18 is that of its paper (He et al.,
+2015) for pictures of 64 x 64, with batch statistics of each process on both sides, as DDP has them.
 """
 
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from unisono.data.sets.texts import PackedTexts, pack
 from unisono.recipes.gated_cnn import GatedCNN
 from unisono.recipes.mnist import SimpleCNN
 
-STEPS, BATCH = 8, 128
+STEPS = 8
 
 
 def mlp() -> nn.Module:
@@ -37,11 +39,40 @@ def texts(num_samples: int) -> PackedTexts:
     return pack([torch.randint(2, 13352, (300,)).int().numpy() for _ in range(num_samples)])
 
 
-JOBS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], object], int]] = {
-    "SimpleCNN 0.4 M": (SimpleCNN, lambda n: torch.randn(n, 1, 28, 28), 10),
-    "GatedCNN 1.1 M": (lambda: GatedCNN(13352), texts, 2),
-    "MLP 7.9 M": (mlp, lambda n: torch.randn(n, 784), 10),
+class Block(nn.Module):
+    """Two convolutions and what goes past them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.past = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.past = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.past(x))
+
+
+def resnet_18() -> nn.Module:
+    widths = (64, 64, 128, 256, 512)
+    blocks = [
+        Block(inputs if first else outputs, outputs, 2 if first and inputs != outputs else 1)
+        for inputs, outputs in pairwise(widths)
+        for first in (True, False)
+    ]
+    stem = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+JOBS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], object], int, int]] = {
+    "SimpleCNN 0.4 M": (SimpleCNN, lambda n: torch.randn(n, 1, 28, 28), 10, 128),
+    "GatedCNN 1.1 M": (lambda: GatedCNN(13352), texts, 2, 128),
+    "MLP 7.9 M": (mlp, lambda n: torch.randn(n, 784), 10, 128),
+    "ResNet-18 11.2 M": (resnet_18, lambda n: torch.randn(n, 3, 64, 64), 10, 32),
 }
+"""A model, data, classes, samples of a batch."""
 
 
 class Ready:
@@ -62,12 +93,15 @@ class Ready:
 
 def main() -> None:
     """Measure every job on this rank; the leader writes."""
-    given = parser_of(__doc__, rounds=6).parse_args()
+    parser = parser_of(__doc__, rounds=6)
+    parser.add_argument("--only", default="", metavar="NAME", help="the job whose name has this in it (all)")
+    given = parser.parse_args()
     join_world(2)
     dist.init_process_group("gloo")
     size, found = dist.get_world_size(), []
-    share = (8 if given.quick else BATCH) // size
-    for name, (build, make, classes) in list(JOBS.items())[: 2 if given.quick else None]:
+    for name in [name for name in JOBS if given.only in name][: 2 if given.quick else None]:
+        build, make, classes, batch = JOBS[name]
+        share = (8 if given.quick else batch) // size
         torch.manual_seed(0)  # data of one fingerprint on all ranks
         x, y = make(share), torch.randint(0, classes, (share,))
         with unisono.Run(seed=0, replicas=size) as run:
