@@ -15,6 +15,7 @@ from pathlib import Path
 
 from results import RESULTS, ROOT, Result, ResultError, read
 
+MODELS, LINKS = ("GatedCNN", "GPT", "MLP", "SimpleCNN"), ("200mbit", "1gbit", "none")
 LIVE = "from SIGKILL to the end of the interrupted step, beyond two undisturbed steps"
 HOLE = re.compile(r"\{[^{}]*\}")
 NUMBER = r"(-?[0-9][0-9.,]*[0-9]|[0-9])"
@@ -73,15 +74,14 @@ def most_memory(records: Records) -> float:
 
 def between(records: Records, link: str) -> tuple[float, float]:
     """Return the ratios of a step on two hosts, two replicas, to DDP's."""
-    claims = [f"a step of {model} on 2 hosts, link {link}" for model in ("GatedCNN", "GPT", "MLP", "SimpleCNN")]
+    claims = [f"a step of {model} on 2 hosts, link {link}" for model in MODELS]
     found = [records.ratios("hosts", claim, replicas=2) for claim in claims]
     return min(low for low, _ in found), max(high for _, high in found)
 
 
 def between_with_more(records: Records) -> tuple[float, float]:
     """Return the ratios of a step on two hosts to DDP's where there are twice as many replicas as hosts."""
-    links, models = ("200mbit", "1gbit", "none"), ("MLP", "SimpleCNN")
-    claims = [f"a step of {model} on 2 hosts, link {link}" for model in models for link in links]
+    claims = [f"a step of {model} on 2 hosts, link {link}" for model in MODELS for link in LINKS]
     found = [records.ratios("hosts", claim, replicas=4) for claim in claims]
     return min(low for low, _ in found), max(high for _, high in found)
 
@@ -114,17 +114,17 @@ def live_kills(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]
 
 def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     """Return page, sentence with holes, and the numbers of the holes."""
-    hosts = [between(records, link) for link in ("200mbit", "1gbit", "none")]
+    hosts = [between(records, link) for link in LINKS]
     one_host = records.ratios("exact_vs_ddp", "a step of Run", ranks=2)
     restart = records.median("restart_time", "from SIGKILL of a worker to the next step")
     chaos = records.median("chaos", "next step after a fault, fingerprint equal to the undisturbed run's")
     live = records.median("live_kills", f"{LIVE} (all jobs)")
     flat = tuple(value for pair in hosts for value in pair)
     for page in ("README.md", "docs/costs.md"):
-        yield page, "{:.2f} to {:.2f} times that of DDP over gloo (2 CPU ranks, three models)", one_host
+        yield page, "{:.2f} to {:.2f} times that of DDP over gloo (2 CPU ranks, four models)", one_host
         fast_and_slow = "{:.1f} to {:.1f} at 1 Gbit/s, {:.1f} to {:.1f} without a limit"
         yield page, "{:.1f} to {:.1f} times that of DDP at 200 Mbit/s, " + fast_and_slow, flat
-        more = "{:.1f} to {:.1f} times that of DDP on two hosts with 4 replicas (two models)"
+        more = "{:.1f} to {:.1f} times that of DDP on two hosts with 4 replicas (four models)"
         yield page, more, between_with_more(records)
         yield page, "at most {:.2f} times DDP's, for a transformer with 50 M parameters", (most_memory(records),)
         in_step = "{:.2f} s (median) with `--live auto`, in the same step; else {:.1f} s, from the last checkpoint"
