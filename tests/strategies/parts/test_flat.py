@@ -80,6 +80,25 @@ def test_what_is_not_finite_is_found(bad):
     assert not buffer.is_finite()
 
 
+def test_what_covers_some_gradients_holds_them_and_no_other():
+    """Neighbours lie in one piece; in it NaN is found in every element of those that are asked for, and no other's."""
+    sizes = [16, 3, 0, 40, 17, 1, 16]
+    buffer = Layout([torch.randn(size) for size in sizes], [torch.randn(5)], 2).new_buffer()
+    for asked, count in (((0, 1, 2, 4, 5), 2), ((1, 3, 6), 2), ((3,), 1), (tuple(range(7)), 1), ((), 0)):
+        pieces = buffer.covering(asked)
+        assert len(pieces) == count
+        assert buffer.covering(tuple(asked)) is pieces
+        for index, view in enumerate(buffer.gradients):
+            for place in range(len(view)):
+                view[place] = torch.nan
+                assert any(piece.isnan().any() for piece in pieces) == (index in asked)
+                view[place] = 0
+        buffer.buffers[0].fill_(torch.nan)
+        assert not any(piece.isnan().any() for piece in pieces)
+    mixed = Layout(tensors(), [], 2).new_buffer()
+    assert [piece.dtype for piece in mixed.covering((0, 1, 2))] == [torch.float32, torch.float64, torch.float32]
+
+
 def test_no_tensors():
     """A layout of nothing has buffers of nothing."""
     buffer = Layout([], [], 3).new_buffer()

@@ -159,3 +159,20 @@ def test_who_was_not_finite_is_known():
         for overlap in ("auto", "off"):
             steps, _ = train(Stack(), LoopbackTransport(), overlap, data=broken, steps=1)
             assert steps[0][2] == bad
+
+
+@pytest.mark.parametrize("name", ["gain", "layers.0.bias", "layers.3.bias", "layers.1.weight"])
+@pytest.mark.parametrize("overlap", ["auto", "off"])
+def test_one_number_that_is_not_finite_is_enough(name, overlap):
+    """In one parameter of one replica, large or small, kept or added to its neighbour; without it nobody is named."""
+    for bad in ([], [1], [2], [2, 3], [4]):
+        model, turn = Stack(), iter(range(REPLICAS))
+
+        def spoil(grad, bad=bad, turn=turn):
+            spoilt = grad.clone()
+            spoilt.view(-1)[-1] = float("inf") if next(turn) in bad else 0
+            return spoilt
+
+        dict(model.named_parameters())[name].register_hook(spoil)
+        (step,), _ = train(model, LoopbackTransport(), overlap, steps=1)
+        assert step[2] == bad

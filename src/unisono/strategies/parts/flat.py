@@ -143,6 +143,7 @@ class FlatBuffer:
         # Without the padding, which depends on the world size.
         words = [flat[:length].view(torch.int64) for flat, length in zip(flats, lengths, strict=True)]
         self._words, self._sums = words, [adder(piece) for piece in words]
+        self._covers: dict[tuple[int, ...], list[Tensor]] = {}
 
     def add_(self, other: "FlatBuffer") -> "FlatBuffer":
         """Add `other` element by element into this buffer."""
@@ -155,6 +156,13 @@ class FlatBuffer:
         if factor != 1.0:
             torch._foreach_mul_(self._gradients, factor)
         return self.checksum()
+
+    def covering(self, indices: tuple[int, ...]) -> list[Tensor]:
+        """Return the places of some gradients, by their indices, ascending: neighbours in one, with what pads them."""
+        found = self._covers.get(indices)
+        if found is None:
+            found = self._covers[indices] = _cover([self.gradients[index] for index in indices])
+        return found
 
     def is_finite(self) -> bool:
         """Whether no gradient is NaN or infinite; buffers may be (masks often are)."""
@@ -255,6 +263,18 @@ def _view(flat: Tensor, segment: _Segment) -> Tensor:
     piece = flat[segment.offset : segment.offset + like.numel()]
     # The tensor's own strides (channels_last, say) where they fill the segment, else the plain order.
     return piece.as_strided(like.shape, like.stride(), segment.offset) if is_dense(like) else piece.view(like.shape)
+
+
+def _cover(views: Sequence[Tensor]) -> list[Tensor]:
+    """Return pieces of flat buffers that hold these views of them, and nothing else but padding; the views ascend."""
+    found: list[tuple[Tensor | None, int, int]] = []
+    for view in views:
+        flat, start = view._base, int(view.storage_offset())
+        stop = start + view.numel()
+        if found and found[-1][0] is flat and start - found[-1][2] < ALIGNMENT:
+            start = found.pop()[1]
+        found.append((flat, start, stop))
+    return [flat[start:stop] for flat, start, stop in found if flat is not None]
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -52,9 +52,9 @@ class Fold:
         """Take in the gradients of all parameters."""
         fold(self.target.gradients, grads, adds=self._adds)
 
-    def are_finite(self, indices: Sequence[int], grads: Sequence[Tensor | None]) -> bool:
-        """Whether no element of these gradients, which have been taken in, is NaN or infinite."""
-        return all(is_finite(self.target.gradients[index]) for index in indices) or are_finite(grads)
+    def are_finite(self, indices: tuple[int, ...], grads: Sequence[Tensor | None]) -> bool:
+        """Whether no element of these gradients, which have been taken in, is NaN or infinite; indices ascend."""
+        return all(map(is_finite, self.target.covering(indices))) or are_finite(grads)
 
     def largest(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """Return what `largest_of` says of the replica's gradients, all of which have been taken in."""
@@ -169,6 +169,6 @@ class EarlyFold:
             elif len(parameter._post_accumulate_grad_hooks) == self._num_hooks:
                 parameter.grad = None
                 self._fold.put([index], [grad])
-                self._arrived[index] = self._fold.are_finite([index], [grad])
+                self._arrived[index] = self._fold.are_finite((index,), [grad])
 
         return take

@@ -1,5 +1,6 @@
 """The sum of a step's replicas along the canonical tree: gradients and buffers, in flat buffers that are used again."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -21,6 +22,12 @@ from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 
 def _are_finite(fold: Fold, grads: Sequence[Tensor | None]) -> bool:
     return fold.target.is_finite() or are_finite(grads)
+
+
+@functools.lru_cache(maxsize=64)
+def _others(taken: frozenset[int], count: int) -> tuple[int, ...]:
+    """Return which of so many indices are not `taken`, ascending."""
+    return tuple(index for index in range(count) if index not in taken)
 
 
 @final
@@ -113,18 +120,10 @@ class LeafSum:
                 self._overlap.seal(floats)
                 return True
         early, taken = (None, {}) if self._early is None else self._early.end()
-        grads = [parameter.grad for parameter in self._trained]
-        if all(grad is not None and grad.layout is STRIDED for grad in grads):  # as nearly always
-            present.fill(True)
-        else:
-            for index, name in enumerate(self.trainable):
-                grads[index] = strided(name, grads[index], self._sparse)
-                present[index] |= grads[index] is not None
+        rest = _others(frozenset(taken), len(self._trained))
+        grads = self._look_at(rest, present)
         fold = self._fold(replica) if early is None else early
         if taken:
-            rest = [index for index in range(len(grads)) if index not in taken]
-            present[[*taken]] = True
-            grads = [grads[index] for index in rest]
             fold.put(rest, grads)
             found: Any = all(taken.values()) and fold.are_finite(rest, grads)
         else:
@@ -141,6 +140,19 @@ class LeafSum:
         for parameter in self._trained:
             parameter.grad = None
         return found
+
+    def _look_at(self, indices: Sequence[int], present: npt.NDArray[np.bool_]) -> list[Tensor | None]:
+        """Return the gradients of some parameters, by their indices; set in `present` who has one, and all others."""
+        grads = [self._trained[index].grad for index in indices]
+        if all(grad is not None and grad.layout is STRIDED for grad in grads):  # as nearly always
+            present.fill(True)
+            return grads
+        names, had = [*self.trainable], present[[*indices]]
+        present.fill(True)
+        for place, index in enumerate(indices):
+            grads[place] = strided(names[index], grads[place], self._sparse)
+            present[index] = had[place] or grads[place] is not None
+        return grads
 
     def reduce(self, placement: Sequence[range]) -> tuple[int, bool]:
         """Finish the tree over all ranks; collective.
