@@ -7,22 +7,24 @@ import functools
 import struct
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import Any
 
 from unisono.errors import ConfigError
 
 
 @functools.cache
-def _packer(count: int) -> Callable[..., bytes]:
-    """Return what packs so many whole numbers of 64 bits with sign, little-endian."""
-    return struct.Struct(f"<{count}q").pack
+def _begun(purpose: str, count: int) -> tuple[Callable[[], Any], Callable[..., bytes]]:
+    """Return what begins a hash for a purpose, and what packs so many numbers for it: 64 bits, signed, little-endian.
 
+    To copy a hash that has been begun takes less time than to begin another.
 
-@functools.cache
-def _person(purpose: str) -> bytes:
+    Raises:
+        ConfigError: The purpose is longer than 16 bytes.
+    """
     person = purpose.encode()
     if len(person) > 16:
         raise ConfigError(f"expected a purpose of at most 16 bytes, got {purpose!r}.")
-    return person
+    return blake2b(digest_size=8, person=person).copy, struct.Struct(f"<{count}q").pack
 
 
 def mix(seed: int, purpose: str, *counters: int) -> int:
@@ -41,8 +43,10 @@ def mix(seed: int, purpose: str, *counters: int) -> int:
         >>> mix(0, "replica", 1, 0) == mix(0, "replica", 1, 0) != mix(0, "replica", 0, 1)
         True
     """
-    packed = _packer(1 + len(counters))(seed, *counters)
-    return _from_bytes(blake2b(packed, digest_size=8, person=_person(purpose)).digest(), "little")
+    begin, pack = _begun(purpose, 1 + len(counters))
+    hashed = begin()
+    hashed.update(pack(seed, *counters))
+    return _from_bytes(hashed.digest(), "little")
 
 
 _from_bytes = int.from_bytes
