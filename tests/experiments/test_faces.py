@@ -78,7 +78,8 @@ def test_compare_links(here, told):
 def test_tune(here, told, monkeypatch):
     """On one core there is one way to fill it; the command is what to type."""
     monkeypatch.setattr(tuning, "usable_cores", lambda: 1)
-    found = tuning.tune("digits", repeat=1, steps=4, warmup=1, loaders=[0], tell=told.append, **SMALL)
+    how = {"repeat": 1, "steps": 4, "warmup": 1, "loaders": [0], "launch": {"devices": ()}}
+    found = tuning.tune("digits", tell=told.append, **how, **SMALL)
     assert [stage["what"] for stage in found["stages"]] == ["workers and threads", "loader processes"]
     assert found["command"] == "unisono train digits --workers 1 --threads 1 --num-workers 0"
 

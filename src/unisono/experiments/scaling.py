@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,15 @@ FILES = ("scaling.json", "scaling.svg", "report.html")
 def measure_scaling(
     target: str, args: Sequence[str] = (), *, workers: Sequence[int] = (1, 2), repeat: int = 3, steps: int = 100,
     warmup: int = 10, weak: bool = False, threads: int = 1, out: str | None = None, command: str = "",
-    tell: Tell = silent, **options: Any,
+    launch: Mapping[str, Any] | None = None, tell: Tell = silent, **options: Any,
 ) -> Study:  # fmt: skip
-    """Train a recipe or a script on each number of workers, several times by turns, and return the study."""
+    """Train a recipe or a script on each number of workers, several times by turns, and return the study.
+
+    `launch`: more of the `LaunchSpec`.
+    """
     counts = sorted(set(workers))
     check_steps(steps, warmup)
-    start = starter(target, args, counts, {**options, "threads": threads}, weak=weak, steps=steps)
+    start = starter(target, args, counts, {**options, "threads": threads}, weak=weak, steps=steps, **launch or {})
     trials: list[Trial] = []
     with _place(out) as place, scratch_directory("scaling") as scratch:
         for turn, _, count in turns(counts, repeat):

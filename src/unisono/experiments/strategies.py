@@ -1,6 +1,6 @@
 """The same job with every strategy, side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,15 @@ from unisono.strategies.catalog import CATALOG
 
 
 def compare_strategies(
-    recipe: str, *, workers: int = 2, strategies: Sequence[str] = tuple(CATALOG), tell: Tell = silent, **options: Any
+    recipe: str,
+    *,
+    workers: int = 2,
+    strategies: Sequence[str] = tuple(CATALOG),
+    launch: Mapping[str, Any] | None = None,
+    tell: Tell = silent,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Train a recipe once with each strategy.
+    """Train a recipe once with each strategy. `launch`: more of the `LaunchSpec`.
 
     Returns:
         For each strategy, what ``unisono bench strategies --json`` prints of it: samples a second in steps, the peak
@@ -23,10 +29,12 @@ def compare_strategies(
     find(recipe)
     for name in strategies:
         take_strategy({"strategy": name})
-    return [_row(recipe, workers, name, options, tell) for name in strategies]
+    return [_row(recipe, workers, name, options, launch or {}, tell) for name in strategies]
 
 
-def _row(recipe: str, workers: int, name: str, given: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def _row(
+    recipe: str, workers: int, name: str, given: dict[str, Any], launch: Mapping[str, Any], tell: Tell
+) -> dict[str, Any]:
     chosen: dict[str, Any] = {"threads": 1, **given, "strategy": name}
     options = take_strategy(dict(chosen))
     if options.most_ranks == 1:
@@ -37,7 +45,7 @@ def _row(recipe: str, workers: int, name: str, given: dict[str, Any], tell: Tell
         count = workers + (options.servers if hasattr(options, "servers") else 0)
     tell(f"training {recipe} with {name} on {count} processes ...")
     with scratch_directory("bench") as scratch:
-        result = run_in(plan(recipe, str(count), chosen), Path(scratch) / "run")
+        result = run_in(plan(recipe, str(count), chosen, launch.get("devices")), Path(scratch) / "run", **launch)
     return {
         "strategy": name, "processes": count, "samples_per_s": result["samples_per_s"],
         "peak_memory_bytes": max(result["peak_memory_bytes"]), "bytes_per_step": sum(result["bytes_sent_per_step"]),

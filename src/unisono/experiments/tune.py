@@ -1,7 +1,7 @@
 """Which workers, threads, loader processes and bucket size are fastest for a recipe on this machine."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ _BUCKET_OPTIONS = {"ddp": "bucket_cap_mb", "allreduce": "bucket_mb"}
 
 def tune(
     recipe: str, *, repeat: int = 2, steps: int = 40, warmup: int = 8, loaders: Sequence[int] = (0, 1, 2),
-    strategy: str = "exact", tell: Tell = silent, **options: Any,
+    strategy: str = "exact", launch: Mapping[str, Any] | None = None, tell: Tell = silent, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure settings of a recipe, and propose the fastest; nothing is changed.
+    """Measure settings of a recipe, and propose the fastest; nothing is changed. `launch`: more of the `LaunchSpec`.
 
     Returns:
         What ``unisono bench tune --json`` prints: the stages with all that was tried, the proposal, its command.
@@ -32,7 +32,9 @@ def tune(
     def settle(what: str, settings: Sequence[dict[str, Any]]) -> None:
         nonlocal chosen
         given = {**options, "strategy": strategy}
-        tried = _try_all(recipe, [{**chosen, **setting} for setting in settings], given, (repeat, steps, warmup), tell)
+        tried = _try_all(
+            recipe, [{**chosen, **setting} for setting in settings], given, launch or {}, (repeat, steps, warmup), tell
+        )
         best, why = choose(tried)
         chosen = best.setting
         rows = [{"setting": one.setting, "samples_per_s": one.median, "rates": one.rates} for one in tried]
@@ -62,14 +64,19 @@ def fillings(cores: int) -> list[tuple[int, int]]:
 
 
 def _try_all(
-    recipe: str, settings: Sequence[dict[str, Any]], given: dict[str, Any], how: tuple[int, int, int], tell: Tell
+    recipe: str,
+    settings: Sequence[dict[str, Any]],
+    given: dict[str, Any],
+    launch: Mapping[str, Any],
+    how: tuple[int, int, int],
+    tell: Tell,
 ) -> list[Candidate]:
     repeat, steps, warmup = how
     ready = []
     for setting in settings:
         options = {**given, **{name: value for name, value in setting.items() if name != "workers"}}
         try:
-            ready.append((setting, starter(recipe, (), [setting["workers"]], options, steps=steps)))
+            ready.append((setting, starter(recipe, (), [setting["workers"]], options, steps=steps, **launch)))
         except ConfigError:
             if setting["workers"] == 1:
                 raise

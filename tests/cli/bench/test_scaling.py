@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.test_train import environment
+from gpus import forget, pretend_gpus, told
 from report.drawn import tree_of
 from scaling.made import study, trial
 from unisono.cli.bench.scaling import study_lines
@@ -23,10 +24,10 @@ def asked(*arguments):
     return CliRunner().invoke(unisono, ["bench", *arguments])
 
 
-def started(*arguments, cwd=None):
+def started(*arguments, cwd=None, **variables):
     return subprocess.run(
         [sys.executable, "-m", "unisono", "bench", *arguments],
-        env=environment(), capture_output=True, text=True, timeout=600, check=False, cwd=cwd,
+        env={**environment(), **variables}, capture_output=True, text=True, timeout=600, check=False, cwd=cwd,
     )  # fmt: skip
 
 
@@ -93,6 +94,29 @@ def test_what_fills_the_cores():
 def test_tune_refuses_wrong_settings(arguments):
     """Before anything starts."""
     assert asked("tune", "digits", *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("verb", ["scaling", "tune", "strategies"])
+def test_gpus_that_are_not_there_are_refused(verb, tmp_path):
+    """Where processes compute is said before anything starts, by every bench that trains."""
+    done = asked(verb, "digits", "--gpus", "0,7")
+    assert done.exit_code == 2, done.output
+    assert "Hint: --gpus cpu" in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["scaling", "strategies"])
+def test_the_workers_of_a_bench_are_told_their_gpu(verb, tmp_path):
+    """On a machine of one GPU its processes share it on request; else they are refused, and none starts."""
+    gpus = pretend_gpus(tmp_path, 2)
+    how = ("-w", "2", "-r", "1", "--steps", "4", "--warmup", "1", "-o", str(tmp_path / "out"))
+    job = ("digits", "--limit", "256", "--gpus", "1", *(how if verb == "scaling" else ("--strategies", "exact")))
+    done = started(verb, *job, "--share-devices", **gpus)
+    assert (done.returncode, told(tmp_path)) == (0, ["1 1", "1 1"]), done.stderr
+    forget(tmp_path)
+    done = started(verb, *job, **gpus)
+    assert (done.returncode, told(tmp_path)) == (2, [])
+    assert "expected a GPU for each worker, got 2 workers and 1 GPU" in done.stderr
 
 
 @pytest.mark.slow

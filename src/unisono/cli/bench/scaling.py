@@ -7,6 +7,7 @@ import click
 
 from unisono.cli.completion import target_arguments
 from unisono.cli.options import fields
+from unisono.cli.options.job import PLACES, places_of
 from unisono.cli.options.lists import parse_workers
 from unisono.cli.output.outcome import FAILED, command_line, complain, nothing_kept, tell, verb
 from unisono.cli.output.tables import section_lines, table
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @fields.single("threads", "Threads per worker.", of=THREADS, default=1, word="T", basic=True)
 @fields.single("num_workers", "Recipes: loader processes of each worker.", of=LOADERS, word="N", basic=True)
 @fields.strategy_options
+@PLACES
 @fields.out_option("For scaling.json, scaling.svg, report.html.", word="DIR", usual="scaling-NAME")
 @fields.result_options
 @verb("bench scaling", nothing_kept("the measurement"))
@@ -45,8 +47,8 @@ def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, a
     from unisono.experiments.scaling import FILES, measure_scaling
 
     place = out or f"scaling-{Path(target).stem}"
-    counts, made_by = parse_workers(workers), command_line()
-    study = measure_scaling(target, args, workers=counts, out=place, command=made_by, tell=tell, **given)
+    counts, made_by, launch = parse_workers(workers), command_line(), places_of(given)
+    study = measure_scaling(target, args, workers=counts, out=place, command=made_by, launch=launch, tell=tell, **given)
     if as_json:
         click.echo((Path(place) / FILES[0]).read_text(), nl=False)
     else:

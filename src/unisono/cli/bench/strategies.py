@@ -6,6 +6,7 @@ import click
 
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import picture_option, recipe_options, result_options, single
+from unisono.cli.options.job import PLACES, places_of
 from unisono.cli.output.outcome import nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 from unisono.options.quantities import WORKERS
@@ -20,6 +21,7 @@ from unisono.strategies.catalog import CATALOG
 )  # fmt: skip
 @single("strategies", "Which ones.", default=",".join(CATALOG), word="NAME,...", usual="all")
 @recipe_options("epochs", "batch_size", "limit", "model", "data")
+@PLACES
 @picture_option
 @result_options
 @verb("bench strategies", nothing_kept("the measurement"))
@@ -38,7 +40,8 @@ def strategies(recipe: str, workers: int, strategies: str, picture: str | None, 
 
     check_picture(picture)
     names = [name.strip() for name in strategies.split(",")]
-    rows = compare_strategies(recipe, workers=workers, strategies=names, tell=tell, **given)
+    launch = places_of(given)
+    rows = compare_strategies(recipe, workers=workers, strategies=names, launch=launch, tell=tell, **given)
     if picture is not None:
         from unisono.report.bench_section import strategies_section
         from unisono.report.picture import draw_section

@@ -8,6 +8,7 @@ import click
 from unisono.cli.bench.links import spell_rates
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options import fields
+from unisono.cli.options.job import PLACES, places_of
 from unisono.cli.options.lists import parse_loaders
 from unisono.cli.output.outcome import nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
@@ -24,6 +25,7 @@ from unisono.scaling.choice import spell
 @fields.single("replicas", "Logical workers.", of=REPLICAS, word="V", basic=True)
 @fields.recipe_options("batch_size", "model", "data")
 @fields.strategy_options
+@PLACES
 @fields.result_options
 @verb("bench tune", nothing_kept("the measurement"))
 def tune(recipe: str, loaders: str, as_json: bool, **given: Any) -> None:
@@ -37,7 +39,8 @@ def tune(recipe: str, loaders: str, as_json: bool, **given: Any) -> None:
     """
     from unisono.experiments import tune as experiment
 
-    found = experiment.tune(recipe, loaders=parse_loaders(loaders), tell=tell, **given)
+    launch = places_of(given)
+    found = experiment.tune(recipe, loaders=parse_loaders(loaders), launch=launch, tell=tell, **given)
     answer(found, as_json, lambda: [*stage_lines(found["stages"]), f"proposed: {found['command']}"])
 
 

@@ -68,8 +68,17 @@ def typed_launch(given: dict[str, Any]) -> dict[str, Any]:
     return {key: given.pop(key) for key in keys if key in given}
 
 
+PLACES = field_options(LaunchSpec, "devices", "share_devices")
+"""Options of the benches that train: on which GPUs."""
+
+
+def places_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Take what `PLACES` were given out of what a command was given: `LaunchSpec` by field."""
+    devices = resolve_devices(given.pop("gpus"), os.environ)
+    return {**taken(LaunchSpec, given, "share_devices"), "devices": devices}
+
+
 def launch_of(given: dict[str, Any]) -> dict[str, Any]:
     """Take out of what a command was given how its processes are started: `LaunchSpec` by field."""
-    devices = resolve_devices(given.pop("gpus"), os.environ)
-    names = [name for name in LAUNCH if name != "devices"]
-    return {**taken(LaunchSpec, given, *names), "devices": devices}
+    others = [name for name in LAUNCH if name not in ("devices", "share_devices")]
+    return {**places_of(given), **taken(LaunchSpec, given, *others)}
