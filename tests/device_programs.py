@@ -1,7 +1,9 @@
 """Programs on the CPU and on the device of `devices`, in one process: what they return must be equal."""
 
 import tempfile
+import threading
 import traceback
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +48,9 @@ CASES: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
 """Ranks, strategy, its options, settings of the run."""
 
 
+WAITS: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+"""Of a case and a device: how many steps, of all its ranks, have waited so often."""
+
 METRICS = {"accuracy": unisono.Accuracy(), "f1": unisono.F1(3), "confusion": unisono.ConfusionMatrix(3)}
 
 
@@ -84,16 +89,19 @@ def train(transport: Transport, name: str, device: str, out: str | None = None, 
         loader = run.loader(samples(), batch_size=8)
         losses = []
         for batch in run.steps(loader, epochs=2, max_steps=steps):
+            before = devices.counted[own := threading.current_thread().name]
             losses.append(run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y)).hex())
+            WAITS[name, device][devices.counted[own] - before] += 1
         found = run.evaluate(samples(), lambda micro: (front(micro.x), micro.y), METRICS, batch_size=7)
         result = run.result()
     return [losses, result["fingerprint"], repr(found)]
 
 
 def strategies(_: None) -> dict[str, Any]:
-    """Return for each case what it gives on the CPU and on the device."""
+    """Return for each case what it gives on the CPU and on the device, and how often its steps wait there."""
     devices.install()
-    return {name: both(lambda device, name=name: on_ranks(name, device)) for name in CASES}
+    found = {name: both(lambda device, name=name: on_ranks(name, device)) for name in CASES}
+    return {name: {**told, "waits": sorted(WAITS[name, devices.KIND].items())} for name, told in found.items()}
 
 
 def resumed(_: None) -> list[Any]:

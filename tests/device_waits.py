@@ -49,11 +49,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {}, "clip_norm": {"clip_norm": 0.05}, "fp16": {"precision": "fp16"}, "poisoned": {"non_finite": "skip"},
+    "int8": {"strategy": unisono.strategy("exact", compress="int8")},
+    "bf16": {"strategy": unisono.strategy("exact", compress="bf16")},
+    "int8, poisoned": {"strategy": unisono.strategy("exact", compress="int8"), "non_finite": "skip"},
+    "bf16, poisoned": {"strategy": unisono.strategy("exact", compress="bf16"), "non_finite": "skip"},
 }  # fmt: skip
 CASES = [
     *[(1, model, "plain", replicas) for model in MODELS for replicas in (1, 2, 8)],
     *[(2, model, "plain", 2) for model in MODELS],
-    (2, "Odd", "poisoned", 8), *[(1, "Odd", settings, 2) for settings in SETTINGS if settings != "plain"],
+    (2, "Odd", "poisoned", 8), *[(1, "Odd", settings, 2) for settings in ("clip_norm", "fp16", "poisoned")],
+    *[(ranks, "batch_norm_model", settings, 8) for ranks, settings in zip((1, 2) * 2, [*SETTINGS][-4:], strict=True)],
 ]  # fmt: skip
 """Ranks, model, settings of the run, replicas."""
 
@@ -84,7 +89,7 @@ def train(
             extra(found)
             return found
 
-        for batch in run.steps(run.loader(images(is_poisoned=settings == "poisoned"), batch_size=24), epochs=2):
+        for batch in run.steps(run.loader(images(is_poisoned=settings.endswith("poisoned")), batch_size=24), epochs=2):
             before = devices.counted[name]
             told.append(run.step(batch, loss).hex())
             waits.append(devices.counted[name] - before)

@@ -20,7 +20,7 @@ def test_a_step_waits_once(number):
         assert waits == [1] * 4
         assert none == [0] * 4
         assert bits == expected or settings == "fp16", "the device casts nothing"
-        assert bits[1] == (4 if settings == "poisoned" else 0), "steps that were skipped"
+        assert bits[1] == (4 if settings.endswith("poisoned") else 0), "steps that were skipped"
 
 
 def test_a_read_more_is_counted():

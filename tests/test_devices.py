@@ -24,6 +24,25 @@ def test_a_strategy_has_the_cpus_bits(case):
     assert len(set(found["cpu"][0][0])) > 1, "it has learned something"
 
 
+ONCE = [case for case in CASES if not case.startswith(("ddp", "ps", "model_parallel", "pipeline", "islands"))]
+"""Of islands and pipelines each step waits several times."""
+
+
+@pytest.mark.parametrize("case", [*ONCE, "ps, two servers"])
+def test_a_step_waits_once(case):
+    """Losses, finiteness and checksums come in one read; buffers, gradients and parameters meet on the devices."""
+    steps = 6 * CASES[case][0]
+    assert played("strategies")[case]["waits"] == [[1, steps]]
+
+
+def test_what_waits_more_is_known():
+    """Two devices are read one by one; a server's norm is read first; torch's DDP waits in its first forward pass."""
+    found = {case: told["waits"] for case, told in played("strategies").items()}
+    assert found["model_parallel"] == [[2, 6]], "the control: one wait more is counted"
+    assert found["ps"] == [[1, 12], [3, 6]], "the server reads the norm, and sends its limit"
+    assert found["ddp"][0] == [1, 5]
+
+
 def test_the_device_is_strict():
     """The control: tensors of two devices, or of one and the CPU, do not meet."""
     found = played("strict")

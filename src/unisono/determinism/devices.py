@@ -153,6 +153,14 @@ def pinned(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
+def carried(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the CPU on a device; a GPU fetches it from pinned memory, and nobody waits for that."""
+    if not is_gpu(device):
+        return tensor
+    staged = pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return staged.to(device, non_blocking=True)  # torch gives the memory to nobody else until it has arrived
+
+
 def mark(device: torch.device) -> Any:
     """Return an event after all that this thread has asked of a GPU so far; its ``synchronize()`` waits for that."""
     module = module_of(device.type)

@@ -54,7 +54,7 @@ class Exact(Strategy):
         self._sparse = sparse_parameters(model)
         how = (self._buffers, self.transport, overlaps, codec, rounding, frozenset(self._sparse))
         #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
-        self._reads = DeviceReads() if on_gpu and rounding is None else None
+        self._reads = DeviceReads() if on_gpu else None
         self._new_sum: Callable[[Any], LeafSum] = lambda parameters: LeafSum(parameters, *how)
         self._sum = self._new_sum(dict(model.named_parameters()))
         self._sums: dict[str | None, LeafSum] = {None: self._sum}  # by the optimizer that steps; None: there is one

@@ -6,6 +6,8 @@ all ranks is the gradient of the mean over the whole batch, however unevenly it 
 """
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.determinism.switches import checksum
+from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.devices import is_gpu
+from unisono.determinism.switches import Checksum, add_checksums, checksum, checksum_part
 from unisono.errors import RankDivergence, StepError
 from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import compare
+from unisono.strategies.parts.flat import largest_of
 from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.parts.tensor_bytes import broadcast
@@ -35,6 +40,11 @@ class Replicated(Strategy):
         self.front: Front = Front(model, self.forward)
         self.buffer_root = 0  # whose batch statistics are the run's
         self._parameters = dict(model.named_parameters())
+        on_gpu = any(is_gpu(parameter.device) for parameter in self._parameters.values())
+        #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
+        self._reads = DeviceReads() if on_gpu else None
+        self._checksum = Checksum()
+        self._weights = 0
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
@@ -43,8 +53,7 @@ class Replicated(Strategy):
         for parameter in self._parameters.values():
             parameter.grad = None
         self.begin(step, [sum(shares.sizes[replica] for replica in hosted) for hosted in self.placement])
-        weights = checksum(self._parameters.values())
-        self.begin_step(weights)
+        self._look_at_weights()
         hosted = [replica for replica in self.placement[self.transport.rank] if replica < shares.leaves]
         done = 0
         for micro in micros:
@@ -54,18 +63,24 @@ class Replicated(Strategy):
                     objective, micro, num_samples, seed=self.context.seed, step=step,
                     replicas=self.replicas, share=self.weight, silenced=self.silenced,
                 )  # fmt: skip
-            report.note(micro.replica, loss.item(), weight)
+            if self._reads is None:
+                report.note(micro.replica, loss.item(), weight)
+            else:
+                self._reads.ask([loss], functools.partial(report.note_read, micro.replica, weight))
         if done != len(hosted):
             raise StepError(f"step {step}: this rank computes replicas {hosted}, but got {done} micro-batches.")
         self.reduce(step)
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         if objective.weight is not None:
-            report.merge(self.transport, RankReport(step, weights))
+            if self._reads is not None:
+                self._reads.read()
+            report.merge(self.transport, RankReport(step, self._weights))
             scale(grads, report.weigh(objective, shares).factor)
+        gradient, is_finite = self._look_at(grads)
         told = report.merge(
             self.transport,
             RankReport(
-                step, weights, checksum(grads), is_finite=self.are_finite(grads), is_reached=bool(grads),
+                step, self._weights, gradient, is_finite=is_finite, is_reached=bool(grads),
                 is_stop_asked=self.is_stop_asked(), is_training=self.model.training,
             ),
         )  # fmt: skip
@@ -99,7 +114,29 @@ class Replicated(Strategy):
         self.align()
 
     def recorded(self) -> Sequence[Tensor]:
-        return [*self._parameters.values()]
+        return [*self._parameters.values()] if self._reads is None else ()
+
+    def _look_at_weights(self) -> None:
+        """Take the checksum of the weights that a step begins with, or ask for it."""
+        if self._reads is None:
+            self._weights = checksum(self._parameters.values())
+            self.begin_step(self._weights)
+        else:
+            self._reads.forget()
+            self._reads.ask(self._checksum.parts([*self._parameters.values()]), self._take_weights)
+
+    def _take_weights(self, *parts: Tensor) -> None:
+        self._weights = add_checksums(map(int, parts))
+
+    def _look_at(self, grads: Sequence[Tensor]) -> tuple[int, bool]:
+        """Return the checksum of gradients, and whether they are finite; reads from a GPU all that was asked for."""
+        if self._reads is None:
+            return checksum(grads), self.are_finite(grads)
+        sums, largest = list[int](), list[float]()
+        self._reads.ask([*map(checksum_part, grads)], lambda *read: sums.extend(map(int, read)))
+        self._reads.ask(largest_of(grads), lambda *read: largest.extend(map(float, read)))
+        self._reads.read()
+        return add_checksums(sums), all(map(math.isfinite, largest))
 
     # What subclasses change.
 

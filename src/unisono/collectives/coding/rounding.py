@@ -23,6 +23,7 @@ from torch import Tensor
 
 from unisono.collectives.pieces import ALIGNMENT
 from unisono.collectives.tree import Node
+from unisono.determinism import devices
 from unisono.determinism.seeding import mix
 
 BLOCK = ALIGNMENT
@@ -91,7 +92,9 @@ class Bf16(Rounding):
 
     def round_(self, node: Node, values: Tensor) -> Tensor:
         values.copy_(values.bfloat16())
-        if not values.sum().isfinite():  # torch's conversion gives a NaN other bits at a vector's end
+        if (
+            not values.is_cpu or not values.sum().isfinite()
+        ):  # torch's conversion gives a NaN other bits at a vector's end
             values.masked_fill_(values.isnan(), nan)
         return values
 
@@ -120,7 +123,8 @@ class Int8(Rounding):
             scales = _scales(piece)
             # Four numbers of 64 bits, as Philox makes them at once, are a block's 16 numbers of 16 bits.
             words = np.random.Philox(key=key, counter=(self.first + start) // BLOCK).random_raw(piece.numel() // 4)
-            chance = torch.from_numpy(words.view(np.int16)).view(-1, BLOCK).to(values.device, torch.float32)
+            drawn = torch.from_numpy(words.view(np.int16)).view(-1, BLOCK)
+            chance = devices.carried(drawn, values.device).to(torch.float32)
             piece.mul_(_power(260 - scales)).add_(chance, alpha=2.0**-16).add_(0.5).floor_().mul_(_power(scales - 6))
             _mark(piece, scales, nan)
         return values
@@ -161,7 +165,7 @@ def _power(exponents: Tensor) -> Tensor:
 
 
 def _mark(blocks: Tensor, scales: Tensor, value: float) -> None:
-    """Overwrite the blocks that hold something not finite."""
+    """Overwrite the blocks that hold something not finite; whether there are any, a GPU is not asked."""
     bad = scales == _NOT_FINITE
-    if bad.any():
+    if not bad.is_cpu or bad.any():
         blocks.masked_fill_(bad, value)

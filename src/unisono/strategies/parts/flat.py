@@ -151,6 +151,12 @@ class FlatBuffer:
             mine.add_(theirs)
         return self
 
+    def clear(self) -> "FlatBuffer":
+        """Put -0.0 into every place."""
+        for flat in self.flats:
+            flat.fill_(_neutral(flat.dtype))
+        return self
+
     def scale(self, factor: float) -> int:
         """Multiply the gradients, not the buffers; return the checksum."""
         if factor != 1.0:

@@ -21,7 +21,7 @@ from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 
 
 def _are_finite(fold: Fold, grads: Sequence[Tensor | None]) -> bool:
-    return fold.target.is_finite() or are_finite(grads)
+    return fold.target.is_finite() or (fold.rounding is None and are_finite(grads))
 
 
 @functools.lru_cache(maxsize=64)
@@ -111,8 +111,8 @@ class LeafSum:
             look: What is to be known of its gradients, which lie in the fold; by itself, whether they are finite.
 
         Returns:
-            What `look` does; where gradients leave while they are computed, are taken early, or are rounded: whether
-            they are finite; True where only `reduce` knows.
+            What `look` does; where gradients leave while they are computed, or are taken early: whether they are
+            finite; True where only `reduce` knows.
         """
         if self._overlap is not None:
             self._overlap.end_backward(present)
@@ -123,17 +123,7 @@ class LeafSum:
         rest = _others(frozenset(taken), len(self._trained))
         grads = self._look_at(rest, present)
         fold = self._fold(replica) if early is None else early
-        if taken:
-            fold.put(rest, grads)
-            found: Any = all(taken.values()) and fold.are_finite(rest, grads)
-        else:
-            fold.put_all(grads)
-            found = look(fold, grads)
-        if self._rounding is not None:
-            for bucket in self._buckets:
-                fold.round_leaf(bucket)
-            found = fold.target.is_finite()  # what is finite may have been rounded to infinity
-            self._is_spoilt |= not found
+        found = self._take_in(fold, rest, grads, taken, look)
         if floats:
             fold.put_floats(floats)
         self._sums = fold.sums(_whole, self._add, None if self._rounding is None else self._settle)
@@ -277,7 +267,28 @@ class LeafSum:
 
     def _new_leaf(self) -> FlatBuffer:
         # A block that is rounded to NaN reaches into places between gradients, which nothing clears.
-        return self._pool.pop() if self._pool and not self._is_spoilt else self._layout.new_buffer()
+        if not self._pool:
+            return self._layout.new_buffer()
+        return self._pool.pop().clear() if self._is_spoilt else self._pool.pop()
+
+    def _take_in(
+        self, fold: Fold, rest: tuple[int, ...], grads: Sequence[Tensor | None], taken: Mapping[int, int],
+        look: Callable[[Fold, Sequence[Tensor | None]], Any],
+    ) -> Any:  # fmt: skip
+        """Put the `rest`, which was not `taken` early, into a fold; round all; return what `add` does."""
+        if taken:
+            fold.put(rest, grads)
+            if self._rounding is None:
+                return all(taken.values()) and fold.are_finite(rest, grads)
+        else:
+            fold.put_all(grads)
+            if self._rounding is None:
+                return look(fold, grads)
+        for bucket in self._buckets:
+            fold.round_leaf(bucket)
+        found = look(fold, grads)  # what is finite may have been rounded to infinity
+        self._is_spoilt |= found is not True  # on a GPU only the whole step's read tells
+        return found
 
     def _keep_left(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
         self._pool.append(right)

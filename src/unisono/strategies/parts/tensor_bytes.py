@@ -5,14 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unisono.collectives.shm.board import as_bytes
 from unisono.collectives.shm.operations import flat_of
 from unisono.collectives.transport import Transport
 
 
 def to_bytes(tensors: Sequence[Tensor]) -> Tensor:
     """Return the bytes of some tensors, one after the other, on the CPU."""
-    return torch.cat([as_bytes(flat_of(tensor.cpu())) for tensor in tensors]) if tensors else torch.empty(0).byte()
+    return _joined([flat_of(tensor.cpu()) for tensor in tensors])
+
+
+def _joined(flats: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of flat tensors of one device."""
+    return torch.cat([flat.view(torch.uint8) for flat in flats]) if flats else torch.empty(0).byte()
 
 
 def from_bytes(body: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -22,14 +26,20 @@ def from_bytes(body: Tensor, tensors: Sequence[Tensor]) -> None:
 
 
 def broadcast(tensors: Sequence[Tensor], transport: Transport, root: int = 0) -> None:
-    """Overwrite tensors with those of the rank `root`, as one message; collective."""
-    if transport.world_size == 1 or not tensors:
+    """Overwrite tensors with those of the rank `root`, as one message for each device they lie on; collective."""
+    if transport.world_size == 1:
         return
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        _broadcast([tensor for tensor in tensors if tensor.device == device], transport, root)
+
+
+def _broadcast(tensors: Sequence[Tensor], transport: Transport, root: int) -> None:
+    """Bring tensors of one device to all ranks; on a GPU nobody waits for them."""
     is_root, world_size = transport.rank == root, transport.world_size
     size = sum(tensor.nbytes for tensor in tensors)
-    sent = to_bytes(tensors if is_root else []).repeat(world_size)
-    got = torch.empty(size, dtype=torch.uint8)
+    got = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+    sent = _joined([flat_of(tensor) for tensor in tensors]) if is_root else got[:0]
     recv_splits = [size if rank == root else 0 for rank in range(world_size)]
-    transport.all_to_all(sent, [size if is_root else 0] * world_size, got, recv_splits)
+    transport.all_to_all(sent.repeat(world_size), [size if is_root else 0] * world_size, got, recv_splits)
     if not is_root:
         from_bytes(got, tensors)

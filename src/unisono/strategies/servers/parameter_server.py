@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.collectives.reductions import combine_values
+from unisono.determinism.device_reads import brought
 from unisono.determinism.switches import add_checksums
 from unisono.strategies.base import StrategyContext, scale_gradients
 from unisono.strategies.parts.report import RankReport
@@ -73,7 +74,8 @@ class ParameterServer(SpreadStrategy, Replicated):
     def clip_norm(self, limit: float) -> None:
         """See `Strategy.clip_norm`; the norm is over the parameters of all servers."""
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        squares = torch.tensor([sum(float(grad.double().square().sum()) for grad in grads)], dtype=torch.float64)
+        told = brought([grad.double().square().sum() for grad in grads])
+        squares = torch.tensor([sum(map(float, told))], dtype=torch.float64)
         everyone = torch.empty(self.transport.world_size, dtype=torch.float64)
         self.transport.all_gather(squares, everyone)
         if grads:
