@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import devices
@@ -73,6 +73,38 @@ def samples(device: str = "cpu") -> unisono.ArrayDataset:
 def place_of(device: str, rank: int, name: str) -> str:
     """Return the device of a rank."""
     return device if device == "cpu" else f"{device}:{rank % devices.COUNT}"
+
+
+class Cells(nn.LSTM):
+    """Something like an LSTM, with its dropout drawn as cuDNN draws it."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8, num_layers=2, dropout=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Return as many numbers."""
+        mask = torch.rand(x.shape, generator=devices.MODULE.rnn_generator(x.device)) < 0.5
+        return torch.tanh(F.linear(x * mask.to(x.device), self.weight_hh_l0[:8]))
+
+
+def recurrent(_: None) -> list[str]:
+    """Return the fingerprints of RNNs with dropout: in one piece, on one rank and two, and in two stages."""
+    devices.install()
+    fronts = ("exact", 1), ("exact", 2), ("pipeline", 2)
+    return [run_ranks(lambda transport, name=name: recur(transport, name), ranks)[0] for name, ranks in fronts]
+
+
+def recur(transport: Transport, strategy: str) -> str:
+    """Train two RNNs, one after the other; return the fingerprint."""
+    place = place_of(devices.KIND, transport.rank, strategy)
+    with unisono.Run(seed=3, replicas=4, transport=transport, strategy=strategy, device=place) as run:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 8), Cells(), nn.ReLU(), Cells(), nn.Linear(8, 3)).to(place)
+        front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+        for batch in run.steps(run.loader(samples(), batch_size=8), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y))
+        found: str = run.result()["fingerprint"]
+    return found
 
 
 def train(transport: Transport, name: str, device: str, out: str | None = None, steps: int | None = None) -> Any:

@@ -97,6 +97,7 @@ class Module:
 
     def __init__(self) -> None:
         self.default_generators = tuple(torch.Generator() for _ in range(COUNT))
+        self._rnns: dict[int, torch.Generator] = {}
 
     is_available = is_initialized = staticmethod(lambda: True)
     _is_in_bad_fork = staticmethod(lambda: False)
@@ -129,6 +130,7 @@ class Module:
         """Put all generators into one state."""
         for generator in self.default_generators:
             generator.manual_seed(seed)
+        self._rnns.clear()
 
     def get_rng_state(self, device: Any = "fake") -> Tensor:
         """Return the state of a generator."""
@@ -137,6 +139,14 @@ class Module:
     def set_rng_state(self, state: Tensor, device: Any = "fake") -> None:
         """Put a state back."""
         self.default_generators[_index_of(device)].set_state(state)
+        self._rnns.pop(_index_of(device), None)
+
+    def rnn_generator(self, device: Any) -> torch.Generator:
+        """Return what cuDNN draws an RNN's dropout from: its own, until the device's generator has been set."""
+        index = _index_of(device)
+        if index not in self._rnns:
+            self._rnns[index] = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        return self._rnns[index]
 
 
 MODULE = Module()

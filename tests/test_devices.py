@@ -82,6 +82,12 @@ def test_every_device_draws_numbers_of_its_own(strategy):
     assert one[:size] != two[:size]
 
 
+def test_rnns_draw_alike_in_stages():
+    """Their dropout follows the run's seed, step and replica, though cuDNN has a state of its own for it."""
+    whole, *others = played("recurrent")
+    assert others == [whole] * 2
+
+
 def test_a_devices_stream_is_put_back():
     """`capture` and `restore` hold the generator of the device, too."""
     first, again, later = played("drawn")["streams"]

@@ -148,6 +148,14 @@ def set_generator_state(device: torch.device, state: Tensor) -> None:
     module_of(device.type).set_rng_state(state, device)
 
 
+def begin_rnn_anew(device: torch.device) -> None:
+    """Let the dropout of RNNs on a GPU draw by what torch's generators are now: cuDNN keeps numbers of its own for it.
+
+    Torch has them begin anew, by a number from the CPU's generator, where the state of the GPU's own has been set.
+    """
+    set_generator_state(device, generator_state(device))
+
+
 def pinned(num_bytes: int) -> Tensor:
     """Return memory that a GPU reads and writes beside the CPU's work: uint8 (num_bytes,)."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

@@ -18,9 +18,11 @@ from unisono.checkpoint.format import State
 from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
 from unisono.determinism import optimizer_step
+from unisono.determinism.devices import is_gpu
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.clipping import Clipping
+from unisono.strategies.parts.streams import key_rnns
 from unisono.strategies.precision import MixedPrecision
 
 
@@ -188,6 +190,8 @@ class Strategy(ABC):
         self.model, self.optimizer, self.context, self.options = model, optimizer, context, options
         self.transport, self.placement, self.replicas = context.transport, context.placement, context.replicas
         self.front = model
+        if is_gpu(context.device):
+            key_rnns(model)
 
     @abstractmethod
     def compute_gradients(

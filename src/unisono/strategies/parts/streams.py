@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import torch
+from torch import nn
 
 from unisono.determinism import devices
 
@@ -44,3 +45,16 @@ def restore(streams: bytes, device: torch.device) -> None:
     torch.set_rng_state(states[:size].clone())
     if devices.is_gpu(device):
         devices.set_generator_state(device, states[size:].clone())
+
+
+def key_rnns(model: nn.Module) -> None:
+    """Let every RNN with dropout draw by those streams alone on GPUs, however many others have been called before."""
+    for part in model.modules():
+        if isinstance(part, nn.RNNBase) and part.dropout and _begin_anew not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_begin_anew)
+
+
+def _begin_anew(rnn: nn.Module, _: object) -> None:
+    weights = rnn.weight_hh_l0
+    if rnn.training and isinstance(weights, torch.Tensor) and devices.is_gpu(weights.device):
+        devices.begin_rnn_anew(weights.device)
