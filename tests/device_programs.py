@@ -75,6 +75,23 @@ def place_of(device: str, rank: int, name: str) -> str:
     return device if device == "cpu" else f"{device}:{rank % devices.COUNT}"
 
 
+def served(_: None) -> dict[str, Any]:
+    """Train with a server for asynchronous pushes, which adds up those of a step, as a rank of three processes."""
+    devices.install()
+    return {device: push(device) for device in ("cpu", devices.KIND)}
+
+
+def push(device: str) -> list[str]:
+    """Train a rank; return its kind of device, the fingerprint, and metrics."""
+    with unisono.Run(seed=3, strategy=unisono.strategy("ps_async", max_staleness=0), device=device) as run:
+        model = model_of("ps_async").to(run.device)
+        front, _ = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False))
+        for batch in run.steps(run.loader(samples(), batch_size=8), epochs=2):
+            run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y))
+        found = run.evaluate(samples(), lambda micro: (front(micro.x), micro.y), METRICS, batch_size=7)
+        return [run.device.type, run.result()["fingerprint"], repr(found)]
+
+
 class Cells(nn.LSTM):
     """Something like an LSTM, with its dropout drawn as cuDNN draws it."""
 

@@ -1,5 +1,8 @@
 """Strategies, checkpoints, loaders and metrics on a device that is as strict as a GPU: the CPU's bits."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -82,6 +85,13 @@ def test_every_device_draws_numbers_of_its_own(strategy):
     assert one[:size] != two[:size]
 
 
+def test_pushes_reach_a_server():
+    """`ps_async`, whose ranks are processes: the CPU's bits on all of them, each on a device of its own."""
+    for found in run_processes(device_programs.served, 3):
+        assert (found["fake"][0], found["cpu"][0]) == ("fake", "cpu")
+        assert found["fake"][1:] == found["cpu"][1:]
+
+
 def test_rnns_draw_alike_in_stages():
     """Their dropout follows the run's seed, step and replica, though cuDNN has a state of its own for it."""
     whole, *others = played("recurrent")
@@ -100,6 +110,19 @@ def test_a_resume_compares_what_decides_a_devices_bits():
     count, drifted, is_on_cpu = played("described")
     assert (count, is_on_cpu) == (1, False)
     assert [line.partition(":")[0] for line in drifted] == ["device_facts"]
+
+
+def test_the_list_of_what_nobody_has_run_names_what_is_there():
+    """Every file of the table in docs/gpu.md is there, and so is every function that it names."""
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "gpu.md").read_text().partition("## Code paths")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\S+)` \| (.+?) \|", page, re.MULTILINE)
+    assert len(rows) > 10
+    for place, told in rows:
+        path = root / "src" / "unisono" / place
+        assert path.exists(), place
+        for name in re.findall(r"`(\w+)`", told):
+            assert re.search(rf"^ *def {name}\(", path.read_text(), re.MULTILINE), f"{place}: {name}"
 
 
 def test_programs_run_apart():
