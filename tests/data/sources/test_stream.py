@@ -174,3 +174,17 @@ def test_names():
     assert Stream(Stateful()).name == "Stateful"
     with pytest.raises(ConfigError, match="expected window as a whole number of items from 0"):
         Stream(items, window=-1)
+
+
+def test_a_source_that_fails_says_where():
+    """The error is the source's own; a note says how much of which pass was read before."""
+
+    def broken():
+        yield from range(7)
+        raise OSError("the server has gone")
+
+    reader = Reader(Stream(broken, window=5), Place(), seed=0)
+    reader.take(5)
+    with pytest.raises(OSError, match="has gone") as caught:
+        reader.take(5)
+    assert caught.value.__notes__ == ["in the stream, after 7 items of pass 0"]

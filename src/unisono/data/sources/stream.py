@@ -211,6 +211,9 @@ class Reader:
             except StopIteration:
                 self._is_exhausted = True
                 break
+            except Exception as error:
+                error.add_note(f"in the stream, after {number:,} items of pass {self._passes}")
+                raise
         places = np.arange(len(window))
         if len(window) > 1:
             places = permute(places, len(window), mix(self._seed, "item window", self._passes, self._read))
