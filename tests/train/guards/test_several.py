@@ -114,3 +114,24 @@ def test_names_and_limits_are_part_of_the_score(tmp_path):
     with pytest.raises(unisono.ScoreMismatch, match=r"optimizers\.D\.clip_norm: 1\.0 -> 2\.0"):
         play(2.0)
     play(1.0)
+
+
+def test_updates_count_alike():
+    """A weight in one of two updates is refused; the hint's, samples, leaves the bits of the other as they were."""
+    x = torch.arange(24.0).view(8, 3).numpy() / 24
+
+    def play(*weights):
+        with unisono.Run(replicas=3) as run:
+            models, optimizers = game()
+            run.prepare(models, optimizers)
+            for batch in run.steps(run.loader(unisono.ArrayDataset(x, x[:, 0]), batch_size=4), epochs=1):
+                for name, weight in zip("DG", weights, strict=True):
+                    loss = lambda micro: models["D"](models["G"](micro.x)).square().mean()  # noqa: E731
+                    run.step(batch, loss, update=name, weight=weight)
+            return run.fingerprint()
+
+    samples = lambda micro: len(micro.x)  # noqa: E731
+    with pytest.raises(unisono.ScoreMismatch, match=re.escape("weight=lambda micro: len(micro.x)), or another")):
+        play(samples, None)
+    assert play(samples, samples) == play(None, None)
+    assert play(lambda micro: micro.y.abs().sum(), samples) != play(None, None)

@@ -33,7 +33,8 @@ def refuse_objective(recorded: Mapping[str, Any] | None, given: Mapping[str, Any
     lines = diff({"objective": recorded or usual}, {"objective": given or usual})
     raise ScoreMismatch(
         f"all steps of a run count the same, but run.step() was called with another weight= or reduction=: "
-        f"{'; '.join(lines)}. Hint: those of the first step, or another --out (out=) for a new run."
+        f"{'; '.join(lines)}. Hint: those of the first step (an update that counts samples beside one that does not: "
+        "weight=lambda micro: len(micro.x)), or another --out (out=) for a new run."
     )
 
 
