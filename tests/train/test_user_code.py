@@ -303,6 +303,21 @@ def test_batch_norm_with_one_sample(toy):
     assert "fewer replicas" in caught.value.__notes__[1]
 
 
+def test_a_graph_kept_from_another_micro_batch(toy):
+    """Torch's words name retain_graph, which a loss function has no place for; the note says what to write."""
+    kept = []
+
+    def loss(micro):
+        kept.append(model(micro.x))
+        return F.cross_entropy(kept[0], micro.y)
+
+    with toy.run() as (run, model, _):
+        batch = next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
+        with pytest.raises(RuntimeError, match="backward through the graph a second time") as caught:
+            run.step(batch, loss)
+    assert "in another micro-batch, update or step: compute it again" in caught.value.__notes__[1]
+
+
 def test_a_last_sample_alone_and_batch_norm(toy):
     """One sample more than full batches: `short` meets torch's refusal, `join` and `drop` train; the score says so."""
     data = unisono.ArrayDataset(*(array[:25] for array in toy.data.arrays))

@@ -122,6 +122,11 @@ def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
             "run.loader(..., last='join') adds its samples to the batch before, last='drop' leaves them out. "
             "Else fewer replicas, a larger batch_size, or GroupNorm."
         )
+    if "backward through the graph a second time" in str(error):
+        error.add_note(
+            "Hint: run.step() does backward itself, and keeps no graph. What was computed in another micro-batch, "
+            "update or step: compute it again in this loss, or .detach() it."
+        )
     if "setStorage" in str(error):
         error.add_note(
             "Hint: torch's FSDP frees a module's weights after its backward, so a loss that differentiates twice "
