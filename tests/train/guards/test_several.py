@@ -13,6 +13,7 @@ from unisono.errors import ConfigError
 
 
 def game():
+    torch.manual_seed(0)  # else a run warns, in a process where nothing has been seeded yet
     models = {"G": nn.Linear(3, 2), "D": nn.Linear(2, 1)}
     return models, {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
 
