@@ -123,7 +123,7 @@ def test_every_public_name_is_there_and_explained(name):
 
 def test_unknown_names_are_attribute_errors():
     """A name that is not there fails as in any module."""
-    with pytest.raises(AttributeError, match="no attribute 'Trianer'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'Trianer'\. Hint: did you mean 'Trainer'\?"):
         unisono.Trianer  # noqa: B018
     assert not hasattr(unisono, "numpy")
 

@@ -9,6 +9,10 @@ def leave_note(folder, text="", number=0):
     Path(folder, f"note-{rank}").write_text(f"{rank}/{size} {text} {number}")
 
 
+def take_all(**settings):
+    """Take any keyword."""
+
+
 def fail(folder):
     if os.environ["RANK"] == "1":
         raise ValueError("the worker's own words")

@@ -258,6 +258,27 @@ def test_wrong_settings(monkeypatch):
             launch(launched_functions.leave_note, "x", **settings)
 
 
+def test_keywords_that_nobody_has(monkeypatch):
+    """A misspelt one, which would reach the function in each worker, is refused before anything starts."""
+    no_processes(monkeypatch)
+    for given, said in (
+        ({"worker": 2}, r"worker=\. Hint: did you mean workers=\?"),
+        ({"num_processes": 2}, r"num_processes=\. Hint: did you mean workers=\?"),
+        ({"zzz": 2}, r"zzz=; it has folder, text, number, workers, threads, .*elastic\."),
+    ):
+        with pytest.raises(LaunchError, match=rf"^neither launch\(\) nor leave_note\(\) has {said}$"):
+            launch(launched_functions.leave_note, "x", **given)
+
+
+def test_keywords_that_the_function_has(monkeypatch):
+    """Control: its own go to it; one that takes any keyword gets any."""
+    started = []
+    monkeypatch.setattr(api, "run_local", started.append)
+    launch(launched_functions.leave_note, "x", number=3, workers=1)
+    launch(launched_functions.take_all, worker=2, workers=1)
+    assert len(started) == 2
+
+
 def test_arguments_travel_privately(tmp_path, monkeypatch):
     """The pickled arguments lie in a file that only the user can read."""
     from unisono.launchers.spec import LaunchSpec

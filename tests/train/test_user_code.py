@@ -62,6 +62,12 @@ def test_a_batch_has_no_samples(toy):
         batch = next(iter(run.steps(run.loader(toy.data, batch_size=12), epochs=1)))
         with pytest.raises(AttributeError, match=r"no 'x'.*one micro-batch at a time. Hint: run.step\(batch, lambda"):
             batch.x  # noqa: B018
+        for use in (lambda: dict(zip("xy", batch, strict=True)), lambda: [*batch], lambda: batch[0]):
+            with pytest.raises(TypeError, match=r"no pair of inputs and targets.*Hint: run.step\(.*y = micro"):
+                use()
+        with pytest.raises(TypeError, match=r"has no length.*len\(batch.indices\)"):
+            len(batch)
+        assert batch and "indices=array(" in repr(batch)
         assert copy.copy(batch).indices is batch.indices
 
 

@@ -6,6 +6,7 @@ library cloudpickle where that is installed. Inside a world that some launcher h
 simply called. Must not import torch.
 """
 
+import inspect
 import os
 import pickle
 import sys
@@ -19,6 +20,7 @@ from unisono.errors import LaunchError
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, resolve_workers
 from unisono.launchers.worker.child import LOADING_MARK
+from unisono.options.keywords import meant
 from unisono.world import World
 
 _OR = "; or pip install 'unisono[notebook]', which sends it as it is"
@@ -60,7 +62,8 @@ def launch(
         **kwargs: Passed to `fn`; pickled.
 
     Raises:
-        LaunchError: The workers could not import `fn` or load its arguments; nothing has been started.
+        LaunchError: The workers could not import `fn` or load its arguments, or it lacks one of the keywords; nothing
+            has been started.
         ConfigError: `workers`, `threads` or `replicas` are out of range.
         WorkerFailed: A worker failed; the message holds its traceback.
         RunStopped: SIGINT or SIGTERM came, and the run has stopped between two steps and saved.
@@ -73,6 +76,7 @@ def launch(
             "launch() was called while a worker loads the starting script, which would run it twice. "
             'Hint: put the call under: if __name__ == "__main__":'
         )
+    _check_keywords(fn, kwargs)
     imposed = {} if replicas is None or "UNISONO_REPLICAS" in os.environ else {"UNISONO_REPLICAS": str(replicas)}
     if World.current().launcher != "none":
         os.environ.update(imposed)
@@ -94,6 +98,19 @@ def launch(
             elastic=elastic,
         )
     )
+
+
+def _check_keywords(fn: Callable[..., object], given: Mapping[str, object]) -> None:
+    """Refuse keywords that neither `launch` nor the function has, before anything is started."""
+    if not isinstance(fn, FunctionType):
+        return
+    known = inspect.signature(fn, follow_wrapped=False).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    ours = [each for each in launch.__annotations__ if each not in ("fn", "args", "kwargs", "return")]
+    for name in given:
+        if name not in known:
+            raise LaunchError(f"neither launch() nor {fn.__name__}() has {name}={meant(name, [*known, *ours])}")
 
 
 def describe_function(

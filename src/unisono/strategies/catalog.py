@@ -53,7 +53,7 @@ def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
             if key in kind.elsewhere:
                 raise ConfigError(f"strategy {name} has no option {key!r}. Hint: {kind.elsewhere[key]}")
             owners = [other.name for other in CATALOG.values() if key in options_of(other)]
-            hint = f" It is an option of {', '.join(owners)}." if owners else ""
+            hint = f" It is an option of {', '.join(owners)}." if owners else nearest(key, known)
             raise ConfigError(f"strategy {name} has no option {key!r}; it has {', '.join(known) or 'none'}.{hint}")
     try:
         values = {key: known[key].read(value) for key, value in given.items()}

@@ -15,6 +15,7 @@ from unisono.data.plans.batch_schedule import BatchSchedule, schedule_of
 from unisono.data.plans.plan import Plan
 from unisono.data.sources.loaders import AnyDataset, AnyLoader, last_step, make_loader
 from unisono.determinism.switches import set_determinism
+from unisono.options.keywords import answers_keywords
 from unisono.options.quantities import EPOCHS, REPLICAS, SEED, STEPS, THREADS
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.build import build
@@ -26,7 +27,6 @@ from unisono.strategies.precision import MixedPrecision
 from unisono.strategies.precisions import precision_of
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
-from unisono.train.guards.keywords import answers_keywords
 from unisono.train.guards.several import check_several
 from unisono.train.intervals import Every, check_every
 from unisono.train.run_directory.run_progress import RunProgress
@@ -97,6 +97,7 @@ class Run(RunState):
         ...     loss = run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
     """
 
+    @answers_keywords
     def __init__(
         self,
         *,
@@ -158,6 +159,7 @@ class Run(RunState):
         clip_norm: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]: ...
 
+    @answers_keywords
     def prepare(
         self, model: Any, optimizer: Any, scheduler: Any = None, *, clip_norm: Mapping[str, float] | None = None
     ) -> tuple[Any, Any]:
@@ -240,6 +242,7 @@ class Run(RunState):
         how: Any = {"transform": transform, "collate": collate, "num_workers": num_workers, "prefetch": prefetch}
         return make_loader(self, dataset, schedule, shuffle=shuffle, plan=plan, last=last, **how)
 
+    @answers_keywords
     def steps(self, loader: AnyLoader, *, epochs: int | None = None, max_steps: int | None = None) -> Generator[Batch]:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
 
@@ -267,6 +270,7 @@ class Run(RunState):
         score = functools.partial(describe_run, self, stepper.parts.description, self.strategy, loader)
         return self._joined.over(stepper.steps(loader, last, score))
 
+    @answers_keywords
     def step(
         self,
         batch: Batch,

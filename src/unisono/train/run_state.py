@@ -14,6 +14,7 @@ from unisono.data.loader import Collate, Fetcher, Transform
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.observe.result import Result, html_table
+from unisono.options.keywords import answers_keywords
 from unisono.options.quantities import BATCH
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.precision import MixedPrecision
@@ -21,7 +22,7 @@ from unisono.system.words import counted
 from unisono.train.evaluate import BATCH_SIZE, Predict, checked_limit
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
-from unisono.train.guards.keywords import answers_keywords
+from unisono.train.guards.names import AnswersNames
 from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.joined import Joined
@@ -30,7 +31,7 @@ from unisono.train.trained_parts import Parts
 from unisono.world import World
 
 
-class RunState:
+class RunState(AnswersNames):
     """The part of `Run` that is about its state; `Run` makes what is declared here."""
 
     transport: Transport

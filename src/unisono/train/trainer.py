@@ -13,6 +13,7 @@ from unisono.data.plans.plan import Plan
 from unisono.data.sources.loaders import AnyDataset, AnyLoader, last_step
 from unisono.errors import ConfigError
 from unisono.metrics.base import Accuracy, Metric
+from unisono.options.keywords import answers_keywords
 from unisono.options.quantities import BATCH, SAMPLES
 from unisono.strategies.objective import Objective, WeightFunction
 from unisono.train.callbacks.base import Callback, Loop
@@ -20,7 +21,7 @@ from unisono.train.callbacks.chain import Chain
 from unisono.train.evaluated_loss import EvaluatedLoss, LossModule
 from unisono.train.fitting import Evaluation, check_waiting, checked_end, evaluations
 from unisono.train.guards.checks import check_metrics, check_objective, check_one
-from unisono.train.guards.keywords import answers_keywords
+from unisono.train.guards.names import AnswersNames
 from unisono.train.intervals import Every, check_every, due
 from unisono.train.predict import Output, inputs_of, outputs_of, pair_of
 from unisono.train.reporter import Reporter
@@ -29,7 +30,7 @@ from unisono.train.steps.loop import Batch
 
 
 @final
-class Trainer:
+class Trainer(AnswersNames):
     """Trains and evaluates ``loss(model(x), y)``.
 
     Args:
@@ -55,6 +56,7 @@ class Trainer:
         >>> result = trainer.fit(train_set, epochs=5, batch_size=128, test_set=test_set)
     """
 
+    @answers_keywords
     def __init__(
         self,
         run: Run,

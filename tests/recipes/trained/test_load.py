@@ -103,6 +103,13 @@ def test_the_model_is_ready_to_call(run):
         for items in (run.files[:2], arrays, [Image.fromarray(array) for array in arrays])
     )
     assert by_path == by_array == by_image
+    for one in (run.files[0], str(run.files[0]), Image.fromarray(arrays[0]), np.zeros((8, 9), np.uint8)):
+        with pytest.raises(unisono.ConfigError, match=r"expected a list of items, got one \w+. Hint: predict\(\[item"):
+            model.predict(one)
+    with pytest.raises(unisono.DataError, match=r"image 1: .* found float64 .*Hint: a list of images"):
+        model.predict([np.zeros((8, 9))])
+    with pytest.raises(AttributeError, match=r"no 'parameters': .*Hint: model\.module\.parameters"):
+        model.parameters()
     after = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
@@ -126,7 +133,7 @@ def test_a_language_model(tmp_path, monkeypatch):
     assert earlier[0]["perplexity"] > 1.01 * found[0]["perplexity"]  # the control
     said = model.write("the cat", tokens=20, seed=1)
     assert said == model.write("the cat", tokens=20, seed=1) != model.write("the cat", tokens=20, seed=2)
-    with pytest.raises(unisono.ConfigError, match="expected a list of items, got one text"):
+    with pytest.raises(unisono.ConfigError, match="expected a list of items, got one str"):
         model.predict("the cat")
 
 
@@ -138,6 +145,8 @@ def test_which_checkpoint(run):
         row["metrics"]["test_accuracy"] for row in describe_checkpoints(run.run / "checkpoints", is_thorough=False)
     ]
     assert unisono.load(run.run, checkpoint="best").step == (last if scores[0] >= scores[1] else first)
+    with pytest.raises(TypeError, match=r"^load\(\) has no step=. Hint: did you mean checkpoint=\?"):
+        unisono.load(run.run, step=3)
     for wrong, words in (("7", "one of the steps"), (True, "checkpoint"), ("newest", "last, best or a step")):
         with pytest.raises(unisono.ConfigError, match=words):
             unisono.load(run.run, checkpoint=wrong)

@@ -44,9 +44,10 @@ def images(file: ModelFile, items: Sequence[Any], *, resize: bool) -> tuple[list
     size = tuple(inputs["shape"][:2]) if resize or inputs.get("is_resized") else None
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda item: _pixels(item, size), items))
-    for name, pixels in zip(names, found, strict=True):
+    for name, item, pixels in zip(names, items, found, strict=True):
         if isinstance(pixels, str):
-            raise DataError(f"{name}: expected an image, found {pixels}. Hint: check the path.")
+            fix = "check the path" if isinstance(item, str | Path) else "a list of images, each whole"
+            raise DataError(f"{name}: expected an image, found {pixels}. Hint: {fix}.")
         (height, width), (high, wide) = inputs["shape"][:2], pixels.shape[:2]
         if (high, wide) != (height, width):
             raise DataError(

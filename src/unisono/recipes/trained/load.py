@@ -19,6 +19,7 @@ from unisono.data.loader import Fetcher
 from unisono.determinism.seeding import mix
 from unisono.errors import CheckpointError, ConfigError
 from unisono.metrics.base import Metric
+from unisono.options.keywords import answers_keywords
 from unisono.options.quantities import COUNT, SEED, STEPS, TOKENS, shown
 from unisono.recipes.catalog import find
 from unisono.recipes.trained.model_file import FILE_NAME, ModelFile
@@ -59,6 +60,12 @@ class TrainedModel:
     def __call__(self, *args: Any) -> Any:
         return self.module(*args)
 
+    def __getattr__(self, name: str) -> Any:
+        """Say where it is, to who looks here for what a torch module has (`model.parameters()`)."""
+        hint = f" Hint: model.module.{name}" if name != "module" and hasattr(self.module, name) else ""
+        raise AttributeError(f"a model of unisono.load() has no {name!r}: the torch module is model.module.{hint}")
+
+    @answers_keywords
     def predict(
         self, items: Iterable[Any], *, top: int = 3, resize: bool = False, text_column: str | None = None
     ) -> list[dict[str, Any]]:
@@ -82,9 +89,11 @@ class TrainedModel:
         """
         from unisono.recipes.trained import inputs
 
-        top, chosen = COUNT.take("top", top), list(items)
-        if isinstance(items, str | bytes) or not chosen:
-            got = "one text" if isinstance(items, str | bytes) else "none"
+        is_one = isinstance(items, str | bytes | Path) or not isinstance(items, Iterable)
+        is_one = is_one or getattr(items, "ndim", None) == 2  # a grey image
+        top, chosen = COUNT.take("top", top), [] if is_one else list(items)
+        if not chosen:
+            got = f"one {type(items).__name__}" if is_one else "none"
             raise ConfigError(f"expected a list of items, got {got}. Hint: predict([item]).")
         kind = self.file.inputs["kind"]
         if kind == "images":
@@ -97,6 +106,7 @@ class TrainedModel:
         scores = self._scores(ordered)
         return self._ranked(names, scores[np.argsort(ordered.chosen)], top)
 
+    @answers_keywords
     def write(self, text: str, *, tokens: int = 64, top: int = 50, seed: int = 0) -> str:
         """Return what a language model adds to a text.
 
@@ -177,6 +187,7 @@ class TrainedModel:
         return found
 
 
+@answers_keywords
 def load(run: str | Path, *, checkpoint: str | int = "last", device: str = "cpu") -> TrainedModel:
     """Return the model that a recipe has trained, with its weights, in evaluation mode, ready to call.
 
@@ -201,7 +212,7 @@ def load(run: str | Path, *, checkpoint: str | int = "last", device: str = "cpu"
         >>> model.predict(["cat.png"])[0]["class"]
         'cat'
     """
-    return open_model(Path(run), checkpoint, device, lambda line: warnings.warn(line, stacklevel=6))
+    return open_model(Path(run), checkpoint, device, lambda line: warnings.warn(line, stacklevel=7))
 
 
 def open_model(run: Path, checkpoint: str | int, device: str, tell: Tell) -> TrainedModel:

@@ -1,7 +1,6 @@
 """What a run joins when it begins and leaves when it ends: the world, torch as runs need it, the run directory."""
 
 import functools
-import warnings
 import weakref
 from collections.abc import Generator
 from pathlib import Path
@@ -19,6 +18,7 @@ from unisono.environment import wants_plain_torch
 from unisono.strategies.base import Strategy
 from unisono.strategies.options import StrategyOptions
 from unisono.system.memory import keep_freed_memory
+from unisono.system.messages import warn
 from unisono.train.guards.checks import check_detail, check_transport
 from unisono.train.guards.inside_loss import OBSERVER
 from unisono.train.guards.witness import rate_of
@@ -93,7 +93,7 @@ class Joined:
             if is_process else None
         )  # fmt: skip
         if wants_plain_torch() and world.is_leader:
-            warnings.warn(_PLAIN, stacklevel=3)
+            warn(_PLAIN)
         self._restore_torch = change_torch(self, OBSERVER)
         keep_freed_memory()
         enter_world(world, self.transport)

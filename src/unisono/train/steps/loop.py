@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.optim import Optimizer
@@ -37,10 +37,31 @@ class Batch(NamedTuple):
 
     def __getattr__(self, name: str) -> Any:
         """Say where samples are, to who looks for them here (`batch.x`)."""
-        raise AttributeError(
-            f"a batch of run.steps() has no {name!r}: it says which samples a step has, {', '.join(self._fields)}; "
-            f"they come one micro-batch at a time. Hint: run.step(batch, lambda micro: loss(model(micro.x), micro.y))"
+        raise AttributeError(f"a batch of run.steps() has no {name!r}: {_NO_SAMPLES}")
+
+    def __iter__(self) -> NoReturn:
+        """Say it to who takes it for a pair of inputs and targets (`x, y = batch`), too; so do index and length."""
+        raise TypeError(
+            f"a batch of run.steps() is no pair of inputs and targets: {_NO_SAMPLES}; or x, y = micro there"
         )
+
+    def __getitem__(self, _: Any) -> NoReturn:
+        self.__iter__()
+
+    def __len__(self) -> NoReturn:
+        raise TypeError(f"a batch of run.steps() has no length: {_NO_SAMPLES}; len(batch.indices) counts the samples")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __copy__(self) -> "Batch":
+        return self
+
+
+_NO_SAMPLES = (
+    f"it says which samples a step has, {', '.join(Batch._fields)}; they come one micro-batch at a time. "
+    "Hint: run.step(batch, lambda micro: loss(model(micro.x), micro.y))"
+)
 
 
 def pin(optimizer: Optimizer) -> None:

@@ -1,11 +1,16 @@
-"""Keywords that people bring along from other libraries' functions, each answered with what to write here (pure)."""
+"""Keywords that a function does not have, each answered with what to write here (pure).
+
+They come from other libraries' functions, are misspelt, or belong to another function of this one.
+Values without a name that should have one are answered too.
+"""
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
 from unisono.errors import ConfigError
+from unisono.system.hints import nearest_options
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,15 +45,45 @@ ANSWERS = {
 """By keyword: those of torch's DataLoader, and of Lightning's ``fit``."""
 
 
+_TAKEN_BY: dict[str, list[str]] = {}  # by keyword: the functions that answer, and have it
+
+
 def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function answer keywords that it does not have and others know; all other mistakes are Python's to tell."""
+    """Let a function answer keywords that it does not have: with `ANSWERS` where it loads data, else a `TypeError`."""
     known = inspect.signature(function).parameters
+    name = function.__qualname__.removesuffix(".__init__").replace("RunState", "Run")
+    answers = ANSWERS if "num_workers" in known else {}
+    for each, parameter in known.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            _TAKEN_BY.setdefault(each, []).append(f"{name}()")
+
+    placed = [each for each, parameter in known.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    named = [f"{each}=" for each in known if each not in placed]
+    is_method = placed[:1] == ["self"]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        for name in kwargs:
-            if name not in known and name in ANSWERS:
-                raise ConfigError(f"{function.__qualname__}() has no {name}=: {ANSWERS[name]}")
+        if len(args) > len(placed) and named:
+            raise TypeError(
+                f"{name}() takes {', '.join(placed[is_method:]) or 'nothing'} without a name, got "
+                f"{len(args) - is_method} values. Hint: name the others: {', '.join(named)}."
+            )
+        for given in kwargs:
+            if given in known:
+                continue
+            if given in answers:
+                raise ConfigError(f"{name}() has no {given}=: {answers[given]}")
+            raise TypeError(f"{name}() has no {given}={meant(given, [each for each in known if each != 'self'])}")
         return function(*args, **kwargs)
 
     return call
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return the rest of a sentence about a keyword that is none of `known`: what was meant, who has it, or all."""
+    near = nearest_options(f"--{name}", [f"--{each.replace('_', '-')}" for each in known])
+    if name in _TAKEN_BY:
+        return f". Hint: it is a keyword of {', '.join(_TAKEN_BY[name])}."
+    if near:
+        return f". Hint: did you mean {' or '.join(each[2:].replace('-', '_') + '=' for each in near)}?"
+    return f"; it has {', '.join(known) or 'none'}."

@@ -1,0 +1,98 @@
+"""Keywords that a function does not have are answered with what to write here."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import unisono
+from unisono.options.keywords import ANSWERS, answers_keywords
+
+
+@pytest.fixture(scope="module")
+def data():
+    return unisono.ArrayDataset(torch.randn(56, 6), torch.arange(56) % 4)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    with unisono.Run(replicas=2) as run:
+        model = nn.Linear(6, 4)
+        yield unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.CrossEntropyLoss())
+
+
+def test_every_keyword_of_torchs_loader_is_known_or_answered(trainer, data):
+    """Whatever torch's DataLoader takes, `Run.loader` takes too or says what to write in its place."""
+    known = inspect.signature(unisono.Run.loader).parameters
+    theirs = inspect.signature(DataLoader).parameters.keys() - known - {"dataset"}
+    assert len(theirs) > 8
+    for name in theirs:
+        with pytest.raises(unisono.ConfigError, match=rf"^Run\.loader\(\) has no {name}=: .*Hint: "):
+            trainer.run.loader(data, batch_size=8, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "said"),
+    [
+        (
+            lambda trainer, data, more: trainer.fit(data, epochs=1, batch_size=8, **more),
+            "collate_fn",
+            "collate= is the",
+        ),
+        (lambda trainer, data, more: trainer.fit(data, epochs=1, batch_size=8, **more), "sampler", "Subset"),
+        (lambda trainer, data, more: trainer.fit(data, **more), "train_dataloaders", r"fit\(train_set, batch_size="),
+        (lambda trainer, data, more: trainer.evaluate(data, **more), "pin_memory", "leave it out"),
+        (lambda trainer, data, more: trainer.predict(data, **more), "drop_last", "no sample is dropped"),
+        (lambda trainer, data, more: trainer.run.evaluate(data, len, {}, **more), "shuffle", "evaluation keeps"),
+    ],
+)
+def test_wherever_data_is_given(trainer, data, call, name, said):
+    """`fit`, `evaluate` and `predict` answer as well, with the fix."""
+    with pytest.raises(unisono.ConfigError, match=f"has no {name}=: .*{said}"):
+        call(trainer, data, {name: None})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda trainer, data: trainer.run.loader(data, bach_size=8), r"Run\.loader\(\) .*did you mean batch_size=\?"),
+        (lambda trainer, data: trainer.fit(data, max_epochs=8), r"Trainer\.fit\(\) .*did you mean epochs=\?"),
+        (lambda trainer, data: trainer.run.steps(data, epoch=8), r"Run\.steps\(\) .*did you mean epochs=\?"),
+        (lambda *_: unisono.Run(0, 8), r"Run\(\) takes nothing without a name, got 2 values\. .*: seed=, replicas="),
+        (lambda *_: unisono.Trainer(1, 2, 3, 4), r"Trainer\(\) takes run, model, optimizer without .*: loss="),
+        (lambda trainer, data: trainer.fit(data, 3), r"Trainer\.fit\(\) takes train_set without .*: epochs="),
+        (lambda *_: unisono.Run(replica=2), r"Run\(\) has no replica=\. Hint: did you mean replicas=\?"),
+        (lambda *_: unisono.Run(fp16=True), r"Run\(\) .*did you mean precision=\?"),
+        (lambda *_: unisono.Run(batch_size=8), r"Run\(\) .*keyword of .*Run\.loader\(\)"),
+        (lambda *_: unisono.Run(shuffle=True), r"Run\(\) .*keyword of Run\.loader\(\)\."),
+        (lambda *_: unisono.Run(zzz=1), r"Run\(\) has no zzz=; it has seed, replicas, .*transport\."),
+        (lambda *_: unisono.Trainer(1, 2, 3, criterion=4), r"Trainer\(\) .*did you mean loss=\?"),
+        (lambda *_: unisono.Trainer(1, 2, 3, epochs=4), r"Trainer\(\) .*Run\.steps\(\), Trainer\.fit\(\)\."),
+    ],
+)
+def test_what_nobody_knows_is_a_type_error_with_the_fix(trainer, data, call, said):
+    """Misspelt, another library's word, another function's keyword, or none of these."""
+    with pytest.raises(TypeError, match=f"^{said}"):
+        call(trainer, data)
+
+
+def test_what_a_function_has_is_passed_on(trainer, data):
+    """Control: right keywords are not answered, and a missing one is Python's to tell."""
+    assert len(trainer.run.loader(data, batch_size=8, shuffle=False)) == 7
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'batch_size'"):
+        trainer.run.loader(data)
+
+
+def test_a_functions_own_keyword_stays_its_own():
+    """Control: what a function has is never answered, and its name and words are as before."""
+
+    @answers_keywords
+    def load(*, timeout: int, num_workers: int = 0) -> int:
+        """Load."""
+        return timeout
+
+    assert "timeout" in ANSWERS
+    assert load(timeout=3) == 3
+    assert (load.__name__, load.__doc__) == ("load", "Load.")
