@@ -164,6 +164,10 @@ def test_a_bar_an_error_and_a_result(kernel):
     assert "launchers/" not in told
     assert "failed" in html(shown)[-1]
 
+    shown = kernel.run("train('here', 20, 0.05)")  # in this process, without a launch
+    assert "1 worker" in html(shown)[-1] and "step 20 of 20" in html(shown)[-1] and "done" in html(shown)[-1]
+    assert len({STEP.search(drawn)[1] for drawn in html(shown) if STEP.search(drawn)}) >= 2
+
     (table,) = [content for kind, content in kernel.run("unisono.Result.read('good')") if kind == "execute_result"]
     assert "fingerprint</th>" in table["data"]["text/html"]
     (table,) = [content for kind, content in kernel.run("unisono.Run(seed=7, replicas=3)") if kind == "execute_result"]

@@ -1,16 +1,11 @@
 """Progress is a bar on a terminal, plain lines in a pipe, and silence on all ranks but the leader."""
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 
 import pytest
 
+from terminal import run_on_terminal
 from unisono.observe.progress import ProgressLine, WorkLine
 
 
@@ -166,27 +161,7 @@ with ProgressLine(total, words, first_step=total - 40, data_share=lambda: 0.123)
 
 
 def on_terminal(columns: int, *arguments: str, **more: str) -> str:
-    """Run the script on a terminal of its own and return everything that reached the screen."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env=env | {"TERM": "xterm"} | more,
-    )
-    os.close(slave)
-    screen = b""
-    try:
-        while data := os.read(master, 65536):
-            screen += data
-    except OSError:  # the terminal's other end is closed
-        pass
-    os.close(master)
-    assert child.wait() == 0, screen.decode()
-    return screen.decode()
+    return run_on_terminal([sys.executable, "-c", SCRIPT, *arguments], columns, **more)
 
 
 def visible_lines(screen: str) -> list[str]:

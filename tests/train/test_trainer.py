@@ -273,7 +273,7 @@ def test_how_often(toy, tmp_path):
 
 def test_a_long_evaluation_is_shown(toy, capsys, monkeypatch):
     """How far it is, on the leader, for as long as it takes."""
-    monkeypatch.setattr("unisono.observe.progress._PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr("unisono.observe.progress.PLAIN_EVERY_S", 0.0)
     with unisono.Run(seed=0, replicas=4) as run:
         model = build_batch_norm()
         trainer = unisono.Trainer(run, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.CrossEntropyLoss())

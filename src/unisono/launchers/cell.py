@@ -35,6 +35,11 @@ class CellBar:
         self._began = self._drawn = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step that was seen to be done, and when
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is a cell to draw in."""
+        return self._show is not None
+
     def look(self, read: Callable[[], Mapping[int, Reading]]) -> None:
         """Draw what the workers have told, by rank, if it is time to."""
         now = time.monotonic()

@@ -11,7 +11,8 @@ if TYPE_CHECKING:  # rich is loaded by the process that shows something, when it
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-_PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S = 5.0
+"""Between two lines."""
 _DRAWN_EVERY_S = 0.1
 _SHORT_S = 0.5  # work that is done sooner is not worth a bar
 
@@ -53,7 +54,7 @@ class ProgressLine:
             told = f"loss - {'-':>7} samples/s"
             epoch = self._words(min(first_step + 1, total_steps))
             self._task = self._bar.add_task(epoch, total=total_steps, completed=first_step, told=told)
-        self._every_s = _PLAIN_EVERY_S if self._bar is None else _DRAWN_EVERY_S
+        self._every_s = PLAIN_EVERY_S if self._bar is None else _DRAWN_EVERY_S
         self._next = self._start + self._every_s
         #: For what is done between steps and takes time: evaluations.
         self.work = WorkLine(is_shown=is_shown, beside=self._bar)
@@ -75,9 +76,8 @@ class ProgressLine:
             told = f"loss {loss:.4f} {speed:>7} samples/s{self._data(now)}"
             self._bar.update(self._task, completed=step, description=epoch, told=told)
             return
-        left = round((now - self._start) / max(1, step - self._first) * (self._total - step))
-        eta = f"  eta {timedelta(seconds=left)}" if step < self._total else ""
-        self.note(f"{epoch}  step {step}/{self._total}  loss {loss:.4f}  {speed} samples/s{self._data(now)}{eta}")
+        left = eta(now - self._start, step - self._first, self._total - step)
+        self.note(f"{epoch}  step {step}/{self._total}  loss {loss:.4f}  {speed} samples/s{self._data(now)}{left}")
 
     def _data(self, now: float) -> str:
         """Return the share of time that waits for data, asked anew once a second."""
@@ -127,7 +127,7 @@ class WorkLine:
         if what != self._what:
             self._end()
             self._what, self._began = what, now
-            self._next = now + (_SHORT_S if self._console.is_terminal else _PLAIN_EVERY_S)
+            self._next = now + (_SHORT_S if self._console.is_terminal else PLAIN_EVERY_S)
         if 0 < total <= done:
             self._end()
         elif now >= self._next:
@@ -135,9 +135,8 @@ class WorkLine:
 
     def _show(self, done: int, total: int, now: float) -> None:
         if not self._console.is_terminal:
-            self._next = now + _PLAIN_EVERY_S
-            left = round((now - self._began) / max(1, done) * (total - done))
-            of = f"/{total:,}  eta {timedelta(seconds=left)}" if total else ""
+            self._next = now + PLAIN_EVERY_S
+            of = f"/{total:,}{eta(now - self._began, done, total - done)}" if total else ""
             _print(self._console, f"{self._what}  {done:,}{of}")
             return
         self._next = now + _DRAWN_EVERY_S
@@ -170,6 +169,11 @@ class WorkLine:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def eta(seconds: float, done: int, left: int) -> str:
+    """Return when as much as is left will be done, as a line of progress ends; nothing where nothing is left."""
+    return f"  eta {timedelta(seconds=round(seconds / max(1, done) * left))}" if left else ""
 
 
 def _console() -> "Console":

@@ -31,6 +31,7 @@ class Reporter:
         """Start to show; the file is cut where the run goes on."""
         loop = self._loop
         self._show()
+        self.note(self._run._describe_start())
         if loop.step:
             self.note(f"resumed after step {loop.step}")
         if self._run.directory is not None and self._leads:

@@ -35,6 +35,7 @@ from unisono.train.score import checked_settings, describe_run
 from unisono.train.steps.examined import Examined
 from unisono.train.steps.joined import Joined
 from unisono.train.steps.keyed_generators import Between
+from unisono.train.steps.lines import shown
 from unisono.train.steps.loop import Batch
 from unisono.train.steps.non_finite import NonFinite
 from unisono.train.steps.stepper import Stepper
@@ -243,7 +244,9 @@ class Run(RunState):
         return make_loader(self, dataset, schedule, shuffle=shuffle, plan=plan, last=last, **how)
 
     @answers_keywords
-    def steps(self, loader: AnyLoader, *, epochs: int | None = None, max_steps: int | None = None) -> Generator[Batch]:
+    def steps(
+        self, loader: AnyLoader, *, epochs: int | None = None, max_steps: int | None = None, show_progress: bool = True
+    ) -> Generator[Batch]:
         """Yield the batches that are left to do, from the last checkpoint on; pass each to `step`.
 
         Opens the run directory first: checks the score, loads the newest valid checkpoint, cuts the ledger. Saves as it
@@ -254,6 +257,7 @@ class Run(RunState):
             loader: From `loader`.
             epochs: Passes over the data, counted from the run's start; None: no end, where `max_steps` sets one.
             max_steps: Stop after this many steps, counted from the run's start.
+            show_progress: Whether the leader shows a line every five seconds on a terminal, a bar in a notebook's cell.
 
         Raises:
             ConfigError: `epochs` or `max_steps` is out of range, both are None, or `loader` is not from `loader`.
@@ -268,7 +272,11 @@ class Run(RunState):
         last = last_step(loader, epochs, max_steps, self.world.last_step)
         self._joined.watch(stepper, loader)
         score = functools.partial(describe_run, self, stepper.parts.description, self.strategy, loader)
-        return self._joined.over(stepper.steps(loader, last, score))
+        steps = stepper.steps(loader, last, score)
+        if show_progress:
+            where = self._describe_start(), self.directory
+            steps = shown(steps, self.world, where, last, loader.cuts, lambda: stepper.loss, self.phases)
+        return self._joined.over(steps)
 
     @answers_keywords
     def step(

@@ -154,6 +154,12 @@ class RunState(AnswersNames):
         ]  # fmt: skip
         return html_table("Run", rows)
 
+    def _describe_start(self) -> str:
+        """Return what is trained, and where: ``4,810 parameters on cpu, 8 replicas on 2 workers``."""
+        size = counted(self._prepared().description["model"]["num_parameters"], "parameter")
+        where = f"{counted(self.replicas, 'replica')} on {counted(self.world.world_size, 'worker')}"
+        return f"{size} on {self.device}, {where}"
+
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
         self._joined.leave(self._progress, None if self._stepper is None else self._stepper.parts.strategy)

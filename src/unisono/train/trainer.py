@@ -147,7 +147,7 @@ class Trainer(AnswersNames):
         self.run.between.is_lazy = True  # all code between steps is called by the chain
         with Reporter(self.run, loop, is_shown=show_progress) as reporter:
             try:
-                for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps):
+                for batch in self.run.steps(loader, epochs=epochs, max_steps=max_steps, show_progress=False):
                     if loop.step == 0 and self._begins(batch, reporter, tests[-1:] if sanity_check else []):
                         continue
                     self._step(batch)

@@ -57,6 +57,7 @@ class Stepper:
     ) -> None:  # fmt: skip
         self.parts, self._precision = parts, setting.precision
         parts.begin_steps()
+        self.loss = math.nan  # of the last step
         self._setting, self._replicas, self._live = setting, setting.replicas, live
         self._look = (lambda: None) if live is None else live.look
         self._world = None if live is None else live.world  # that of the data which is fetched
@@ -197,6 +198,7 @@ class Stepper:
         elif ledgers.keeps_detail:
             ledgers.append_detail(lambda: detail_of(batch.step, batch.indices, gradients.losses, parts.model))
         progress.before_update()
+        self.loss = gradients.loss
         link.updating()
         lr, evaluations = self._update(gradients, update, again) if is_finite else (math.nan, 0)
         was_asked = progress.is_within and progress.is_stopping

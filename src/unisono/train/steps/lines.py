@@ -1,0 +1,108 @@
+"""What a loop of the program's own shows: on a terminal what is trained where, then a line of progress now and then.
+
+In: a run and its batches. Out: whole lines on standard error, which other lines may stand between; in a cell of a
+notebook the bar that a launch has. A look at the clock for each step. Nothing where standard error is no terminal, and
+beside a bar that the program draws itself with tqdm.
+"""
+
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from unisono.data.plans.batch_schedule import Cuts
+from unisono.launchers.cell import CellBar, cell_bar
+from unisono.observe.phases import DATA, PhaseClock
+from unisono.observe.progress import PLAIN_EVERY_S, eta
+from unisono.system.heartbeat import Reading
+from unisono.system.messages import tell
+from unisono.train.steps.loop import Batch
+from unisono.world import World
+
+Where = tuple[str, Path | None]
+
+
+def shown(
+    steps: Generator[Batch], world: World, where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float],
+    phases: PhaseClock,
+) -> Generator[Batch]:  # fmt: skip
+    """Pass on a run's batches, and show how far they are, if this process is the leader's and has where to show it.
+
+    Args:
+        steps: The batches.
+        world: Of this process.
+        where: What is trained on what, and the run directory.
+        last: The last step.
+        cuts: Where epochs end, if that is known.
+        loss: Returns that of the step before.
+        phases: Knows which share of the time went into waiting for data.
+    """
+    if not world.is_leader or threading.current_thread() is not threading.main_thread():
+        return steps
+    if sys.stderr is not None and sys.stderr.isatty():
+        return with_lines(steps, where, last, cuts, loss, phases)
+    bar = cell_bar()
+    return with_bar(steps, bar, last, loss) if bar.is_drawn else steps
+
+
+def with_bar(steps: Generator[Batch], bar: CellBar, last: int, loss: Callable[[], float]) -> Generator[Batch]:
+    """Pass on batches, and draw them in the cell; the arguments are those of `shown`."""
+    told: Callable[[], dict[int, Reading]] = dict
+    done, known = 0, last if last < sys.maxsize else 0
+    try:
+        with closing(steps):
+            for batch in steps:
+                yield batch
+                done = batch.step
+                told = partial(_told, done, known, loss)
+                bar.look(told)
+    finally:
+        bar.end(told, "done" if done == last else "stopped")
+
+
+def _told(done: int, last: int, loss: Callable[[], float]) -> dict[int, Reading]:
+    return {0: Reading(done=done, last=last, loss=loss(), phase="training")}
+
+
+def with_lines(
+    steps: Generator[Batch], where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float], phases: PhaseClock
+) -> Generator[Batch]:
+    """Pass on batches, and show lines; the arguments are those of `shown`."""
+    begun, following, first, num_samples = 0.0, 0.0, 0, 0
+    is_known = last < sys.maxsize  # not of a stream without an end
+    total, of = (f"/{last}", f"/{cuts.epoch_of(last) + 1}") if is_known and cuts is not None else ("", "")
+    with closing(steps):
+        for batch in steps:
+            if not first:
+                begun, first = time.monotonic(), batch.step
+                following = begun + PLAIN_EVERY_S
+                _tell(_start(*where, first - 1))
+            yield batch
+            now = time.monotonic()
+            num_samples += len(batch.indices)
+            if now < following and batch.step != last:
+                continue
+            following = now + PLAIN_EVERY_S
+            spent = max(now - begun, 1e-9)
+            left = eta(spent, batch.step - first + 1, last - batch.step) if is_known else ""
+            _tell(
+                f"epoch {batch.epoch + 1}{of}  step {batch.step}{total}  loss {loss():.4f}  "
+                f"{num_samples / spent:,.0f} samples/s data {phases.share(DATA):.0%}{left}"
+            )
+
+
+def _start(what: str, out: Path | None, done: int) -> str:
+    resumed = f"; resumed after step {done}" if done else ""
+    if out is None:
+        return f"{what}; nothing is kept"
+    return f"{what}; in {out}{resumed}\nfollow it: {shlex.join(['unisono', 'watch', str(out)])}"
+
+
+def _tell(line: str) -> None:
+    """Show a line, unless it would break a bar that the program draws with tqdm."""
+    if not getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ()):
+        tell(line)
