@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from unisono import __version__
 from unisono.cli import completion
-from unisono.cli.main import VERBS, main, unisono
+from unisono.cli.main import _NO_VERBS, VERBS, main, unisono
 from unisono.recipes.catalog import RECIPES
 
 # One process for all: each is answered in it, and afterwards torch must not have been loaded.
@@ -99,6 +99,14 @@ def test_a_script_or_recipe_is_no_verb_but_understood(typed, meant):
     assert result.exit_code == 2
     assert f"No such verb '{typed}'. Hint: " in result.output
     assert meant in result.output
+
+
+@pytest.mark.parametrize("typed", _NO_VERBS)
+def test_words_of_other_programs_are_answered(typed):
+    """With a hint whose commands there are."""
+    result = CliRunner().invoke(unisono, [typed])
+    assert f"No such verb '{typed}'. Hint: {_NO_VERBS[typed]}." in result.output
+    assert {*re.findall(r"unisono (\w+)", _NO_VERBS[typed])} <= {*VERBS, "VERB"}
 
 
 def test_help_loads_nothing_heavy(asked):

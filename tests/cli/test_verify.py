@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.cli.main import unisono
+from unisono.cli.verify import _table
 
 SCRIPT = """
 import sys
@@ -55,6 +56,18 @@ def test_equal_runs_of_a_recipe(tmp_path, monkeypatch, here):
     assert is_said(json.loads(result.stdout.splitlines()[-1]), [1, 1])
     assert result.stderr.splitlines()[-1] == "equal"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_fits_the_terminal(monkeypatch):
+    """One that would break the lines of fingerprints shows their first half; a pipe gets them whole."""
+    trials = [{"workers": count, "seconds": 12.3456, "steps": 460, "fingerprint": "9f" * 32} for count in (1, 16)]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert all("9f" * 32 in line for line in _table(trials)[1:])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert max(map(len, _table(trials))) <= 80
+    assert [line.split() for line in _table(trials)[1:]] == [[c, "12.3", "460", "9f" * 16] for c in ("1", "16")]
+    monkeypatch.setenv("COLUMNS", "92")
+    assert all("9f" * 32 in line for line in _table(trials)[1:])
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def verify(directory: str, as_json: bool) -> int:
 
 def _whole(sha256: dict[str, str]) -> str:
     """Return what is said of a checkpoint that is whole: the beginnings of the hashes of its parts."""
-    return "  ".join(["whole", *(f"{name} {digits[:16]}" for name, digits in sorted(sha256.items()))])
+    return "  ".join(["whole", *(f"{name} {digits[:8]}" for name, digits in sorted(sha256.items()))])
 
 
 @checkpoint.command(short_help="Load one, run its next step, compare with the ledger.")

@@ -50,4 +50,5 @@ def _lines(found: "RunDiff") -> Iterator[str]:
         yield "all steps and the final weights are equal"
     yield from (f"{'':<12} {note}" for note in found.notes)
     if found.fingerprints[0] != found.fingerprints[1]:
-        yield f"{'fingerprints':<12} {found.fingerprints[0]} -> {found.fingerprints[1]}"
+        yield f"{'fingerprints':<12} {found.fingerprints[0]}"
+        yield f"{'->':>12} {found.fingerprints[1]}"

@@ -45,7 +45,19 @@ _NO_VERBS = {
     "continue": "the same command with the same --out goes on",
     "test": "unisono verify, or unisono doctor",
     "profile": "unisono report RUN --timeline trace.json",
+    **dict.fromkeys(("export", "convert", "onnx"), "unisono checkpoint export RUN model.safetensors (.onnx, .pt)"),
+    **dict.fromkeys(("list", "ls", "clean", "prune"), "unisono checkpoint --help"),
+    **dict.fromkeys(("infer", "inference", "generate", "ask"), "unisono predict RUN FILE"),
+    **dict.fromkeys(("eval", "evaluate", "status", "show", "logs", "tail", "monitor", "top"), "unisono watch RUN"),
+    **dict.fromkeys(("plot", "summary", "dashboard"), "unisono report RUN --out report.html"),
+    **dict.fromkeys(("kill", "stop", "cancel"), "Ctrl-C or SIGTERM to the run saves it"),
+    **dict.fromkeys(("env", "info", "check"), "unisono doctor"),
+    **dict.fromkeys(("start", "init", "new"), "unisono train RECIPE, or unisono run SCRIPT"),
+    "tune": "unisono bench tune",
+    "compare": "unisono diff RUN OTHER",
+    "config": "unisono train RECIPE --config FILE",
 }
+"""Words of other programs, and what is written here."""
 
 START = f"""\
 unisono {__version__}: distributed PyTorch training, bit-identical for any number of workers.

@@ -22,7 +22,7 @@ _OF_KINDS = {"write": "tokens", "resize": "images", "text_column": "texts"}
 @click.argument("run", type=RUN, metavar="RUN")
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...|-")
 @single("top", "Show the K likeliest classes. A language model: draw from the K likeliest tokens.", of=COUNT,
-        usual="3; 50")  # fmt: skip
+        usual="3 classes, 50 tokens")  # fmt: skip
 @single("checkpoint", "The newest, the one with the best test score, or that of a step.", default="last",
         word="last|best|STEP")  # fmt: skip
 @single("write", "A language model: go on with each text, up to K tokens.", of=TOKENS)

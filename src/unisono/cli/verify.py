@@ -1,5 +1,7 @@
 """``unisono verify``: run the same score with several numbers of workers and compare the bits."""
 
+import shutil
+import sys
 from typing import Any
 
 import click
@@ -13,6 +15,8 @@ from unisono.cli.output.tables import answer, table
 
 _NOT = ("out", "max_restarts", "elastic")
 """Of a run's options: what has no meaning here, since nothing is kept, and a run that goes on proves nothing."""
+_WIDTH = 92
+"""Of the table, with whole fingerprints."""
 
 
 @click.command(cls=ExplainedCommand, short_help="Prove that the number of workers does not change a bit.")
@@ -43,5 +47,8 @@ def verify(target: str, args: tuple[str, ...], workers: str | None, as_json: boo
 
 
 def _table(trials: list[dict[str, Any]]) -> list[str]:
-    rows = [{**trial, "seconds": f"{trial['seconds']:.1f}"} for trial in trials]
-    return table(list(rows[0]), [list(row.values()) for row in rows], left=["fingerprint"])
+    """Return the table; on a terminal that would break the fingerprints' lines, with their first half."""
+    room = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else _WIDTH
+    digits = slice(None) if room >= _WIDTH else slice(32)
+    rows = [(each["workers"], f"{each['seconds']:.1f}", each["steps"], each["fingerprint"][digits]) for each in trials]
+    return table(list(trials[0]), rows, left=["fingerprint"])

@@ -17,6 +17,7 @@ from unisono.scaling.calibration import Solo, StepTimes, crowding_of, fit_job, f
 from unisono.scaling.forecast import Workload
 from unisono.scaling.machine import Machine
 from unisono.system.machine import usable_cores
+from unisono.system.words import spell_seconds
 
 STEPS, WARMUP = 25, 5
 _REPEAT = 7
@@ -42,11 +43,15 @@ def calibrate(recipe: str, options: dict[str, Any], tell: Tell) -> tuple[Workloa
     link = machine.inside
     return fitted, machine, [
         f"{recipe} measured on this machine: {cores} cores, {STEPS - WARMUP} steps each way, over {transport}",
-        f"sample {fitted.sample_s * 1e3:.3g} ms and {fitted.micro_s * 1e3:.3g} ms a micro-batch, "
+        f"sample {spell_seconds(fitted.sample_s)} and {spell_seconds(fitted.micro_s)} a micro-batch, "
         f"{machine.crowding:.2f} times slower when all cores compute; {num_parameters:,} parameters",
-        f"message {link.latency_s * 1e6:.3g} µs and {1e-9 / link.s_per_byte if link.s_per_byte else 0:.3g} GB/s; "
-        f"{machine.turn_s * 1e3:.3g} ms a round for each further rank on a core",
+        f"message {spell_seconds(link.latency_s)}, {_spell_rate(link.s_per_byte)}; "
+        f"{spell_seconds(machine.turn_s)} a round for each further rank on a core",
     ]  # fmt: skip
+
+
+def _spell_rate(s_per_byte: float) -> str:
+    return f"{1e-9 / s_per_byte:.3g} GB/s" if s_per_byte else "no longer for more bytes, as far as was measured"
 
 
 def measure_solo(

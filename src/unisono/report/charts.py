@@ -14,6 +14,7 @@ HEIGHT = 280
 """Of a chart of lines in pixels; its legend comes on top."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 110, 18
+_ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
 Spell = Callable[[float], str]
 Scale = Callable[[float], float]
@@ -218,14 +219,15 @@ def _legend(out: Drawing, entries: Sequence[tuple[str, str]]) -> None:
     x, y = 10.0, out.height + 15
     for name, kind in entries:
         shown = cut(name, WIDTH - 50)
-        if x > 10 and x + 36 + width_of(shown) > WIDTH:
+        step = 36 + _ON_A_PHONE * width_of(shown)
+        if x > 10 and x + step > WIDTH:
             x, y = 10.0, y + _LEGEND
         if kind.startswith("fill"):
             out.box(x + 4, y - 10, 11, 11, kind)
         else:
             out.line([(x, y - 4), (x + 18, y - 4)], kind)
         out.text(x + 24, y, shown, "name")
-        x += 36 + width_of(shown)
+        x += step
     out.height = y + 5
 
 

@@ -24,7 +24,9 @@ EXAMPLES = {
     "checkpoint list": ("unisono checkpoint list runs/digits",),
     "checkpoint verify": ("unisono checkpoint verify runs/digits",),
     "checkpoint rehearse": ("unisono checkpoint rehearse runs/digits",),
-    "checkpoint export": ("unisono checkpoint export runs/digits model.safetensors",),
+    "checkpoint export": (
+        "unisono checkpoint export runs/digits model.safetensors", "unisono checkpoint export runs/digits model.onnx",
+    ),
     "checkpoint prune": ("unisono checkpoint prune runs/digits --keep 1 --dry-run",),
     "bench collectives": ("unisono bench collectives -n 2 --sizes 4KB,1MB", "unisono bench collectives --explain ring"),
     "bench links": ("unisono bench links digits -n 2",),
