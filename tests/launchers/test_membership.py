@@ -1,5 +1,6 @@
 """Membership, played through: every order of deaths, meetings and messages, until nothing new can happen."""
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,7 @@ class Worker:
     said: int = -1  # the epoch in which it has said that it is there
     gives: tuple[int, ...] = ()  # who has to get the state
     is_released: bool = False
+    is_cut: bool = False  # its launcher is not heard any more, but it lives and meets the others where they come
 
     @property
     def next_meeting(self):
@@ -62,8 +64,9 @@ def put(values, index, value):
 class Play:
     """All that can happen, from one state to the next."""
 
-    def __init__(self, size, deaths, steps, per_step=2, fewest=1, guests=0, sizes=()):
+    def __init__(self, size, deaths, steps, per_step=2, fewest=1, guests=0, sizes=(), far=()):
         self.steps, self.per_step = steps, per_step
+        self.far = far  # members of another host, which may fall silent with all of them
         members = tuple(range(size))
         workers = tuple(Worker(Member(number), members) for number in members)
         come = [Worker(Member(size + number), (), is_guest=True, has_state=False) for number in range(guests)]
@@ -90,7 +93,12 @@ class Play:
         return self
 
     def killed(self, state):
-        """A member may die at any time."""
+        """A member may die at any time, or its whole host be cut off: what it says then is not heard."""
+        if self.far and not any(state.workers[number].is_cut for number in self.far):
+            workers = state.workers
+            for number in self.far:
+                workers = put(workers, number, replace(workers[number], is_cut=True))
+            yield replace(state, workers=workers)
         if state.deaths:
             for index, worker in enumerate(state.workers):
                 if worker.is_alive and not worker.has_ended:
@@ -102,6 +110,10 @@ class Play:
         if state.sizes:
             known = replace(state, sizes=state.sizes[1:])
             yield self.launch(known, lambda side: side.resize(state.sizes[0]))
+        cut = [index for index in self.far if state.workers[index].is_cut and index not in state.noticed]
+        if cut:
+            known = replace(state, noticed=state.noticed | {*cut})
+            yield self.launch(known, lambda side: self.lose(side, cut))
         for index, worker in enumerate(state.workers):
             if not worker.is_alive and index not in state.noticed:
                 known = replace(state, noticed=state.noticed | {index}, up=put(state.up, index, ()))
@@ -112,6 +124,15 @@ class Play:
                 yield self.launch(known, lambda side, what=what, rest=rest: self.tell(side, what, rest))
             if worker.is_alive and not worker.has_ended:
                 yield from self.acts(state, index, worker)
+
+    @staticmethod
+    def lose(side, cut):
+        """Leave out a host, as `DecidingRecovery` does: nobody waits for those that have finished."""
+        orders = ()
+        for member in (member for member in cut if member not in side.finished):
+            side, more = side.died(member)
+            orders += more
+        return side, orders
 
     @staticmethod
     def tell(side, what, rest):
@@ -150,6 +171,7 @@ class Play:
         """What one worker can do."""
 
         def become(changed, *said):
+            said = () if worker.is_cut else said
             up = put(state.up, index, (*state.up[index], *said))
             return replace(state, workers=put(state.workers, index, changed), up=up)
 
@@ -268,11 +290,15 @@ class Play:
 
     def check_end(self, state):
         """Nothing more can happen: the survivors have done everything, in one world."""
-        left = [worker for worker in state.workers if worker.is_alive and not worker.is_guest | worker.is_released]
+        away = lambda worker: worker.is_guest | worker.is_released | worker.is_cut  # noqa: E731
+        left = [worker for worker in state.workers if worker.is_alive and not away(worker)]
         assert all(worker.has_ended for worker in left), "deadlock"
         assert all(worker.has_state for worker in left)
         assert {worker.done for worker in left} == {self.steps}
-        assert state.launcher.members == tuple(worker.side.number for worker in left)
+        members = [
+            number for number in state.launcher.members if not state.workers[number].is_cut
+        ]  # these had finished
+        assert members == [worker.side.number for worker in left]
         assert (state.launcher.phase, state.launcher.active) == ("steady", ())
         self.ends[state.launcher.epoch] += 1
 
@@ -342,6 +368,29 @@ def test_who_is_let_in_and_who_leaves():
     for member in (0, 1):
         side, orders = side.came_to_door(1, member)
     assert orders == (Halt(2, (0, 1, 3)),)
+
+
+@pytest.mark.parametrize(
+    ("size", "deaths", "steps", "far"),
+    [(3, 0, 1, (1, 2)), (2, 0, 2, (1,)), pytest.param(3, 1, 1, (2,), marks=pytest.mark.slow)],
+)
+def test_every_order_in_which_a_host_falls_silent(size, deaths, steps, far):
+    """Its members live on, unheard, and come to meetings: the others end in one world without them."""
+    play = Play(size, deaths, steps, 2 - deaths, far=far).run()
+    assert play.num_states > 300
+    assert {0, 1} <= {*play.ends}
+
+
+def test_a_silent_host_is_left_out_as_a_whole(monkeypatch):
+    """Negative control: members that had finished are no dead ones; nobody waits for them."""
+    monkeypatch.setattr(Play, "lose", staticmethod(lambda side, cut: functools.reduce(_lost, cut, (side, ()))))
+    with pytest.raises(AssertionError, match="without need"):
+        Play(3, 0, 1, 2, far=(1, 2)).run()
+
+
+def _lost(told, member):
+    side, orders = told[0].died(member)
+    return side, told[1] + orders
 
 
 def test_too_few_are_left():

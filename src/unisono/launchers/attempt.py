@@ -17,12 +17,11 @@ from unisono.launchers.cell import CellBar, cell_bar
 from unisono.launchers.control import Asked, Control
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
-from unisono.launchers.supervision.channels import Told
+from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill, load_reports
-from unisono.launchers.supervision.live_recovery import LiveRecovery, off
+from unisono.launchers.supervision.live_hosts import Recovery, Relay, recovery_of
+from unisono.launchers.supervision.live_recovery import off
 from unisono.launchers.supervision.memory_kills import count_kills
-from unisono.launchers.supervision.replacements import Replacements
-from unisono.launchers.supervision.resizing import parse_sizes
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Event, Events, OutputBroken, Signalled, WorkerGroup, next_event
@@ -61,8 +60,13 @@ class Ended:
 Outcome = Failed | Stopped | Ended | OutputBroken | Signalled | None
 
 
-def attempt(spec: LaunchSpec, events: Events) -> Outcome:
+def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Outcome:
     """Run one attempt to its end; no process of it is left, except one that even SIGKILL does not end.
+
+    Args:
+        spec: The launch on this host.
+        events: What is waited for.
+        relay: To the launchers of other hosts, where workers may go on without one of any host.
 
     Returns:
         None when every worker ended well.
@@ -73,7 +77,7 @@ def attempt(spec: LaunchSpec, events: Events) -> Outcome:
         memory_kills = count_kills()
         try:
             group.start(port)
-            outcome = _supervise(group, events, memory_kills, bar)
+            outcome = _supervise(group, events, memory_kills, bar, relay)
             # Before a restart the survivors' work is lost anyway; else they may end in their own way.
             is_lost = isinstance(outcome, Failed) and spec.max_restarts > 0
             if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
@@ -102,9 +106,9 @@ def _in_words(outcome: Outcome) -> str:
     return "done" if outcome is None else "failed" if isinstance(outcome, Failed) else "stopped"
 
 
-def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellBar) -> Outcome:
+def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellBar, relay: Relay | None) -> Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
-    live = _live_recovery(group)
+    live = _live_recovery(group, relay)
     with Control(events.put) as control:
         outcome = _watch(group, events, memory_kills, live, control, bar)
     if isinstance(outcome, Failed) and live is not None and live.wanted != group.spec.workers:
@@ -113,15 +117,15 @@ def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellB
 
 
 def _watch(
-    group: WorkerGroup, events: Events, memory_kills: int, live: LiveRecovery | None, control: Control, bar: CellBar
+    group: WorkerGroup, events: Events, memory_kills: int, live: Recovery | None, control: Control, bar: CellBar
 ) -> Outcome:
     supervisor = Supervisor(group, live)
-    while group.running:
+    while group.running or (live is not None and live.is_waiting):
         _tend(live, group, control)
         bar.look(functools.partial(_told, group))
         event = next_event(events, time.monotonic() + _LOOK_S)
-        if live is not None and (_heard(live, group, event) or live.look()):
-            return _find_failure(group, events, memory_kills)
+        if live is not None and (why := _heard(live, group, event) or live.look()):
+            return _find_failure(group, events, memory_kills, why)
         if event is None:
             supervisor.look()
             if supervisor.unkillable is not None:
@@ -143,19 +147,17 @@ def _watch(
     return _stopped(group)
 
 
-def _live_recovery(group: WorkerGroup) -> LiveRecovery | None:
+def _live_recovery(group: WorkerGroup, relay: Relay | None) -> Recovery | None:
     """Return what decides which deaths the others live through; None where they live through none."""
     spec = group.spec
     if group.channels is None:
         if spec.live == "auto" and spec.workers > 1:
             _tell(group, off(spec.why_not_live))
         return None
-    replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
-    told = functools.partial(_tell, group)
-    return LiveRecovery(spec.ranks, group.channels.send, told, replacements, parse_sizes(spec.elastic))
+    return recovery_of(spec, group.channels.send, functools.partial(_tell, group), relay)
 
 
-def _tend(live: LiveRecovery | None, group: WorkerGroup, control: Control) -> None:
+def _tend(live: Recovery | None, group: WorkerGroup, control: Control) -> None:
     """Start the workers that are to join the others, end those that nobody needs, and listen to who wants others."""
     if live is None:
         return
@@ -172,13 +174,13 @@ def _tend(live: LiveRecovery | None, group: WorkerGroup, control: Control) -> No
     group.guests = live.guests
 
 
-def _heard(live: LiveRecovery, group: WorkerGroup, event: Event | None) -> str:
+def _heard(live: Recovery, group: WorkerGroup, event: Event | None) -> str:
     """Take in what has happened; return why this world cannot be gone on with, empty where it can."""
     reason = ""
     if isinstance(event, Asked):
         live.resize(event)
-    elif isinstance(event, Told):
-        reason = live.heard(event)
+    elif isinstance(event, Told | HostSaid):
+        reason = live.heard(event) if isinstance(event, Told) else live.heard_host(event)
         group.excluded = live.excluded
     elif isinstance(event, WorkerExit):
         group.note(event)
@@ -221,7 +223,7 @@ def _stopped(group: WorkerGroup) -> Stopped | None:
 
 
 def _stop_between_steps(
-    group: WorkerGroup, events: Events, asked: Signalled | Called, live: LiveRecovery | None, control: Control
+    group: WorkerGroup, events: Events, asked: Signalled | Called, live: Recovery | None, control: Control
 ) -> Outcome:
     """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
     if isinstance(asked, Called) and not asked.is_gentle:
@@ -230,7 +232,7 @@ def _stop_between_steps(
         return Ended(asked.why, is_gentle=True) if isinstance(asked, Called) else asked
     group.ask_stop()
     deadline = time.monotonic() + group.spec.stop_grace_s
-    while group.running and (event := next_event(events, deadline)):
+    while (group.running or (live is not None and live.is_waiting)) and (event := next_event(events, deadline)):
         group.note(event)
         if live is not None:
             _heard(live, group, event)
@@ -248,8 +250,10 @@ def _stop_between_steps(
     return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
 
 
-def _find_failure(group: WorkerGroup, events: Events, memory_kills: int) -> Outcome:
-    """Return the root cause; give it time to show when so far every failure blames a peer."""
+def _find_failure(group: WorkerGroup, events: Events, memory_kills: int, why: str = "") -> Outcome:
+    """Return the root cause; give it time to show when so far every failure blames a peer. `why`: where it is a death
+    on another host.
+    """
     deadline = time.monotonic() + _ROOT_WAIT_S
     root = group.root()
     while root is not None and root.is_secondary and group.running:
@@ -260,7 +264,8 @@ def _find_failure(group: WorkerGroup, events: Events, memory_kills: int) -> Outc
             return event
         group.note(event)
         root = group.root()
-    assert root is not None
+    if root is None:
+        return Ended(why, is_gentle=False)
     ended = [end.rank for end in group.exits.values() if end.code == 0]
     known = describe_kill(group.killed.get(root.rank, ""), count_kills() - memory_kills)
     message = describe(root, group.spec.world_size, ended, group.running, known)

@@ -109,7 +109,7 @@ class LaunchSpec:
     live: str = option(
         "off", "auto: when a process is killed, the others finish the same step without it, and the run goes on, with "
         "the same bits; where that cannot be, processes are started again. For unisono.Run with the strategy exact, on "
-        "one host's CPU.", "auto", "off", group=PROCESSES,
+        "the CPU.", "auto", "off", group=PROCESSES,
     )  # fmt: skip
     spares: int = option(
         0, "With --live auto: start so many more processes, which wait to take the place of one that has died at once.",
@@ -182,13 +182,11 @@ class LaunchSpec:
     @property
     def may_be_live(self) -> bool:
         """Whether workers may go on without one that has died."""
-        return self.live == "auto" and self.workers > 1 and not self.why_not_live
+        return self.live == "auto" and self.world_size > 1 and not self.why_not_live
 
     @property
     def why_not_live(self) -> str:
         """Why workers cannot go on without one that has died; empty where nothing is against it."""
-        if self.placement is not None:
-            return "there are workers on other hosts"
         return "it is for programs in Python" if isinstance(self.target, ProgramTarget) else ""
 
     @property

@@ -28,7 +28,7 @@ from unisono.launchers.output import OutputPump
 from unisono.launchers.scratch import interrupts_held_back
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
 from unisono.launchers.streams import STDERR, STDOUT
-from unisono.launchers.supervision.channels import LIVE_VARIABLE, Channels, Told
+from unisono.launchers.supervision.channels import LIVE_VARIABLE, Channels, HostSaid, Told
 from unisono.launchers.supervision.failure import Failure, WorkerExit, find_root, load_reports
 from unisono.launchers.supervision.reaper import Reaper
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
@@ -71,7 +71,7 @@ class OutputDone:
     """All output has been written."""
 
 
-Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone | Told | Asked
+Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone | Told | HostSaid | Asked
 Events = queue.SimpleQueue[Event]
 
 

@@ -25,6 +25,7 @@ from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
 from unisono.nodes.endpoint import Interrupted
 from unisono.nodes.env_store import EnvStore
+from unisono.nodes.live_relay import check_live, relay_of
 from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
 from unisono.nodes.peer_monitor import Attempt
 from unisono.nodes.plan import NodesPlan, join_endpoint
@@ -74,6 +75,7 @@ def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, 
     interface = choose_interface(plan.host, plan.port, plan.interface)
     refuse_untrusted(interface, plan.trusts_network)
     plan = replace(plan, secret=given_secret(environ) or "")
+    spec = check_live(spec, plan)
     with stop_signals() as signals:
         try:
             verdict = _HostLaunch(spec, plan, interface, signals, environ, program).run()
@@ -223,10 +225,12 @@ class _HostLaunch:
             f"{placement.node_rank} with rank {spec.ranks.start} to {spec.ranks.stop - 1}."
         )
         asks = rendezvous.num_waiting if placement.node_rank == 0 and self._plan.is_elastic else None
-        watched = Attempt(current.values.guarded(None), [info.number for info in infos], placement.node_rank, asks)
-        rendezvous.peer_monitor.enter(watched)
+        numbers, monitor = [info.number for info in infos], rendezvous.peer_monitor
+        watched = Attempt(current.values.guarded(None), numbers, placement.node_rank, asks, is_live=spec.may_be_live)
+        monitor.enter(watched)
         try:
-            outcome = attempt(spec, self._signals.events)
+            with relay_of(spec, self._plan, current.values, infos, self._signals, monitor) as relay:
+                outcome = attempt(spec, self._signals.events, relay)
             mine = self._ending_of(outcome)
             if rendezvous.peer_monitor.cut_off:
                 raise PeerLost(rendezvous.peer_monitor.cut_off)
@@ -262,7 +266,7 @@ class _HostLaunch:
         values.put(f"bye/{watched.node_rank}", True)
         if not rendezvous.is_keeper or verdict.what == "again":
             return
-        for node in range(len(watched.numbers)):
+        for node in {*range(len(watched.numbers))} - watched.left_out:
             while node not in watched.lost and values.look(f"bye/{node}") is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S / 2)
 
@@ -308,7 +312,8 @@ class _HostLaunch:
             arguments=hashlib.sha256(args.encode()).hexdigest(),
             software=f"{versions}, Python {platform.python_version()}",
             threads=str(spec.threads or self._environ.get("OMP_NUM_THREADS") or 1),
-            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend}",
+            rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend}, --live {spec.live}, "
+            f"--silence {plan.silence_s:g}",
         )
 
     def _say(self, text: str) -> None:

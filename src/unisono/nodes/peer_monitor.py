@@ -29,6 +29,11 @@ def beat_key(number: int) -> str:
     return f"beat/{number}"
 
 
+def left_out_key(node: int) -> str:
+    """Return where it is written, by node rank, that the others go on without a host."""
+    return f"out/{node}"
+
+
 @final
 @dataclass(slots=True)
 class Attempt:
@@ -38,12 +43,16 @@ class Attempt:
     numbers: list[int]  #: Of the launchers, by node rank.
     node_rank: int  #: Of this host.
     num_waiting: Callable[[], int] | None  #: Asks how many hosts have come meanwhile; None where another host asks.
+    is_live: bool = False  #: Whether workers may go on without a host.
     #: Of the hosts, by node rank, as far as they are known.
     endings: dict[int, NodeEnding] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  #: Hosts that do not answer.
+    left_out: set[int] = field(default_factory=set)  #: Hosts that the workers of the others go on without.
 
     def ending_of(self, node: int) -> NodeEnding | None:
         """Return how it ended on a host, None as long as it has not."""
+        if node in self.left_out:
+            return NodeEnding(kind="done")  # the others have done what was its workers' to do
         if node in self.lost and node not in self.endings:
             return NodeEnding(kind="lost")
         return self.endings.get(node)
@@ -88,7 +97,7 @@ class PeerMonitor:
             try:
                 self._talk()
             except PeerLost as error:
-                self._cut(f"the connection to the store broke: {error}")
+                self.cut(f"the connection to the store broke: {error}")
                 return
 
     def _talk(self) -> None:
@@ -102,6 +111,9 @@ class PeerMonitor:
         if attempt is None:
             return
         for node, number in enumerate(attempt.numbers):
+            if attempt.is_live and attempt.values.look(f"live/{left_out_key(node)}") is not None:
+                attempt.left_out.add(node)
+                continue
             if node not in attempt.endings and (told := attempt.values.look(f"ending/{node}")) is not None:
                 attempt.endings[node] = NodeEnding.unpacked(told)
             if node != attempt.node_rank and node not in attempt.endings:
@@ -143,10 +155,11 @@ class PeerMonitor:
                 self._contact_s = now
             looked = now
             if self._silence_s and now - self._contact_s > self._silence_s:
-                self._cut(f"the store has not answered for {now - self._contact_s:.0f} s")
+                self.cut(f"the store has not answered for {now - self._contact_s:.0f} s")
                 return
 
-    def _cut(self, why: str) -> None:
+    def cut(self, why: str) -> None:
+        """End the workers of this host: it is cut off from the others."""
         if not self._stopped.is_set() and not self.cut_off:
             self.cut_off = why
             self._signals.events.put(Called(why))

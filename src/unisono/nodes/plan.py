@@ -10,11 +10,12 @@ from typing import final
 
 from unisono.errors import ConfigError
 from unisono.options.fields import HOSTS, check, option
-from unisono.options.quantities import NODE_RANK, PORT, WAIT
+from unisono.options.quantities import NODE_RANK, PORT, SILENCE, WAIT
 
 DEFAULT_PORT = 29400
 """Torch's own for elastic rendezvous."""
 JOIN_S = 600.0
+SILENCE_S = 1.0
 
 
 @final
@@ -33,6 +34,7 @@ class NodesPlan:
     interface: str | None = None
     trusts_network: bool = False
     join_s: float = JOIN_S  #: Longest wait for the other hosts, in seconds.
+    silence_s: float = SILENCE_S  #: With live recovery, silence after which a host is left out, in seconds.
     run_id: str = "none"
     secret: str = field(default="", repr=False)  #: What the launchers share, if it was given; never shown.
 
@@ -50,6 +52,7 @@ class NodesPlan:
                 "Hint: hosts are numbered from 0."
             )
         WAIT.take("--rdzv-timeout", self.join_s)
+        SILENCE.take("--silence", self.silence_s)
 
     @property
     def is_elastic(self) -> bool:
@@ -78,6 +81,10 @@ class NodesOptions:
     )
     rdzv_id: str = option("none", "Tells jobs with one endpoint apart.", group=HOSTS)
     rdzv_timeout: float = option(JOIN_S, "Longest wait for the other hosts.", of=WAIT, word="S", group=HOSTS)
+    silence: float = option(
+        SILENCE_S, "With --live auto: seconds without a sign of life after which the others go on without a host.",
+        of=SILENCE, word="S", group=HOSTS,
+    )  # fmt: skip
     master_addr: str | None = option(None, "The endpoint's host, as older launchers call it.", word="HOST", group=HOSTS)
     master_port: int | None = option(
         None, "Of --master-addr.", of=PORT, usual=str(DEFAULT_PORT), word="PORT", group=HOSTS
@@ -116,7 +123,7 @@ class NodesOptions:
             )
         return NodesPlan(
             min_nodes=least, max_nodes=most, host=host, port=port, node_rank=self.node_rank, interface=self.interface,
-            trusts_network=self.trust_network, run_id=self.rdzv_id, join_s=self.rdzv_timeout,
+            trusts_network=self.trust_network, run_id=self.rdzv_id, join_s=self.rdzv_timeout, silence_s=self.silence,
         )  # fmt: skip
 
 

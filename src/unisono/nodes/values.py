@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any, final
 
 from unisono.errors import PeerLost
-from unisono.store.client import Client, StoreLate, StoreLost, StoreRefused
+from unisono.store.client import Client, StoreLate, StoreLost, StoreRefused, milliseconds
 
 
 @final
 class SharedValues:
-    """JSON values under the keys of a store; no call waits for a value. `cut_off` says, while a call waits for the
+    """JSON values under the keys of a store; only `take` waits for one. `cut_off` says, while a call waits for the
     network, why to give up.
 
     Every call may raise `PeerLost`: the store cannot be reached any more.
@@ -38,6 +38,16 @@ class SharedValues:
         except StoreLate:
             return None
 
+    def take(self, key: str, wait_s: float) -> Any:
+        """Return a value and forget it, waiting for it; None where none has come in time."""
+        name = self._name(key)
+        try:
+            found = self._ask(b"get", milliseconds(wait_s), name, wait_s=wait_s)[0]
+        except StoreLate:
+            return None
+        self._ask(b"delete", name)
+        return json.loads(found)
+
     def settle(self, key: str, value: Any) -> Any:
         """Write a value unless another was faster; return the one that counts."""
         return json.loads(self._ask(b"compare", self._name(key), b"", json.dumps(value).encode())[0])
@@ -57,8 +67,8 @@ class SharedValues:
     def _name(self, key: str) -> bytes:
         return f"{self._prefix}/{key}".encode()
 
-    def _ask(self, *question: bytes) -> list[bytes]:
+    def _ask(self, *question: bytes, wait_s: float = 0.0) -> list[bytes]:
         try:
-            return self._client.ask(*question, cut_off=self._cut_off)
+            return self._client.ask(*question, wait_s=wait_s, cut_off=self._cut_off)
         except (StoreLost, StoreRefused) as error:
             raise PeerLost(str(error)) from error

@@ -179,6 +179,7 @@ FACTOR = Amount(1, 1e6)
 # Time: up to ten years.
 SECONDS = Amount(0, 315_360_000, "seconds")
 WAIT = Amount(0, 315_360_000, "seconds", above=True)
+SILENCE = Amount(0.5, 86_400, "seconds")
 INTERVAL = Amount(0.1, 86_400, "seconds")
 GRACE = Count(1, 31_536_000, "seconds")
 WARNING = Count(1, 65_535, "seconds")

@@ -134,8 +134,8 @@ def test_the_end_is_told(worker):
     assert [worker.said(), worker.said()] == [{"finished": 12}, {"open": False, "why": ""}]
 
 
-def test_the_launchers_word_is_waited_for_a_while(worker, monkeypatch):
+def test_the_launchers_word_is_waited_for_a_while(worker):
     """Who sees a peer dead leaves the decision to the launcher, but not for ever."""
     assert worker.live.is_word_due()
-    monkeypatch.setattr("unisono.launchers.worker.live_member._WORD_S", -1.0)
+    worker.live.word_s = -1.0
     assert not worker.live.is_word_due()

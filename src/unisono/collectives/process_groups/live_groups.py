@@ -1,4 +1,4 @@
-"""The process groups of a world that loses or gains ranks: each epoch has one of gloo, which met at a file of its own.
+"""The process groups of a world that loses or gains ranks: each epoch has one of gloo, which met at a place of its own.
 
 Of sockets it does not hold what holds of a board, that data which one rank has got is there for all: the dead rank may
 have sent it to some only. So each collective is followed by a meeting, a message of one byte from each to each. Who has
@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import Store
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm.board import Watcher
@@ -30,6 +30,7 @@ _CONNECT_S = 30.0
 """How long ranks connect that have all come; one may die just then."""
 
 _SPINS, _PAUSE_S = 200, 0.0002
+_LOOK_S = 0.002
 _kept: list[Any] = []
 
 
@@ -125,7 +126,7 @@ class LiveGroups:
     """The groups of one rank, an epoch after the other; `LiveBoards` for ranks that do not share memory.
 
     Args:
-        place: A path in a directory of the launcher's, at which nothing is; ranks meet at files beside it.
+        store: Returns the store of an epoch by its name, for so many ranks: one that survives every rank.
         ranks: This rank and the number of ranks; None for a rank that joins others.
         live: Speaks for this rank when the world changes.
 
@@ -134,12 +135,12 @@ class LiveGroups:
         first: What joins the ranks of the start; None for a rank that joins others. Making it is collective.
     """
 
-    def __init__(self, place: str, ranks: tuple[int, int] | None, live: Speaker) -> None:
-        self._live = live
+    def __init__(self, store: Callable[[str, int], Store], ranks: tuple[int, int] | None, live: Speaker) -> None:
+        self._live, self._store = live, store
         self.world: World | None = None
-        live.offer = lambda size, epoch: "" if size == 1 else f"{place}-e{epoch}"
+        live.offer = lambda size, epoch: "" if size == 1 else f"e{epoch}"
         leave_groups_at_exit()
-        self.first = None if ranks is None else LiveGroupTransport(self._connect(f"{place}-e0", *ranks, 1))
+        self.first = None if ranks is None else LiveGroupTransport(self._connect("e0", *ranks, 1))
         self._now = self.first
 
     @property
@@ -193,17 +194,18 @@ class LiveGroups:
         if self._now is not None:
             self._now.close()
 
-    def _connect(self, path: str, rank: int, size: int, meeting: int) -> dist.ProcessGroupGloo:
-        store, began = FileStore(path, size), time.monotonic()
-        store.set(f"here/{rank}", "")
+    def _connect(self, name: str, rank: int, size: int, meeting: int) -> dist.ProcessGroupGloo:
+        began = time.monotonic()
         everyone = [f"here/{other}" for other in range(size)]
-        while not store.check(everyone):  # connecting waits without a look
-            if self._live.is_called:
-                self._live.at(meeting)
-            if time.monotonic() - began > TIMEOUT_S:
-                raise PeerLost(f"[rank {rank}/{size}] a rank has not come within {TIMEOUT_S:g} s to meet the others.")
-            time.sleep(_PAUSE_S)
         try:
+            store = self._store(name, size)
+            store.set(f"here/{rank}", "")
+            while not store.check(everyone):  # connecting waits without a look
+                if self._live.is_called:
+                    self._live.at(meeting)
+                if time.monotonic() - began > TIMEOUT_S:
+                    raise PeerLost(f"[rank {rank}/{size}] a rank has not come within {TIMEOUT_S:g} s to the others.")
+                time.sleep(_LOOK_S)
             group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=_CONNECT_S))
         except RuntimeError as error:
             self._live.await_call()

@@ -26,6 +26,7 @@ from unisono.system.messages import tell
 from unisono.world import World
 
 _LOOK = timedelta(seconds=5)  # at what another one has opened
+_LIVE = timedelta(seconds=60)
 _POLL_S = 0.05
 _LOOPBACK = "127.0.0.1"
 
@@ -80,6 +81,18 @@ def store_of(world: World, timeout: timedelta) -> Store:
             raise WorldError(f"expected a rendezvous file://PATH or tcp://HOST:PORT, got {world.rendezvous!r}.")
     _stores[key].set_timeout(timeout)
     return _stores[key]
+
+
+def store_of_epoch(world: World, epoch: str, size: int) -> Store:
+    """Return a store for so many ranks of one epoch, see `LiveGroups`; it is the launcher's, as the first one is.
+
+    Raises:
+        RuntimeError: The store cannot be reached.
+    """
+    where = urlparse(world.rendezvous)
+    if where.scheme == "file":
+        return FileStore(f"{where.path}-{epoch}", size)
+    return meet(world, f"live-{epoch}", _LIVE)
 
 
 def _torchs(world: World, timeout: timedelta) -> Store:

@@ -23,6 +23,14 @@ class Told:
     message: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class HostSaid:
+    """The launcher of another host has said something; or it is silent: ``{"silent": SECONDS}``."""
+
+    node: int
+    message: dict[str, Any]
+
+
 @final
 class Channels:
     """Sockets between the launcher and its workers, by rank; messages are lines of JSON. `put` takes what a worker

@@ -9,11 +9,11 @@ import torch.
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from unisono.launchers.control import Asked
 from unisono.launchers.membership import Form, Halt, Knock, Leave, Membership, Order
-from unisono.launchers.supervision.channels import Told
+from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.replacements import Replacements
 from unisono.launchers.supervision.resizing import Resizing, ranks_of, why_refused
 from unisono.launchers.supervision.restarts import Ending
@@ -24,7 +24,6 @@ from unisono.system.words import counted
 _GATHER_S = 300.0
 
 
-@final
 class LiveRecovery:
     """Decides which deaths the others live through, and who joins them.
 
@@ -61,6 +60,11 @@ class LiveRecovery:
         self.unwanted: set[int] = set()
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to wait for when all workers of this host have ended."""
+        return False
+
+    @property
     def is_forming(self) -> bool:
         """Whether a world is being formed."""
         return self._members.phase in ("gather", "form") or bool(self._members.at_door)
@@ -74,6 +78,10 @@ class LiveRecovery:
         """Return the ranks that are to be started now; each once."""
         is_over = self._members.phase == "left" or self._members.is_ending
         return [] if is_over else self._replacements.start(len(self._members.members))
+
+    def heard_host(self, said: HostSaid) -> str:
+        """Take in what another launcher says; returns as `heard`."""
+        return ""
 
     def heard(self, told: Told) -> str:
         """Take in what a worker says; return why it cannot be gone on with, empty where it can."""
@@ -133,8 +141,9 @@ class LiveRecovery:
         self.unwanted |= {*self._replacements.stop(why)}
 
     def died(
-        self, rank: int, code: int, place: tuple[int, int], *, has_report: bool, reached: tuple[int, int] = (0, 0)
-    ) -> str:
+        self, rank: int, code: int, place: tuple[int, int], *, has_report: bool, reached: tuple[int, int] = (0, 0),
+        how: str = "",
+    ) -> str:  # fmt: skip
         """Take a death into account.
 
         Args:
@@ -143,12 +152,13 @@ class LiveRecovery:
             place: The step that it was in, and the replica that it was computing; -1 where unknown.
             has_report: Whether it has left the report of an exception.
             reached: The last step that any worker has finished, and that of the newest checkpoint.
+            how: What has become of it, in words; empty: what the code says.
 
         Returns:
             Why the others cannot go on without it; empty where they can.
         """
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        how = f"was killed by {name}" if code < 0 else f"has ended with code {code}"
+        how = how or (f"was killed by {name}" if code < 0 else f"has ended with code {code}")
         if rank in self._released:
             if code > 0:
                 self._tell(f"rank {rank}, which had left, {how}.")
@@ -180,7 +190,8 @@ class LiveRecovery:
             self._replace(rank, ending, how)
         elif not reason:
             self._lost_s = time.monotonic()
-            self._go_on(len(others), f"rank {rank} {how} in step {place[0]}", ending)
+            where = f" in step {place[0]}" if place[0] >= 0 else ""
+            self._go_on(len(others), f"rank {rank} {how}{where}", ending)
         return reason or self._invite()
 
     def _go_on(self, others: int, what: str, ending: Ending) -> None:

@@ -9,7 +9,7 @@ wait by itself.
 import time
 from typing import final
 
-from unisono.launchers.supervision.live_recovery import LiveRecovery
+from unisono.launchers.supervision.live_hosts import Recovery
 from unisono.launchers.supervision.liveness import Back, Liveness, Silent
 from unisono.launchers.supervision.stacks import describe_hang
 from unisono.launchers.worker_group import WorkerGroup
@@ -27,7 +27,7 @@ _BUSY = "its threads cannot get the interpreter's lock: native code holds it, or
 class Supervisor:
     """Looks after the workers of one attempt."""
 
-    def __init__(self, group: WorkerGroup, live: LiveRecovery | None = None) -> None:
+    def __init__(self, group: WorkerGroup, live: Recovery | None = None) -> None:
         self.unkillable: int | None = None  #: A rank that does not even end after SIGKILL, else None.
         self._group, self._live = group, live
         self._is_quiet = group.spec.output == "quiet"

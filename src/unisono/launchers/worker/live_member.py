@@ -51,6 +51,7 @@ class LiveMember:
         is_anchored: Whether this worker is where it can begin again.
         offer: Makes a place to meet for so many ranks in a world of an epoch, and returns its address.
         released: Numbers of members that have left because they were not needed any more.
+        word_s: How long the launcher's word is waited for once a peer is seen dead.
     """
 
     def __init__(self, descriptor: int, number: int) -> None:
@@ -63,6 +64,7 @@ class LiveMember:
         self._seen_dead, self._left_at = 0.0, ENDLESS
         self.is_called = self.is_anchored = self.is_knocked = False
         self.released: set[int] = set()
+        self.word_s = _WORD_S
         self.offer: Callable[[int, int], str] = lambda size, epoch: ""
         threading.Thread(target=self._hear, name="unisono-live", daemon=True).start()
 
@@ -155,12 +157,12 @@ class LiveMember:
         """Whether the launcher's word on a peer that is seen dead is still to come; then it decides."""
         now = time.monotonic()
         self._seen_dead = self._seen_dead or now
-        return not self._left and now < self._seen_dead + _WORD_S
+        return not self._left and now < self._seen_dead + self.word_s
 
     def await_call(self) -> None:
         """Return when the launcher has called to another world, or a little later."""
         with self._change:
-            self._change.wait_for(lambda: self.is_called or bool(self._left), _WORD_S)
+            self._change.wait_for(lambda: self.is_called or bool(self._left), self.word_s)
 
     def move(self) -> Form:
         """Go to the new world, and return what is known of it."""

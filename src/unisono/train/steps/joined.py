@@ -28,7 +28,7 @@ from unisono.train.run_directory.open_runs import claim
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.loop import Batch
-from unisono.train.steps.membership import live_of
+from unisono.train.steps.membership import live_of, meets_by_gloo
 from unisono.world import World
 
 _PLAIN = (
@@ -81,6 +81,8 @@ class Joined:
         self.link.note(b"join")
         has_group = dist.is_initialized()
         transport = world.transport if transport == "auto" else transport
+        if transport == "auto" and self.device.type == "cpu" and meets_by_gloo(world, options):
+            transport = "gloo"
         is_gloo = transport == "gloo" and self.device.type == "cpu"
         if isinstance(transport, str) and world.joins is not None:
             transport = LoopbackTransport()  # it meets the others at its first step

@@ -1,16 +1,16 @@
 """The world of a run whose ranks may die, and others join: who is in it, and how it changes."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, final
-from urllib.parse import urlparse
 
 from unisono.checkpoint.format import State
 from unisono.collectives.leader import leader_says
 from unisono.collectives.places import GuardedTransport, enter_world
 from unisono.collectives.shm.live_boards import LiveBoards, Worlds
-from unisono.collectives.transport import Transport
+from unisono.collectives.transport import TIMEOUT_S, Transport
 from unisono.errors import CheckpointError, ConfigError, RunStopped, WorldError
 from unisono.launchers.worker.live_member import LiveMember, WorldChanged, join
 from unisono.strategies.options import ExactOptions, StrategyOptions
@@ -73,6 +73,8 @@ class Live:
         self._members: tuple[int, ...] = () if world.joins is not None else (*range(world.world_size),)
         self._new: tuple[int, ...] = ()  # members that have nothing of the run yet
         self._changes = dict.fromkeys(_CHANGES, 0)  # since the files have followed
+        first = world.rank - world.local_rank  # on several hosts none comes that was not there from the start
+        self._span = None if world.is_single_host else range(first, first + world.local_world_size)
         self._is_let_in = False
         self.joined_after = -1
         self._is_new = False  # whether the files have still to follow
@@ -227,7 +229,9 @@ class Live:
         self._follow_members()
         self._transport.replace(below)
         rank, size = below.rank, below.world_size
-        self.world = replace(self.world, rank=rank, world_size=size, local_rank=rank, local_world_size=size)
+        here = [member for member in self._members if self._span is None or member in self._span]
+        local = here.index(self._member.number)
+        self.world = replace(self.world, rank=rank, world_size=size, local_rank=local, local_world_size=len(here))
         self._is_new = True
         enter_world(self.world, self._transport)
         self._run.world = self.world
@@ -282,6 +286,7 @@ def live_of(
     if found is None:
         return None
     member, is_first = found
+    member.word_s = member.word_s if world.is_single_host else TIMEOUT_S  # a silent host is noticed late
     if not is_first:
         why_not = "this process has had another run before"
     elif has_group:
@@ -298,11 +303,18 @@ def live_of(
     return Live(member, world, transport, worlds, options, why_not)
 
 
-def _over_gloo(world: World, transport: GuardedTransport, member: LiveMember) -> Worlds:
-    from unisono.collectives.process_groups.live_groups import LiveGroups  # what a board's ranks do not load
+def meets_by_gloo(world: World, options: StrategyOptions) -> bool:
+    """Whether ranks that may go on without one are on several hosts, and so share no memory."""
+    return world.live is not None and not world.is_single_host and not _why_not(options)
 
-    place = urlparse(world.rendezvous).path
-    groups = LiveGroups(place, (world.rank, world.world_size) if world.joins is None else None, member)
+
+def _over_gloo(world: World, transport: GuardedTransport, member: LiveMember) -> Worlds:
+    # What a board's ranks do not load.
+    from unisono.collectives.process_groups.live_groups import LiveGroups
+    from unisono.collectives.process_groups.stores import store_of_epoch
+
+    store = functools.partial(store_of_epoch, world)
+    groups = LiveGroups(store, (world.rank, world.world_size) if world.joins is None else None, member)
     if groups.first is not None:
         transport.replace(groups.first)
     return groups

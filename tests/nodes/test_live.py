@@ -1,0 +1,126 @@
+"""Workers of several launchers on loopback: one dies, or a whole host goes, and the others finish the same step."""
+
+import re
+import signal
+import time
+
+import pytest
+
+from hosts import differs, gate, result_of
+
+LIVE = ("--live", "auto", "--silence", "5", "--heartbeat", "60")  # a loaded machine is not silence
+
+
+def starts(hosts, *arguments, workers, options=LIVE, out=None):
+    """Start as many hosts as there are numbers of workers."""
+    given = {"nodes": str(len(workers)), "options": options, "out": out}
+    return [
+        hosts.start("abc"[rank], *arguments, rank=rank, workers=count, **given) for rank, count in enumerate(workers)
+    ]
+
+
+def test_a_worker_of_another_host_dies(hosts, reference):
+    """Two hosts: the second one's only worker is killed within a step; the first finishes it, with the same bits."""
+    first, _ = starts(hosts, "forward@9:2", workers=(2, 1), out="own")
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert differs(first.folder / "own", reference) == ""
+    result = result_of(first.folder / "own")
+    assert (result["deaths"], result["world_size"], result["resumed_from_step"]) == (1, 2, 0)
+    assert "rank 2 was killed by SIGKILL in step 9; 2 workers go on without it." in first.err
+    assert "attempt 1" not in hosts.words()
+
+
+@pytest.mark.slow
+def test_workers_of_all_hosts_die(hosts, reference):
+    """Three hosts lose a worker each but one, the leader among them; a shared directory, and no restart."""
+    first, *_ = starts(hosts, "forward@5:3", "reduce@9:0", workers=(2, 1, 1))
+    assert hosts.finish() == [0, 0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    assert (result_of(hosts.out)["deaths"], result_of(hosts.out)["world_size"]) == (2, 2)
+    assert first.err.count("go on without it") == 2
+    assert "attempt 1" not in hosts.words()
+
+
+@pytest.mark.slow
+def test_a_host_goes_away(hosts, reference):
+    """The second of three is lost with its launcher: the others notice by its silence, and go on in the same step."""
+    first, second, third = starts(hosts, gate(9), workers=(1, 2, 1))
+    second.wait_for_step(9)
+    second.kill_everything()
+    hosts.open(9)
+    assert hosts.finish(first, third) == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    assert (result_of(hosts.out)["deaths"], result_of(hosts.out)["world_size"]) == (2, 2)
+    assert re.search(r"rank 1 is on host 1, which has not been heard for 7\.5 s; 3 workers go on", first.err)
+    assert "attempt 1" not in hosts.words()
+
+
+@pytest.mark.slow
+def test_a_launcher_that_stands_still(hosts, reference):
+    """Stopped longer than the silence, it is left out; woken, it ends its workers at once, says why, and none wrote."""
+    first, second = starts(hosts, gate(9), workers=(1, 1), options=("--live", "auto", "--silence", "2", *LIVE[4:]))
+    (worker,) = second.wait_for_step(9)
+    second.process.send_signal(signal.SIGSTOP)
+    hosts.open(9)
+    assert first.finish() == 0, hosts.words()
+    assert differs(hosts.out, reference) == ""
+    written = {path: path.stat().st_mtime_ns for path in hosts.out.rglob("*")}
+    second.process.send_signal(signal.SIGCONT)
+    assert second.finish(60) == 1, hosts.words()
+    assert "lost the rendezvous" in second.err and "The workers of this host were stopped" in second.err
+    assert {path: path.stat().st_mtime_ns for path in hosts.out.rglob("*")} == written
+    assert worker.pid not in [one.pid for one in second.readings()]
+
+
+@pytest.mark.slow
+def test_the_deciding_host_is_lost(hosts):
+    """The other one ends its workers within the silence, long before the heartbeat."""
+    first, second = starts(hosts, gate(9), workers=(1, 2))
+    second.wait_for_step(9)
+    first.kill_everything()
+    began = time.monotonic()
+    assert second.finish(60) == 1, second.err
+    assert time.monotonic() - began < 40  # a heartbeat is 60 s
+    assert "lost the rendezvous" in second.err
+
+
+@pytest.mark.slow
+def test_no_worker_is_left_on_the_deciding_host(hosts, reference):
+    """Its only worker dies: all start again from the last checkpoint, and it is said why."""
+    first, _ = starts(hosts, "forward@9:0", workers=(1, 2), options=(*LIVE, "--max-restarts", "2"))
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    assert "cannot go on without it: no worker is left on the host whose launcher decides" in first.err
+    assert "Restart 1 on all hosts from the last checkpoint" in first.err
+
+
+@pytest.mark.slow
+def test_a_stop_after_a_death(hosts, reference):
+    """The other host is asked to stop: all that are left stop after one step, saved; the same commands go on."""
+    first, second = starts(hosts, "forward@5:1", gate(9), workers=(2, 1))
+    second.wait_for_step(9)
+    second.process.send_signal(signal.SIGTERM)
+    second.wait_until_asked()
+    hosts.open(9)
+    assert hosts.finish() == [75, 75], hosts.words()
+    assert "2 workers go on without it" in first.err
+    again = [hosts.start(name, rank=rank, workers=1) for rank, name in enumerate(("d", "e"))]
+    assert hosts.finish(*again) == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+
+
+@pytest.mark.slow
+def test_an_exception_is_the_programs_own(hosts):
+    """A worker that raises on the second host ends all, with its traceback on both, as without live recovery."""
+    starts(hosts, "raise!@3:1", workers=(1, 1))
+    assert hosts.finish() == [1, 1], hosts.words()
+    for host in hosts.started:
+        assert "rank 1 of 2 failed with ValueError: a bad sample" in host.err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--spares", "1"), ("--elastic", "1:2")])
+def test_none_joins_on_several_hosts(hosts, option, value):
+    """Workers that come and go are refused before the hosts meet, with code 2."""
+    host = hosts.start("a", rank=0, workers=2, options=("--live", "auto", option, value))
+    assert host.finish(60) == 2, host.err
+    assert f"{option} {value} lets workers join those of one host" in host.err
