@@ -74,7 +74,7 @@ def job(name: str, samples: int) -> tuple[nn.Module, Any, Tensor]:
         model: nn.Module = GPT()
         text = torch.randint(0, WORDS, (samples, LENGTH + 1))
         return model, text[:, :-1], text[:, 1:].contiguous()
-    build, make, classes = next(found for key, found in JOBS.items() if key.startswith(name))
+    build, make, classes, _ = next(found for key, found in JOBS.items() if key.startswith(name))
     model = build()
     return model, make(samples), torch.randint(0, classes, (samples,))
 
