@@ -54,6 +54,7 @@ def test_the_same_script(tmp_path, accumulation):
 @pytest.mark.parametrize(("accumulation", "batch_size"), [(1, 7), (2, 8)])
 def test_two_processes_of_theirs(tmp_path, accumulation, batch_size):
     """What two processes of accelerate's do, two replicas do: uneven ends, and a schedule that ends before the run."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    leaving = str(Path(__file__).parent / "until_asleep.py")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", leaving)
     theirs = run("theirs", tmp_path / "theirs", batch_size, accumulation, 2, 29, start=torchrun)
     compare(run("ours", tmp_path / "ours", batch_size, accumulation, 2, 29), theirs)

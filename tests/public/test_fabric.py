@@ -11,8 +11,9 @@ import torch
 
 pytestmark = [pytest.mark.public, pytest.mark.timeout(600)]
 
-SCRIPT = Path(__file__).parent / "fabric_script.py"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+HERE = Path(__file__).parent
+SCRIPT = HERE / "fabric_script.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "until_asleep.py"))
 OURS = ("-m", "unisono", "run", "-n", "2", "--devices", "cpu")
 
 
