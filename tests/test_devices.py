@@ -85,6 +85,7 @@ def test_every_device_draws_numbers_of_its_own(strategy):
     assert one[:size] != two[:size]
 
 
+@pytest.mark.slow
 def test_pushes_reach_a_server():
     """`ps_async`, whose ranks are processes: the CPU's bits on all of them, each on a device of its own."""
     for found in run_processes(device_programs.served, 3):

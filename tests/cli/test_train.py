@@ -50,6 +50,7 @@ def reference(tmp_path_factory):
     return out, train("digits", "-n", "1", *SETTINGS, "--out", str(out), "--json")
 
 
+@pytest.mark.slow
 def test_batches_that_grow_are_the_same_on_any_number_of_workers():
     """Equal fingerprints on 1, 2 and 3 workers; without the schedule another one."""
     job = ("digits", "--limit", "100", "--epochs", "2", "--batch-size", "10", "--replicas", "4", "--json")

@@ -148,6 +148,7 @@ except torch._dynamo.exc.FailOnRecompileLimitHit:
     assert told == ["10"]
 
 
+@pytest.mark.slow
 def test_what_is_compiled_may_make_optimizers():
     """Compiled code that makes an optimizer, or gives it more parameters, is compiled as without us."""
     program = """
