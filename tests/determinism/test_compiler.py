@@ -56,6 +56,7 @@ SPARED = TRAIN.format(first=OPEN)
 MODULES = '"torch._dynamo" in sys.modules, "sympy" in sys.modules'
 
 
+@pytest.mark.slow
 def test_a_run_does_without():
     """Optimizer, schedule, gradients, steps, determinism: no compiler, no SymPy, and the bits of torch's own ways."""
     spared = alone(f"""{SPARED}

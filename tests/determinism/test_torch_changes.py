@@ -139,6 +139,7 @@ def test_the_bits_are_the_same(usual, plain):
     assert usual["fingerprint"] == plain["fingerprint"]
 
 
+@pytest.mark.slow
 def test_the_compiler_is_kept_out_of_open_runs_alone():
     """Optimizers of an open run do not import it, nor leave a trace; with the switch they import it as always."""
     program = STATE + "before = state()\n" + RUN + TOLD
