@@ -175,7 +175,7 @@ def differs(out: Path, reference: Path) -> str:
     return "" if found is None else f"ledgers differ: {found}"
 
 
-def play_alone(folder: Path) -> Path:
+def train_alone(folder: Path) -> Path:
     """Run the job undisturbed on one process, and return its run directory."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("UNISONO_")}
     out = folder / "run"

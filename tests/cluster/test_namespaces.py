@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cluster.namespaces import network
-from hosts import Hosts, differs, gate, play_alone, result_of
+from hosts import Hosts, differs, gate, result_of, train_alone
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -17,7 +17,7 @@ ELASTIC = ("--trust-network", "--heartbeat", "8")
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    return play_alone(tmp_path_factory.mktemp("reference"))
+    return train_alone(tmp_path_factory.mktemp("reference"))
 
 
 class Cluster(Hosts):

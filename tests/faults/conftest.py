@@ -5,12 +5,12 @@ import os
 
 import job
 import pytest
-from evidence import Theatre
+from evidence import Launches
 
 
 @pytest.fixture
-def theatre(tmp_path):
-    here = Theatre(tmp_path)
+def launches(tmp_path):
+    here = Launches(tmp_path)
     yield here
     here.close()
 

@@ -43,7 +43,7 @@ def record(
     assert seen == expected, (row, fault)
 
 
-class Theatre:
+class Launches:
     """A folder with the run directory ``run``, and the launchers started there."""
 
     def __init__(self, folder: Path) -> None:

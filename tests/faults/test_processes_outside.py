@@ -62,11 +62,11 @@ def memory_limit(tmp_path):
         time.sleep(0.05)
 
 
-def test_row_44_out_of_memory(theatre, reference, memory_limit):
+def test_row_44_out_of_memory(launches, reference, memory_limit):
     """A worker that the kernel kills for want of memory: called that, and replaced."""
     memory_limit.write_text(str(os.getpid()))
     try:
-        launcher = theatre.start("memory@6:1", options=("--max-restarts", "2"))
+        launcher = launches.start("memory@6:1", options=("--max-restarts", "2"))
     finally:
         (memory_limit.parent.parent / "cgroup.procs").write_text(str(os.getpid()))
     result = finish(launcher)
@@ -74,16 +74,16 @@ def test_row_44_out_of_memory(theatre, reference, memory_limit):
     assert "rank 1 of 2 was killed" in result.stderr
     assert re.search(r"out[- ]of[- ]memory", result.stderr)
     assert "no out-of-memory kill" not in result.stderr
-    theatre.judge(44, "out of memory", reference)
+    launches.judge(44, "out of memory", reference)
 
 
-def test_row_43_a_loading_process_killed(theatre, reference):
+def test_row_43_a_loading_process_killed(launches, reference):
     """A killed data loading process ends its rank, which is replaced: no hang, the same bits."""
-    result = theatre.run("loader@6:1")
+    result = launches.run("loader@6:1")
     assert result.returncode == 0, result.stderr
     assert "rank 1 of 2 failed with" in result.stderr
-    assert theatre.leftovers() == []
-    theatre.judge(43, "SIGKILL a data loading process", reference)
+    assert launches.leftovers() == []
+    launches.judge(43, "SIGKILL a data loading process", reference)
 
 
 def hold(pid, how):
@@ -95,27 +95,27 @@ def hold(pid, how):
     return debugger
 
 
-def test_row_56_held_by_a_debugger(theatre, reference):
+def test_row_56_held_by_a_debugger(launches, reference):
     """A worker that a debugger holds is noticed, called that and replaced."""
-    launcher = theatre.start(SLOWED, options=("--max-restarts", "2", "--heartbeat", "4"))
-    with contextlib.closing(Closing(hold(theatre.wait_for_step(6)[1].pid, "attentive"))):
+    launcher = launches.start(SLOWED, options=("--max-restarts", "2", "--heartbeat", "4"))
+    with contextlib.closing(Closing(hold(launches.wait_for_step(6)[1].pid, "attentive"))):
         result = finish(launcher)
     assert result.returncode == 0, result.stderr
     words = r"rank 1 has shown no sign of life for \d+ s: a debugger holds it \(state t\); it is killed"
     assert re.search(words, result.stderr)
-    theatre.judge(56, "held by a debugger", reference)
+    launches.judge(56, "held by a debugger", reference)
 
 
-def test_row_56_that_nothing_ends(theatre, reference):
+def test_row_56_that_nothing_ends(launches, reference):
     """A worker that does not even end after SIGKILL is reported, and none is started beside it; later it goes on."""
-    launcher = theatre.start(SLOWED, options=("--max-restarts", "2", "--heartbeat", "4"))
-    with contextlib.closing(Closing(hold(theatre.wait_for_step(6)[1].pid, "inattentive"))):
+    launcher = launches.start(SLOWED, options=("--max-restarts", "2", "--heartbeat", "4"))
+    with contextlib.closing(Closing(hold(launches.wait_for_step(6)[1].pid, "inattentive"))):
         result = finish(launcher)
     assert result.returncode == 137
     assert "rank 1 of 2 does not end, although it was killed by its launcher" in result.stderr
     assert "No restart: " in result.stderr
-    assert theatre.run().returncode == 0
-    theatre.judge(56, "a process that nothing ends", reference)
+    assert launches.run().returncode == 0
+    launches.judge(56, "a process that nothing ends", reference)
 
 
 class Closing:
@@ -128,56 +128,56 @@ class Closing:
         self.process.communicate()
 
 
-def test_row_56_a_wait_in_the_kernel(theatre, reference):
+def test_row_56_a_wait_in_the_kernel(launches, reference):
     """A worker that waits in the kernel (state D) is noticed, called that and replaced."""
-    result = theatre.run("kernel@6:1", options=("--heartbeat", "4"))
+    result = launches.run("kernel@6:1", options=("--heartbeat", "4"))
     assert result.returncode == 0, result.stderr
     assert re.search(r"rank 1 has shown .*: it waits in the kernel .*\(state D\).*; it is killed", result.stderr)
-    theatre.judge(56, "state D", reference)
+    launches.judge(56, "state D", reference)
 
 
-def test_rows_4_35_two_lives_of_one_run(theatre, reference):
+def test_rows_4_35_two_lives_of_one_run(launches, reference):
     """A launch that was frozen while another took its directory over may not commit any more when it wakes up."""
-    first = theatre.start(SLOWED)
-    readings = theatre.wait_for_step(6)
+    first = launches.start(SLOWED)
+    readings = launches.wait_for_step(6)
     pids = [first.pid, *(reading.pid for reading in readings)]
     for pid in pids:
         kill(pid, signal.SIGSTOP)
-    old = {path.name for _, path in list_steps(theatre.out / "checkpoints")}
-    (theatre.out / "run.lock").unlink()  # as people do; a network file system forgets locks, too
-    second = theatre.run()
+    old = {path.name for _, path in list_steps(launches.out / "checkpoints")}
+    (launches.out / "run.lock").unlink()  # as people do; a network file system forgets locks, too
+    second = launches.run()
     assert second.returncode == 0, second.stderr
     for pid in pids:
         kill(pid, signal.SIGCONT)
     ended = finish(first)
     assert ended.returncode != 0
     assert "has lost its run.lock" in ended.stderr, ended.stderr
-    commits = [path for _, path in list_steps(theatre.out / "checkpoints")]
+    commits = [path for _, path in list_steps(launches.out / "checkpoints")]
     assert commits
     assert {path.name for path in commits}.isdisjoint(old)
     assert len({read_manifest(path).facts.fencing_token for path in commits}) == 1
-    theatre.judge(35, "two lives of one run", reference)
+    launches.judge(35, "two lives of one run", reference)
 
 
-def test_rows_49_53_clocks_and_names(theatre, reference):
+def test_rows_49_53_clocks_and_names(launches, reference):
     """A clock that jumps by hours, another time zone, and a run directory with a hostile name change nothing."""
-    theatre.out = theatre.folder / ("a run <script>alert(1) $(false) 'ü\u202e" + "x" * 150) / "run"
-    theatre.out.parent.mkdir()
-    result = theatre.run("clock@3:0", "clock@5:1")
+    launches.out = launches.folder / ("a run <script>alert(1) $(false) 'ü\u202e" + "x" * 150) / "run"
+    launches.out.parent.mkdir()
+    result = launches.run("clock@3:0", "clock@5:1")
     assert result.returncode == 0, result.stderr
     assert "Restart" not in result.stderr
-    theatre.judge(49, "wall clock and time zone", reference)
-    theatre.judge(53, "a hostile name", reference)
+    launches.judge(49, "wall clock and time zone", reference)
+    launches.judge(53, "a hostile name", reference)
 
 
-def test_row_51_killed_at_the_very_end(theatre, reference):
+def test_row_51_killed_at_the_very_end(launches, reference):
     """A worker killed when it is about to write the result: only that is left to do, with the same bits."""
-    result = theatre.run("result@0:0")
+    result = launches.run("result@0:0")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("was killed by SIGKILL") == 1
-    assert theatre.result["finished"] is True
-    assert theatre.result["resumed_from_step"] == job.STEPS
-    theatre.judge(51, "SIGKILL before the result", reference)
+    assert launches.result["finished"] is True
+    assert launches.result["resumed_from_step"] == job.STEPS
+    launches.judge(51, "SIGKILL before the result", reference)
 
 
 def listeners(pids):
@@ -186,10 +186,10 @@ def listeners(pids):
     return [line.split()[3] for line in listing.splitlines() if any(f"pid={pid}," in line for pid in pids)]
 
 
-def test_row_55_listeners_and_strange_bytes(theatre, reference):
+def test_row_55_listeners_and_strange_bytes(launches, reference):
     """While a run is going it listens on the loopback interface only, and what strangers send there changes nothing."""
-    launcher = theatre.start(SLOWED)
-    own = listeners({launcher.pid, *(reading.pid for reading in theatre.wait_for_step(6))})
+    launcher = launches.start(SLOWED)
+    own = listeners({launcher.pid, *(reading.pid for reading in launches.wait_for_step(6))})
     assert [address for address in own if not address.startswith(("127.", "[::1]"))] == []
     chance = random.Random(SEED)
     for address in own:
@@ -204,12 +204,12 @@ def test_row_55_listeners_and_strange_bytes(theatre, reference):
         assert [address for address in listeners({os.getpid()}) if not address.startswith("127.")], "it would not show"
     result = finish(launcher)
     assert result.returncode == 0, result.stderr
-    theatre.judge(55, f"random bytes to {len(own)} listeners", reference)
+    launches.judge(55, f"random bytes to {len(own)} listeners", reference)
 
 
-def test_row_45_too_few_descriptors(theatre):
+def test_row_45_too_few_descriptors(launches):
     """Where the system has not enough descriptors for so many workers, the launch says so, and what to do."""
-    result = finish(theatre.start(workers=16, descriptors=24))
+    result = finish(launches.start(workers=16, descriptors=24))
     assert result.returncode == 1
     assert re.search(
         r"expected to start 16 workers, got \d+: .*Too many open files.*Hint: fewer workers", result.stderr

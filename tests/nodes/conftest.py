@@ -2,7 +2,7 @@
 
 import pytest
 
-from hosts import Hosts, play_alone
+from hosts import Hosts, train_alone
 
 
 @pytest.fixture
@@ -15,4 +15,4 @@ def hosts(tmp_path):
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory):
     """The run directory of one process, never disturbed."""
-    return play_alone(tmp_path_factory.mktemp("reference"))
+    return train_alone(tmp_path_factory.mktemp("reference"))

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hosts import Host, Hosts, differs, gate, play_alone
+from hosts import Host, Hosts, differs, gate, train_alone
 
 LIVE = ("--live", "auto", "--heartbeat", "60")  # --silence is 1 s
 STEP = 9
@@ -38,7 +38,7 @@ def measure(what: str, kills: int) -> list[float]:
     """Return the gap in seconds of so many launches of two hosts, with two workers and one; bits are compared."""
     gaps = []
     with tempfile.TemporaryDirectory() as folder:
-        reference = play_alone(Path(folder, "alone"))
+        reference = train_alone(Path(folder, "alone"))
         for number in range(kills):
             hosts = Hosts(Path(folder, str(number)))
             try:

@@ -34,42 +34,22 @@ def test_a_change_of_the_world_is_told_after_its_step():
     assert told == [1, 2, (3, "none", "another"), 3, 4, 5]
 
 
-class Diary(Callback):
+class Recorder(Callback):
     """Writes down every call."""
 
-    def __init__(self, name="Diary", pages=None):
+    def __init__(self, name="Recorder", calls=None):
         self.name = name
-        self.pages = [] if pages is None else pages
+        self.calls = [] if calls is None else calls
 
     def note(self, hook, loop):
-        self.pages.append(f"{self.name}.{hook} {loop.step}")
-
-    def on_run_start(self, loop):
-        self.note("run_start", loop)
-
-    def on_epoch_start(self, loop):
-        self.note("epoch_start", loop)
-
-    def on_step_start(self, loop):
-        self.note("step_start", loop)
-
-    def on_step_end(self, loop):
-        self.note("step_end", loop)
-
-    def on_evaluation_start(self, loop):
-        self.note("evaluation_start", loop)
-
-    def on_evaluation_end(self, loop):
-        self.note("evaluation_end", loop)
-
-    def on_epoch_end(self, loop):
-        self.note("epoch_end", loop)
-
-    def on_run_end(self, loop):
-        self.note("run_end", loop)
+        self.calls.append(f"{self.name}.{hook.removeprefix('on_')} {loop.step}")
 
 
-class LeaderDiary(Diary):
+for _hook in [name for name in vars(Callback) if name.startswith("on_") and name not in ("on_log", "on_world_change")]:
+    setattr(Recorder, _hook, lambda self, loop, hook=_hook: self.note(hook, loop))
+
+
+class LeaderRecorder(Recorder):
     runs_on = "leader"
 
 
@@ -95,9 +75,9 @@ def test_every_hook_in_its_place():
     """Start, epochs, steps, evaluations and end, for ten steps of which five make an epoch; alike on all ranks."""
 
     def program(transport):
-        diary = Diary("d")
-        fit([diary], transport=transport)
-        return diary.pages
+        recorder = Recorder("d")
+        fit([recorder], transport=transport)
+        return recorder.calls
 
     def steps(first, last):
         return [f"d.step_{half} {step}" for step in range(first, last + 1) for half in ("start", "end")]
@@ -110,19 +90,19 @@ def test_every_hook_in_its_place():
 
 def test_in_the_order_given():
     """The first in the list is called first, in every hook."""
-    pages = []
-    fit([Diary("b", pages), Diary("a", pages)], epochs=1)
-    assert pages[0::2] == [page.replace("a.", "b.") for page in pages[1::2]]
-    assert [page[0] for page in pages[:4]] == ["b", "a", "b", "a"]
+    calls = []
+    fit([Recorder("b", calls), Recorder("a", calls)], epochs=1)
+    assert calls[0::2] == [call.replace("a.", "b.") for call in calls[1::2]]
+    assert [call[0] for call in calls[:4]] == ["b", "a", "b", "a"]
 
 
 def test_the_leaders_run_on_the_leader():
     """A callback that says so is called on rank 0 alone."""
 
     def program(transport):
-        diary = LeaderDiary()
-        fit([diary], transport=transport, epochs=1)
-        return len(diary.pages)
+        recorder = LeaderRecorder()
+        fit([recorder], transport=transport, epochs=1)
+        return len(recorder.calls)
 
     counts = run_threads(program, 3)
     assert counts[0] > 10
@@ -131,7 +111,7 @@ def test_the_leaders_run_on_the_leader():
 
 def test_callbacks_do_not_change_the_training():
     """With and without callbacks: one fingerprint."""
-    assert fit([Diary(), Counter()])[0]["fingerprint"] == fit()[0]["fingerprint"]
+    assert fit([Recorder(), Counter()])[0]["fingerprint"] == fit()[0]["fingerprint"]
 
 
 def test_state_travels_with_the_checkpoint(tmp_path):
@@ -182,11 +162,11 @@ def test_a_misspelt_hook_is_told_of():
 def test_one_that_cannot_be_distributed_is_refused_at_start():
     """It works alone, and names itself on two ranks."""
 
-    class Alone(Diary):
+    class Alone(Recorder):
         runs_on = "alone"
 
     fit([Alone()], epochs=1)
-    with pytest.raises(PlaceError, match=r"callback 'Diary' \(Alone\) says that it cannot work with several ranks"):
+    with pytest.raises(PlaceError, match=r"callback 'Recorder' \(Alone\) says that it cannot work with several ranks"):
         run_ranks(lambda transport: fit([Alone()], transport=transport), 2)
 
 
