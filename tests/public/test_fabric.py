@@ -1,44 +1,17 @@
 """One script with Lightning Fabric's import, and with ours: the same losses and weights within rounding."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import functools
 
 import pytest
 import torch
 
+from public.compared import OURS, TORCHRUN, compare
+from public.compared import run as run_script
+
 pytestmark = [pytest.mark.public, pytest.mark.timeout(600)]
 
-HERE = Path(__file__).parent
-SCRIPT = HERE / "fabric_script.py"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "until_asleep.py"))
-OURS = ("-m", "unisono", "run", "-n", "2", "--devices", "cpu")
 
-
-def run(whose: str, file: Path, *numbers: int, start: tuple[str, ...] = ()) -> dict:
-    """Return what the script says.
-
-    Args:
-        whose: Import line.
-        file: For the state.
-        numbers: Batch size, accumulation, processes.
-        start: What starts it.
-    """
-    command = [sys.executable, *start, str(SCRIPT), whose, str(file), *map(str, numbers)]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout[done.stdout.index('{"losses') :].splitlines()[0])
-
-
-def compare(ours: dict, theirs: dict) -> None:
-    """Hold what both have come to against each other, within rounding."""
-    assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-5)
-    assert ours["lr"] == pytest.approx(theirs["lr"])
-    for found, expected in zip(ours["weights"], theirs["weights"], strict=True):
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+run = functools.partial(run_script, "fabric_script.py")
 
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(7, 1), (8, 2)])

@@ -37,6 +37,7 @@ class Turns:
     """The turns of a program's loop over one run's training data.
 
     Attributes:
+        words: As given.
         is_in_turn: Whether a micro-batch is in the hands of the program.
         is_synced: Whether this turn is the step's last one on this rank, or there is no turn.
         was_skipped: Whether the last update was left out, because of what `non_finite` says.
@@ -46,7 +47,7 @@ class Turns:
     """
 
     def __init__(self, run: Run, words: Words) -> None:
-        self._run, self._words, self._name = run, words, words.name
+        self._run, self.words, self._name = run, words, words.name
         self._rates: list[Any] | None = None  # of this step's first turn
         self._held: list[dict[str, Any]] = []  # settings of the optimizer that the run has come with
         self._stands: int | None = None  # where the program stands, if not where the run does
@@ -196,8 +197,8 @@ class Turns:
         if self._batch is not None:
             raise StepError(
                 f"step {batch.step}: optimizer.step() was not called, or not that of the optimizer that "
-                f"{self._words.prepare} has returned. Hint: call it in every turn, it acts when the batch is whole; "
-                f"to accumulate over several batches, {self._words.accumulate}."
+                f"{self.words.prepare} has returned. Hint: call it in every turn, it acts when the batch is whole; "
+                f"to accumulate over several batches, {self.words.accumulate}."
             )
 
     def backward(self, loss: Tensor) -> None:
@@ -216,7 +217,7 @@ class Turns:
                     "and call it once."
                     if self._batch is not None
                     else "outside of a loop over the training data. Hint: call model.train() before the loop over the "
-                    f"loader that {self._words.prepare} has returned: in evaluation mode it hands out data to evaluate."
+                    f"loader that {self.words.prepare} has returned: in evaluation mode it hands out data to evaluate."
                 )
             )
         self._run._link.phases.enter(BACKWARD)
@@ -243,7 +244,7 @@ class Turns:
             raise StepError(
                 f"step {self._batch.step}: the learning rate was changed between two turns of one step, from "
                 f"{self._rates} to {rates}: other numbers of workers have other turns. Hint: compute it from "
-                f"{self._name}.completed_steps; or hand the schedule to {self._words.prepare}."
+                f"{self._name}.completed_steps; or hand the schedule to {self.words.prepare}."
             )
         self._rates = [*rates]
         if not self.is_synced:
@@ -261,6 +262,15 @@ class Turns:
             raise PlaceError(
                 f"{self._name}.{what} was called in a turn that is not the step's last: ranks may have unequal numbers "
                 f"of those, and some would wait for ever. Hint: if {self._name}.sync_gradients: ..."
+            )
+
+    def refuse_within(self, what: str) -> None:
+        """Refuse what is of a step's end, alike on all ranks, in the middle of one."""
+        self.refuse_alone(what)
+        if not self.is_between:
+            raise StepError(
+                f"{self._name}.{what} was called before optimizer.step() in this turn: there is no state in the middle "
+                "of a step. Hint: call it after the update."
             )
 
     def _abandon(self) -> None:
@@ -288,27 +298,6 @@ class Turns:
         strategy = self._run._need_stepper().parts.strategy
         assert isinstance(strategy, Exact)
         return strategy
-
-
-class WithTurns:
-    """What an interface over `Turns` tells of them, under the same names in each."""
-
-    _turns: Turns
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the batch is whole with this turn: the gradients are those of all processes, and `step` acts."""
-        return self._turns.is_synced
-
-    @property
-    def completed_steps(self) -> int:
-        """Updates that are done, also by earlier launches."""
-        return self._turns.done
-
-    @property
-    def last_loss(self) -> float:
-        """Mean loss over the whole batch of the last step, the same on all ranks and for any number of them."""
-        return self._turns.loss
 
 
 def _computed(_: Any) -> Tensor:

@@ -8,19 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
+from compat.shared import Killed, data
 from unisono.compat.accelerate import Accelerator, set_seed
-
-
-class Killed(BaseException):
-    """What ends a script in the middle of a turn."""
-
-
-def data(samples: int = 67):
-    """Return inputs and classes."""
-    x = torch.randn(samples, 8, generator=torch.Generator().manual_seed(5))
-    return TensorDataset(x, (x.sum(dim=1) > 0).long())
 
 
 def classify(
@@ -81,6 +72,13 @@ def classify(
     }
     accelerator.end_training()
     return result
+
+
+def parts(accelerator, samples=24, batch_size=2, **loader):
+    """Return model, optimizer and loader, prepared."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return accelerator.prepare(model, optimizer, DataLoader(data(samples), batch_size=batch_size, **loader))
 
 
 def main() -> None:

@@ -3,19 +3,10 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
+from compat.shared import Killed, data
 from unisono.compat.fabric import Fabric
-
-
-class Killed(BaseException):
-    """What ends a script in the middle of a turn."""
-
-
-def data(samples: int = 67):
-    """Return inputs and classes."""
-    x = torch.randn(samples, 8, generator=torch.Generator().manual_seed(5))
-    return TensorDataset(x, (x.sum(dim=1) > 0).long())
 
 
 def classify(
@@ -87,3 +78,10 @@ def classify(
     }
     fabric.unisono.close()
     return result
+
+
+def parts(fabric, samples=24, batch_size=2, **loader):
+    """Return model, optimizer and loader, set up."""
+    model = nn.Linear(8, 2)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return model, optimizer, fabric.setup_dataloaders(DataLoader(data(samples), batch_size=batch_size, **loader))

@@ -6,7 +6,6 @@ is whole. So the bits are those of the score, on any number of ranks.
 """
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
@@ -28,11 +27,9 @@ from unisono.compat.accelerate.settings import (
 from unisono.compat.accelerate.trackers import Tracking
 from unisono.compat.parts import PreparedOptimizer, PreparedScheduler
 from unisono.compat.seeds import SEEDS, give_replicas
-from unisono.compat.states import States
 from unisono.compat.turns import Turns, Words
 from unisono.errors import ConfigError
 from unisono.options.quantities import REPLICAS, STEPS
-from unisono.strategies.precision import MixedPrecision
 from unisono.train.run import Run
 
 _WORDS = Words("accelerator", "accelerator.prepare()", "gradient_accumulation_steps=")
@@ -75,6 +72,8 @@ class Accelerator(Saving, Tracking):
         ...     optimizer.zero_grad()
     """
 
+    _underneath = "accelerator.run"
+
     def __init__(
         self,
         *,
@@ -107,17 +106,14 @@ class Accelerator(Saving, Tracking):
         if cpu:
             settings["device"] = "cpu"
         leaves = None if replicas is None else REPLICAS.take("replicas", replicas) * steps
-        self.run = Run(out=self.project_dir, replicas=leaves, **settings)
+        self.run = self._run = Run(out=self.project_dir, replicas=leaves, **settings)
         self.num_processes = give_replicas(self.run, steps, is_told=replicas is not None)
         self.run.settings |= {"num_processes": self.num_processes, "mixed_precision": self.mixed_precision}
         logging_dir = project.logging_dir or self.run.directory
         self.logging_dir = None if logging_dir is None else Path(logging_dir)
         self.ask_trackers(log_with, self.logging_dir)
         self._turns, self._evaluation = Turns(self.run, _WORDS), Evaluation()
-        self._states = States(self.run, self._turns, "accelerator.save_state()")
         self._models, self._loaders = list[nn.Module](), list[PreparedLoader]()
-        self._optimizer: PreparedOptimizer | None = None
-        self._trained: nn.Module | None = None
         self._schedulers = 0
         SEEDS.enter(self.run)
 
@@ -150,12 +146,7 @@ class Accelerator(Saving, Tracking):
 
     def prepare_model(self, model: nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> nn.Module:
         """Move a model to this rank's device; the one that the optimizer is of is trained."""
-        model.to(self.device)
-        if self.mixed_precision == "bf16":
-            forward = model.forward
-            model.forward = functools.wraps(forward)(MixedPrecision("bf16", self.device.type).around(forward))
-        self._models.append(model)
-        return model
+        return self._take_model(model, in_bf16=self.mixed_precision == "bf16")
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: Any = None) -> PreparedOptimizer:
         """Take over the optimizer, and with it the model that it is of; collective.
@@ -163,25 +154,7 @@ class Accelerator(Saving, Tracking):
         Raises:
             ConfigError: It is a second one, or its model has not been prepared.
         """
-        if isinstance(optimizer, PreparedOptimizer):
-            return optimizer
-        if self._optimizer is not None:
-            raise ConfigError(
-                "a second optimizer cannot act exactly in a loop over micro-batches: the update of one would fall "
-                "between the forward passes of the other's. Hint: one optimizer with a group of parameters for each "
-                "model, over one nn.Module that holds them; or a run's own loop."
-            )
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        trained = [model for model in self._models if any(id(each) in own for each in model.parameters())]
-        if len(trained) != 1:
-            raise ConfigError(
-                f"expected an optimizer of one prepared model's parameters, got one of {len(trained)}. Hint: "
-                "accelerator.prepare(model, optimizer), the model first or beside; several models that learn are one "
-                "nn.Module, as nn.ModuleDict is."
-            )
-        self.run.prepare(trained[0], optimizer)
-        self._trained, self._optimizer = trained[0], PreparedOptimizer(optimizer, self._turns)
-        return self._optimizer
+        return optimizer if isinstance(optimizer, PreparedOptimizer) else self._take_optimizer(optimizer)
 
     def prepare_data_loader(self, loader: Any, device_placement: Any = None, *, train: bool | None = None) -> Any:
         """Take over a loader.
@@ -198,7 +171,7 @@ class Accelerator(Saving, Tracking):
             loader, self.run, self._turns, self._evaluation, processes=self.num_processes,
             accumulation=self.gradient_accumulation_steps, split_batches=self._data.split_batches,
             even_batches=self._data.even_batches,
-            is_training=lambda: (self._trained is not None and self._trained.training) if train is None else train,
+            is_training=lambda: self._is_training() if train is None else train,
         )  # fmt: skip
         self._loaders.append(prepared)
         return prepared
@@ -263,11 +236,9 @@ class Accelerator(Saving, Tracking):
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Do nothing: nothing is scaled."""
 
-    @contextlib.contextmanager
-    def autocast(self, autocast_handler: Any = None) -> Iterator[None]:
+    def autocast(self, autocast_handler: Any = None) -> contextlib.AbstractContextManager[Any]:
         """Compute in `mixed_precision` inside."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed_precision == "bf16"):
-            yield
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed_precision == "bf16")
 
     def free_memory(self, *objects: Any) -> Any:
         """Return None for each of `objects`: what is assigned to their names lets go of them."""
@@ -291,9 +262,3 @@ class Accelerator(Saving, Tracking):
     def state(self) -> "Accelerator":
         """What a script prints to see where it runs."""
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"unisono.compat.accelerate.Accelerator has no {name!r}. Hint: docs/compat.md says what it has; "
-            "accelerator.run is the run underneath."
-        )

@@ -21,19 +21,7 @@ class Evaluation:
 
 @final
 class PreparedLoader(Passes):
-    """What `Accelerator.prepare` returns for a ``DataLoader``.
-
-    Args:
-        loader: As the program has made it; its batch size is that of one process.
-        run: Of the accelerator.
-        turns: Over its training data.
-        evaluation: Of the accelerator.
-        processes: V.
-        accumulation: Batches of each process in a step.
-        split_batches: Whether the loader's batch size is that of all processes.
-        even_batches: Whether an epoch's end may be filled up.
-        is_training: Asked when a pass begins.
-    """
+    """What `Accelerator.prepare` returns for a ``DataLoader``; see `Passes` and `DataLoaderConfiguration`."""
 
     def __init__(
         self, loader: DataLoader[Any], run: Run, turns: Turns, evaluation: Evaluation, *, processes: int,

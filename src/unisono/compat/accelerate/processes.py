@@ -11,12 +11,12 @@ from unisono.collectives.placement import cut
 from unisono.compat import gathering
 from unisono.compat.accelerate.loaders import Evaluation
 from unisono.compat.accelerate.settings import DistributedType
-from unisono.compat.turns import WithTurns
+from unisono.compat.interface import Interface
 from unisono.determinism.devices import is_gpu
 from unisono.train.run import Run
 
 
-class Processes(WithTurns):
+class Processes(Interface):
     """The part of `Accelerator` that needs no model."""
 
     run: Run  #: The run underneath: its ``seed``, ``replicas``, ``directory``, ``fingerprint()``.
@@ -50,11 +50,6 @@ class Processes(WithTurns):
         return self.run.world.rank == self.run.world.world_size - 1
 
     @property
-    def device(self) -> torch.device:
-        """Of this rank."""
-        return self.run.device
-
-    @property
     def use_distributed(self) -> bool:
         """Whether there are several processes, computed by however many ranks."""
         return self.num_processes > 1
@@ -65,11 +60,6 @@ class Processes(WithTurns):
         if not self.use_distributed:
             return DistributedType.NO
         return DistributedType.MULTI_GPU if is_gpu(self.device) else DistributedType.MULTI_CPU
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on the main process of each host."""
-        if self.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201 - what it is for
 
     def on_main_process(self, function: Any) -> Any:
         """Let a function run on the main process only; it returns None elsewhere."""
@@ -99,25 +89,17 @@ class Processes(WithTurns):
 
     def wait_for_everyone(self) -> None:
         """Return on no rank before all have called; collective."""
-        self._turns.refuse_alone("wait_for_everyone()")
-        self.run.transport.barrier()
+        self._wait("wait_for_everyone()")
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
         """Let the main process run the block before the others; collective."""
-        yield from self._first(is_first=self.is_main_process)
+        yield from self._first(self.wait_for_everyone, is_first=self.is_main_process)
 
     @contextlib.contextmanager
     def local_main_process_first(self) -> Iterator[None]:
         """Let the main process of each host run the block before the others; collective."""
-        yield from self._first(is_first=self.is_local_main_process)
-
-    def _first(self, *, is_first: bool) -> Iterator[None]:
-        if not is_first:
-            self.wait_for_everyone()
-        yield
-        if is_first:
-            self.wait_for_everyone()
+        yield from self._first(self.wait_for_everyone, is_first=self.is_local_main_process)
 
     @contextlib.contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:

@@ -6,15 +6,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.checkpoint import store
+from unisono.checkpoint.format import State, tied_names, unique_tensors
+from unisono.checkpoint.interchange import export_weights
+from unisono.checkpoint.manifest import Facts
+from unisono.collectives.leader import leader_says
 from unisono.compat.accelerate.loaders import PreparedLoader
 from unisono.compat.accelerate.processes import Processes
-from unisono.compat.states import States, export
+from unisono.errors import CheckpointError, ConfigError
+from unisono.system.directory import Directory
+from unisono.train.run_directory.handover import hand_over
 
 
 class Saving(Processes):
     """What a script calls to keep its state, beside what the run keeps by itself."""
 
-    _states: States
     _loaders: list[PreparedLoader]
     _registered = 0
 
@@ -41,7 +47,32 @@ class Saving(Processes):
             ConfigError: There is neither a folder nor a run directory.
             CheckpointError: It cannot be written.
         """
-        return self._states.save(None if output_dir is None else Path(output_dir))
+        run, turns, progress = self._run, self._turns, self._run._progress
+        turns.refuse_within("save_state()")
+        parts = run._prepared()
+        if output_dir is None:
+            if run.directory is None or not progress.is_open:
+                raise ConfigError(
+                    "expected accelerator.save_state() with a folder, or after a step of a run that has a directory. "
+                    "Hint: a folder; or project_dir=, where the run saves by itself too."
+                )
+            progress._save(parts, may_skip=False)
+            return str(run.directory)
+        folder = Path(output_dir)
+        if run.directory is not None and folder.resolve() == (run.directory / "checkpoints").resolve():
+            raise ConfigError(f"{folder} is where the run itself saves. Hint: another folder, or none.")
+
+        def write() -> str:
+            facts = Facts(run=turns.run_id, score=progress.score or {})
+            folder.mkdir(parents=True, exist_ok=True)
+            written = store.write(folder, progress.done, parts.pack(), facts=facts)
+            with Directory.open(folder) as home:
+                for _, old in store.list_steps(home):  # a state takes the place of the one before, whatever its step
+                    if old.name != written.name:
+                        store.remove(home, old.name)
+            return str(folder)
+
+        return str(leader_says(run.transport, write))
 
     def load_state(self, input_dir: str | Path | None = None) -> None:
         """Put a saved state into all that is prepared, and go on from there; before the first step; collective.
@@ -56,7 +87,26 @@ class Saving(Processes):
             CheckpointError: There is no state that can be trusted, or it is of another model.
             ConfigError: Steps have begun, or there is no place.
         """
-        step = self._states.load(None if input_dir is None else Path(input_dir))
+        run, turns = self._run, self._turns
+        parts = run._prepared()
+        place = run.directory and run.directory / "checkpoints" if input_dir is None else Path(input_dir)
+        if run._progress.is_open:
+            raise ConfigError(f"expected to load a state before the first step, the run stands at step {turns.done}.")
+        if place is None:
+            raise ConfigError("expected a folder with a state, or a run directory. Hint: the one that was saved to.")
+
+        def read() -> tuple[int, State]:
+            path, _ = store.newest_valid(place)
+            if path is None:
+                raise CheckpointError(f"there is no state in {place}. Hint: a folder that one was saved to.")
+            manifest, state = store.read(path)
+            facts = {"facts": [manifest.facts.run, manifest.facts.score]}
+            return manifest.step, State(tensors=state.tensors, values=state.values | facts)
+
+        step, state = hand_over(run.transport, 0, read)
+        run_id, score = state.values.pop("facts")
+        parts.unpack(state)
+        turns.start_at(step, run_id, score)
         for loader in self._loaders:
             loader.start_at(step, has_rest=input_dir is not None)
 
@@ -65,9 +115,13 @@ class Saving(Processes):
         return dataloader.skipping(num_batches)
 
     def save_model(self, model: nn.Module, save_directory: str | Path) -> None:
-        """Write a model's weights as ``model.safetensors``, on the main process."""
-        if self.is_main_process:
-            export(model, Path(save_directory))
+        """Write a model's weights as ``model.safetensors``, on the main process; see `export_weights`."""
+        if not self.is_main_process:
+            return
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach() for name, tensor in unique_tensors(model).items()}
+        state = State(tensors={"model": tensors}, values={"tied": tied_names(model), "model_extra": {}})
+        export_weights(state, Path(save_directory, "model.safetensors"))
 
     def save(self, obj: Any, f: str | Path, safe_serialization: bool = False) -> None:
         """Write an object with ``torch.save``, on the main process."""

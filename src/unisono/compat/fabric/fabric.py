@@ -28,12 +28,12 @@ from unisono.compat.fabric.settings import (
     processes_of,
     seed_everything,
 )
+from unisono.compat.interface import refuse_second_optimizer
 from unisono.compat.parts import PreparedOptimizer
 from unisono.compat.seeds import SEEDS, give_replicas
 from unisono.compat.turns import Turns
 from unisono.errors import ConfigError
 from unisono.options.quantities import REPLICAS, STEPS
-from unisono.strategies.precision import MixedPrecision
 from unisono.train.run import Run
 
 
@@ -74,6 +74,7 @@ class Fabric(Saving):
     """
 
     seed_everything = staticmethod(seed_everything)
+    _underneath = "fabric.unisono"
 
     def __init__(
         self,
@@ -96,7 +97,8 @@ class Fabric(Saving):
         processes = REPLICAS.maybe("replicas", replicas) or processes_of(devices, num_nodes)
         self.accumulate_grad_batches = steps = STEPS.take("accumulate_grad_batches", accumulate_grad_batches)
         settings = {"seed": SEEDS.pending, "device": device_of(accelerator)} | settings
-        self.unisono = run = Run(out=out, replicas=None if processes is None else processes * steps, **settings)
+        replicas = None if processes is None else processes * steps
+        self.unisono = self._run = run = Run(out=out, replicas=replicas, **settings)
         self.world_size = give_replicas(
             run, steps, is_told=processes is not None, accumulate="accumulate_grad_batches"
         )  # fmt: skip
@@ -107,8 +109,6 @@ class Fabric(Saving):
         self._turns = Turns(run, WORDS)
         self._schedules = Schedules(run, self._turns, len(placed[run.world.rank]))
         self._models, self._loaders = list[nn.Module](), list[FabricLoader]()
-        self._optimizer: PreparedOptimizer | None = None
-        self._trained: nn.Module | None = None
         SEEDS.enter(run)
 
     @property
@@ -146,12 +146,7 @@ class Fabric(Saving):
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         """Take over a model that has its optimizer set up later, or none: it is moved to this rank's device."""
-        module.to(self.device)
-        if self._precision == "bf16":
-            forward = module.forward
-            module.forward = functools.wraps(forward)(MixedPrecision("bf16", self.device.type).around(forward))
-        self._models.append(module)
-        return module
+        return self._take_model(module, in_bf16=self._precision == "bf16")
 
     def setup_optimizers(self, *optimizers: Optimizer) -> PreparedOptimizer:
         """Take over the optimizer of a model that is set up, which is thereby the one that is trained; collective.
@@ -159,26 +154,14 @@ class Fabric(Saving):
         Raises:
             ConfigError: There are several, or none, or its model has not been set up.
         """
-        if len(optimizers) != 1 or self._optimizer is not None:
-            raise ConfigError(
-                "a second optimizer cannot act exactly in a loop over micro-batches: the update of one would fall "
-                "between the forward passes of the other's. Hint: one optimizer with a group of parameters for each "
-                "model, over one nn.Module that holds them; or a run's own loop, see docs/several-models.md."
-                if optimizers
-                else "expected an optimizer."
-            )
-        own = {id(parameter) for group in optimizers[0].param_groups for parameter in group["params"]}
-        trained = [model for model in self._models if any(id(each) in own for each in model.parameters())]
-        if len(trained) != 1:
-            raise ConfigError(
-                f"expected an optimizer of the parameters of one model that is set up, got one of {len(trained)}. "
-                "Hint: fabric.setup(model, optimizer); several models that learn are one nn.Module, as nn.ModuleDict."
-            )
-        self.unisono.prepare(trained[0], optimizers[0])
+        if not optimizers:
+            raise ConfigError("expected an optimizer.")
+        if len(optimizers) > 1:
+            refuse_second_optimizer()
         after = functools.partial(self.call, "on_after_optimizer_step", optimizer=optimizers[0])
-        self._trained, self._optimizer = trained[0], PreparedOptimizer(optimizers[0], self._turns, after)
-        self._schedules.of(self._optimizer)
-        return self._optimizer
+        prepared = self._take_optimizer(optimizers[0], after)
+        self._schedules.of(prepared)
+        return prepared
 
     def setup_dataloaders(
         self, *dataloaders: DataLoader[Any], use_distributed_sampler: bool = True, move_to_device: bool = True
@@ -205,7 +188,7 @@ class Fabric(Saving):
         for each in dataloaders:
             prepared = FabricLoader(
                 each, self.unisono, self._turns, processes=self.world_size, accumulation=self.accumulate_grad_batches,
-                is_training=lambda: self._trained is not None and self._trained.training,
+                is_training=self._is_training,
             )  # fmt: skip
             prepared.schedules = self._schedules
             found.append(prepared)
@@ -303,12 +286,6 @@ class Fabric(Saving):
         plain = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
         for each in self.loggers if self.is_global_zero else ():
             each.log_metrics(metrics=plain, step=step)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"unisono.compat.fabric.Fabric has no {name!r}. Hint: docs/compat.md says what it has; "
-            "fabric.unisono is the run underneath."
-        )
 
     def _start_at(self, step: int) -> None:
         for each in self._loaders:

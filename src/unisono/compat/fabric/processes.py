@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from unisono.checkpoint.format import fingerprint_of
 from unisono.collectives.leader import ranks_say
 from unisono.compat.gathering import apply, is_of_tensors
-from unisono.compat.turns import WithTurns
+from unisono.compat.interface import Interface
 from unisono.data.batches import move
 from unisono.errors import ConfigError, PlaceError, RankDivergence
 from unisono.train.run import Run
 from unisono.train.run_directory.handover import send_bytes
 
 
-class Processes(WithTurns):
+class Processes(Interface):
     """The part of `Fabric` that needs no model."""
 
     unisono: Run  #: The run underneath: its ``seed``, ``replicas``, ``directory``, ``fingerprint()``.
@@ -43,34 +43,18 @@ class Processes(WithTurns):
         """Whether this is rank 0."""
         return self.unisono.world.rank == 0
 
-    @property
-    def device(self) -> torch.device:
-        """Of this rank."""
-        return self.unisono.device
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on the first rank of each host."""
-        if self.local_rank == 0:
-            print(*args, **kwargs)  # noqa: T201 - what it is for
-
     def to_device(self, obj: Any) -> Any:
         """Return a model, a tensor or a batch on this rank's device."""
         return obj.to(self.device) if isinstance(obj, nn.Module) else move(obj, self.device)
 
     def barrier(self, name: str | None = None) -> None:
         """Return on no rank before all have called; collective."""
-        self._turns.refuse_alone("barrier()")
-        self.unisono.transport.barrier()
+        self._wait("barrier()")
 
     @contextlib.contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
         """Let rank 0, or with `local` the first of each host, run the block before the others; collective."""
-        is_first = (self.local_rank if local else self.global_rank) == 0
-        if not is_first:
-            self.barrier()
-        yield
-        if is_first:
-            self.barrier()
+        yield from self._first(self.barrier, is_first=(self.local_rank if local else self.global_rank) == 0)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return what rank `src` has, on all ranks; collective.

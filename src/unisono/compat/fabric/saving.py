@@ -14,7 +14,7 @@ from unisono.collectives.leader import leader_says
 from unisono.compat.fabric.processes import Processes
 from unisono.compat.fabric.schedules import Schedules
 from unisono.compat.parts import PreparedOptimizer
-from unisono.errors import CheckpointError, ConfigError, StepError
+from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
 from unisono.train.run_directory.handover import send_bytes
 
@@ -24,8 +24,6 @@ _OURS = "unisono"
 class Saving(Processes):
     """What a script calls to keep its state, beside what the run keeps by itself."""
 
-    _trained: nn.Module | None
-    _optimizer: PreparedOptimizer | None
     _schedules: Schedules
     _start_at: Callable[[int], None]
 
@@ -48,12 +46,7 @@ class Saving(Processes):
             ConfigError: `filter` names what `state` has not.
         """
         turns, run = self._turns, self.unisono
-        turns.refuse_alone("save(...)")
-        if not turns.is_between:
-            raise StepError(
-                "fabric.save() was called before optimizer.step() in this turn: there is no state in the middle of a "
-                "step. Hint: call it after the update."
-            )
+        turns.refuse_within("save(...)")
         if odd := sorted((filter or {}).keys() - state.keys()):
             raise ConfigError(f"expected filters of {sorted(state)}, got one of {', '.join(odd)}.")
 
