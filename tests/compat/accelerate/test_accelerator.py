@@ -211,6 +211,12 @@ def gather_early(accelerator, model, optimizer, train):
         turn(accelerator, model, optimizer, batch)
 
 
+def save_early(accelerator, model, optimizer, train):
+    for batch in train:
+        accelerator.save_state("nowhere")
+        turn(accelerator, model, optimizer, batch)
+
+
 def save_in_the_middle(accelerator, model, optimizer, train):
     for x, y in train:
         accelerator.backward(F.cross_entropy(model(x), y))
@@ -254,7 +260,8 @@ def load_late(accelerator, model, optimizer, train):
         (step_first, StepError, "backward, then step"),
         (raw_step, StepError, "that of the optimizer that accelerator.prepare"),
         (gather_early, PlaceError, "if accelerator.sync_gradients"),
-        (save_in_the_middle, StepError, "call it after the update"),
+        (save_early, PlaceError, r"^accelerator\.save_state\(\) was called in a turn"),
+        (save_in_the_middle, StepError, r"^accelerator\.save_state\(\) was called .* call it after the update"),
         (skip_untrained, StepError, "one after the other"),
         (seed_late, ConfigError, r"before accelerator\.prepare\(\)"),
         (second_optimizer, ConfigError, "a group of parameters for each"),
