@@ -10,8 +10,7 @@ import pytest
 
 from unisono.errors import CheckpointError
 from unisono.observe.chain import START, head, parse_all
-from unisono.observe.ledger import Entry, Ledger, Logged, changed_line, hash_samples, read_lines
-from unisono.observe.unwritten import Unwritten
+from unisono.observe.ledger import Entry, Ledger, Logged, Unwritten, changed_line, hash_samples, read_lines
 from unisono.system.directory import Directory
 
 
@@ -46,7 +45,7 @@ def lines(path):
 @pytest.mark.parametrize("written", [3, 7, 9])
 def test_another_process_goes_on_with_a_ledger(tmp_path, monkeypatch, written, torn):
     """Whatever the one that has died had written, the file is the one of a writer that has lived."""
-    monkeypatch.setattr("unisono.observe.unwritten._LOOK_S", 0.0)
+    monkeypatch.setattr("unisono.observe.ledger._LOOK_S", 0.0)
     expected = fill(tmp_path / "whole.jsonl", range(1, 10)).read_bytes()
     path = fill(tmp_path / "ledger.jsonl", range(1, 4))
     with Directory.open(tmp_path) as home:
@@ -64,7 +63,7 @@ def test_another_process_goes_on_with_a_ledger(tmp_path, monkeypatch, written, t
 
 def test_entries_that_the_file_shows_are_not_kept(tmp_path, monkeypatch):
     """However long a run is, only what may not have been written is held; a line that is being written counts not."""
-    monkeypatch.setattr("unisono.observe.unwritten._LOOK_S", 0.0)
+    monkeypatch.setattr("unisono.observe.ledger._LOOK_S", 0.0)
     path = tmp_path / "ledger.jsonl"
     with Directory.open(tmp_path) as home, closing(Ledger(path, 0)) as ledger:
         kept = Unwritten(path, 0, home)

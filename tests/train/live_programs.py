@@ -17,8 +17,7 @@ import unisono
 from unisono import callbacks
 from unisono.checkpoint import saver, store
 from unisono.collectives.shm import board as boards
-from unisono.observe.ledger import Ledger
-from unisono.observe.unwritten import Unwritten
+from unisono.observe.ledger import Ledger, Unwritten
 from unisono.strategies.exact import Exact
 from unisono.strategies.options import ExactOptions
 from unisono.system.directory import Directory

@@ -2,13 +2,13 @@
 
 from unisono.compat.accelerate.accelerator import Accelerator as Accelerator
 from unisono.compat.accelerate.saving import skip_first_batches as skip_first_batches
-from unisono.compat.accelerate.seeds import set_seed as set_seed
 from unisono.compat.accelerate.settings import DataLoaderConfiguration as DataLoaderConfiguration
 from unisono.compat.accelerate.settings import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from unisono.compat.accelerate.settings import DistributedType as DistributedType
 from unisono.compat.accelerate.settings import GradientAccumulationPlugin as GradientAccumulationPlugin
 from unisono.compat.accelerate.settings import InitProcessGroupKwargs as InitProcessGroupKwargs
 from unisono.compat.accelerate.settings import ProjectConfiguration as ProjectConfiguration
+from unisono.compat.accelerate.settings import set_seed as set_seed
 
 __all__ = [
     "Accelerator",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from unisono.compat.seeds import SEEDS
 from unisono.errors import ConfigError
 
 _SHARDED = "Hint: a run's own loop with Run(strategy='fsdp') shards weights; see docs/strategies.md."
@@ -109,3 +110,22 @@ def check_settings(
         )
     known = {*_PLUGINS, *_WITHOUT_EFFECT, "kwargs_handlers"}
     return {name: value for name, value in told.items() if name not in known}
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Set the run's seed, and that of what is drawn from torch's, Python's and NumPy's generators until `prepare`.
+
+    Args:
+        seed: Of everything random.
+        device_specific: Refused: what is drawn is keyed by replica already, and ranks must build the same model.
+        deterministic: Without effect: runs always are.
+
+    Raises:
+        ConfigError: After ``prepare``, or with `device_specific`.
+    """
+    if device_specific:
+        raise ConfigError(
+            "device_specific gives every process a seed of its own, and ranks must build the same model. Hint: leave "
+            "it out: what each micro-batch draws differs anyway."
+        )
+    SEEDS.set(seed, prepare="accelerator.prepare()")

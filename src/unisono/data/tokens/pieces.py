@@ -16,7 +16,6 @@ import numpy.typing as npt
 from unisono.data.files.cache import cache_key, cached_directory
 from unisono.data.files.identity import place_on_machine
 from unisono.data.tokens.mapped import Mapped
-from unisono.data.tokens.packing import best_fit
 from unisono.determinism.keyed_words import keyed_words
 from unisono.determinism.seeding import mix
 from unisono.environment import default_cache
@@ -95,6 +94,39 @@ class Pieces:
             turn = (keyed_words(key, lengths.astype(np.uint64)) % count.astype(np.uint64)).astype(np.int64)
             pieces = begin + (pieces - begin + turn) % count
         return pieces, counts
+
+
+def best_fit(lengths: Indices, capacity: int) -> tuple[int, Indices]:
+    """Return a number of rows, and the row of each piece: each goes where it leaves the least room.
+
+    Args:
+        lengths: int64 (n,), longest first, each from 1 to `capacity`.
+        capacity: Tokens of a row.
+
+    Returns:
+        The rows, and int64 (n,) numbers of them. A quarter of a microsecond a piece.
+
+    Source: best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", 1973), for documents as in Ding et al.,
+    "Fewer truncations improve language modeling", arXiv 2404.10830.
+    """
+    rows_with: list[list[int]] = [[] for _ in range(capacity + 1)]  # by the room that is left
+    is_there = 0  # bit r: some row has room for exactly r
+    row_of, rows = [], 0
+    for length in lengths.tolist():
+        fitting = is_there >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            row = rows_with[room].pop()
+            if not rows_with[room]:
+                is_there ^= 1 << room
+        else:
+            room, row, rows = capacity, rows, rows + 1
+        left = room - length
+        if left:
+            rows_with[left].append(row)
+            is_there |= 1 << left
+        row_of.append(row)
+    return rows, np.array(row_of, dtype=np.int64)
 
 
 def epoch_key(seed: int, epoch: int) -> int:

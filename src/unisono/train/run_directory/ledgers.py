@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import final
 
-from unisono.observe.ledger import Detail, Details, Entry, Ledger
-from unisono.observe.unwritten import Unwritten
+from unisono.observe.ledger import Detail, Details, Entry, Ledger, Unwritten
 from unisono.system.directory import Directory
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.tokens.packing import best_fit
+from unisono.data.tokens.pieces import best_fit
 
 
 @given(st.integers(1, 50).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), max_size=60))))
