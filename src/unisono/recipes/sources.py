@@ -5,7 +5,7 @@ Imports no torch, and of the data sets the one that is asked for.
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono.errors import ConfigError
 from unisono.observe.progress import WorkLine
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Own = TypeVar("Own", "TextData", "ImageData")
+
+
+def _loaded(load: Callable[..., T], options: Options, **how: Any) -> T:
+    """Return what `load` finds where the options say, and show how far it is."""
+    with WorkLine() as tell:
+        return load(options.data_path, cache=options.cache_path, tell=tell, **how)
 
 
 def imdb_data(options: Options) -> "ImdbData":
@@ -28,23 +35,19 @@ def imdb_data(options: Options) -> "ImdbData":
     from unisono.data.sets.imdb import load_imdb
 
     min_freq = 20 if options.min_freq is None else options.min_freq
-    with WorkLine() as tell:
-        return load_imdb(
-            options.data_path, cache=options.cache_path, min_freq=min_freq, offline=options.offline, tell=tell
-        )
+    return _loaded(load_imdb, options, min_freq=min_freq, offline=options.offline)
 
 
 def mnist_data(options: Options) -> "ImageSplits":
     """Return the handwritten digits."""
     from unisono.data.sets.mnist import load_mnist
 
-    with WorkLine() as tell:
-        return load_mnist(options.data_path, cache=options.cache_path, offline=options.offline, tell=tell)
+    return _loaded(load_mnist, options, offline=options.offline)
 
 
 def own_texts(options: Options) -> "TextData":
     """Return the user's own texts; `ConfigError` where no data was named."""
-    if options.data_path is None:
+    if options.data is None:
         raise ConfigError("recipe 'text' trains on your own texts. Hint: --data FILE.csv, or a folder per class.")
     from unisono.data.files.tables import Columns
     from unisono.data.sets.own_texts import load_texts
@@ -52,34 +55,18 @@ def own_texts(options: Options) -> "TextData":
     columns = Columns(
         text=options.text_column or "text", label=options.label_column or "label", encoding=options.encoding or "utf-8"
     )
-    with WorkLine() as tell:
-        return load_texts(
-            options.data_path,
-            test_data=options.test_path,
-            columns=columns,
-            skip_broken=options.skip_broken,
-            min_freq=2 if options.min_freq is None else options.min_freq,
-            cache=options.cache_path,
-            tell=tell,
-        )
+    how = {"skip_broken": options.skip_broken, "min_freq": 2 if options.min_freq is None else options.min_freq}
+    return _loaded(load_texts, options, test_data=options.test_path, columns=columns, **how)
 
 
 def own_images(options: Options) -> "ImageData":
     """Return the user's own images; `ConfigError` where no data was named."""
-    if options.data_path is None:
+    if options.data is None:
         raise ConfigError("recipe 'images' trains on your own images. Hint: --data DIR, a folder per class.")
     from unisono.data.sets.images import load_images, parse_size
 
     size = None if options.image_size is None else parse_size(options.image_size)
-    with WorkLine() as tell:
-        return load_images(
-            options.data_path,
-            test_data=options.test_path,
-            size=size,
-            skip_broken=options.skip_broken,
-            cache=options.cache_path,
-            tell=tell,
-        )
+    return _loaded(load_images, options, test_data=options.test_path, size=size, skip_broken=options.skip_broken)
 
 
 def corpus(options: Options) -> "Corpus":
@@ -87,15 +74,8 @@ def corpus(options: Options) -> "Corpus":
     from unisono.data.sets.corpus import load_corpus
     from unisono.recipes.lm_presets import PRESETS
 
-    with WorkLine() as tell:
-        return load_corpus(
-            options.data_path,
-            test_data=options.test_path,
-            vocabulary=PRESETS[options.preset_name].vocabulary,
-            limit=options.limit,
-            cache=options.cache_path,
-            tell=tell,
-        )
+    vocabulary = PRESETS[options.preset_name].vocabulary
+    return _loaded(load_corpus, options, test_data=options.test_path, vocabulary=vocabulary, limit=options.limit)
 
 
 def tell_skipped(options: Options, data: Own) -> Own:
@@ -118,8 +98,7 @@ def _find_mnist(options: Options) -> object:
     """Find the files: what is pinned need not be read to be known."""
     from unisono.data.sets.mnist_files import find_mnist
 
-    with WorkLine() as tell:
-        return find_mnist(options.data_path, cache=options.cache_path, offline=options.offline, tell=tell)
+    return _loaded(find_mnist, options, offline=options.offline)
 
 
 _DATA: dict[str, Callable[[Options], object]] = {
