@@ -49,17 +49,17 @@ def tokenise_all(texts: Sequence[str], *, num_processes: int | None = None, tell
     if num_processes < 2 or len(texts) < num_processes:
         return tokenise(told(texts, _WHAT, len(texts), tell))
     shares = [texts[start:stop] for start, stop in pairwise(_cuts(texts, num_processes))]
-    ear, mouth = os.pipe()
-    with ThreadPoolExecutor(num_processes) as pool, os.fdopen(ear, "rb", buffering=0) as heard:
+    reader, writer = os.pipe()
+    with ThreadPoolExecutor(num_processes) as pool, os.fdopen(reader, "rb", buffering=0) as incoming:
         try:
-            helpers = [pool.submit(_in_helper, share, mouth) for share in shares]
+            helpers = [pool.submit(_in_helper, share, writer) for share in shares]
             for helper in helpers:
-                helper.add_done_callback(lambda _: os.write(mouth, _END))
-            _listen(heard, len(texts), len(helpers), tell)
+                helper.add_done_callback(lambda _: os.write(writer, _END))
+            _listen(incoming, len(texts), len(helpers), tell)
             return merge([helper.result() for helper in helpers])
         finally:
             pool.shutdown()  # before the pipe goes, into which the last helpers write
-            os.close(mouth)
+            os.close(writer)
 
 
 def save_texts(
@@ -73,12 +73,12 @@ def save_texts(
     vocabulary.save(directory / "vocabulary.json")
 
 
-def _listen(heard: BinaryIO, num_texts: int, num_helpers: int, tell: Tell) -> None:
+def _listen(incoming: BinaryIO, num_texts: int, num_helpers: int, tell: Tell) -> None:
     """Tell how many texts the helpers have done, until the last of them has ended."""
     done, ended = 0, 0
     tell(_WHAT, 0, num_texts)
     while ended < num_helpers:
-        signs = heard.read(1 << 10)
+        signs = incoming.read(1 << 10)
         ended += signs.count(_END)
         done += signs.count(_SIGN) * _SIGN_EVERY
         tell(_WHAT, min(done, num_texts), num_texts)
@@ -104,14 +104,14 @@ def merge(parts: Sequence[TokenisedTexts]) -> TokenisedTexts:
     return TokenisedTexts(ids=np.concatenate(ids), offsets=np.concatenate(offsets), words=tuple(numbers))
 
 
-def _in_helper(texts: Sequence[str], mouth: int) -> TokenisedTexts:
-    """Cut one share in a process of its own, which gives signs into the pipe `mouth`."""
+def _in_helper(texts: Sequence[str], writer: int) -> TokenisedTexts:
+    """Cut one share in a process of its own, which writes a sign into a pipe (`writer`) as it goes."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", f"from unisono.data.sets.parallel import serve; serve(mouth={mouth})"],
+        [sys.executable, "-P", "-c", f"from unisono.data.sets.parallel import serve; serve(writer={writer})"],
         input=json.dumps(texts).encode("ascii"),
         capture_output=True,
         check=False,
-        pass_fds=(mouth,),
+        pass_fds=(writer,),
     )
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -129,12 +129,12 @@ def _in_helper(texts: Sequence[str], mouth: int) -> TokenisedTexts:
     )
 
 
-def serve(source: BinaryIO | None = None, target: BinaryIO | None = None, *, mouth: int | None = None) -> None:
-    """Be a helper: texts as JSON from `source`, tokens to `target`, a byte to `mouth` for every `_SIGN_EVERY` texts."""
+def serve(source: BinaryIO | None = None, target: BinaryIO | None = None, *, writer: int | None = None) -> None:
+    """Be a helper: texts as JSON from `source`, tokens to `target`, a byte to `writer` every `_SIGN_EVERY` texts."""
 
     def give_sign(_: str, done: int, total: int) -> None:
-        if mouth is not None and done and done % _SIGN_EVERY == 0:
-            os.write(mouth, _SIGN)
+        if writer is not None and done and done % _SIGN_EVERY == 0:
+            os.write(writer, _SIGN)
 
     texts = json.loads((source or sys.stdin.buffer).read())
     found = tokenise(told(texts, _WHAT, len(texts), give_sign))
