@@ -68,7 +68,7 @@ def test_every_cut_is_refused(tmp_path, data, packed):
         (write_idx(SAMPLE)[:-1], r"expected 36 bytes.*found 35; cut short from byte 35"),
         (write_idx(SAMPLE) + b"x", r"expected 36 bytes.*found 37; too long from byte 36"),
         (b"\0\0\x0e\4" + b"\xff" * 16, "cut short"),
-        (gzip.compress(write_idx(SAMPLE), mtime=0)[:-4], r"whole gzip stream, found near byte \d+ of \d+"),
+        (gzip.compress(write_idx(SAMPLE), mtime=0)[:-4], r"whole gzip file, found near byte \d+ of \d+"),
         (gzip.compress(write_idx(SAMPLE), mtime=0) + b"junk", "Not a gzipped file"),
         (gzip.compress(write_idx(SAMPLE), mtime=0)[:-8] + bytes(8), "CRC check failed"),
     ],

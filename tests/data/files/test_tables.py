@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from unisono.data.files import tables
 from unisono.data.files.tables import Broken, Columns, read_rows
 from unisono.errors import ConfigError, DataError
 
@@ -120,6 +121,14 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, content, message):
     """Empty, without the columns, cut short: said with the file's name."""
     with pytest.raises(DataError, match=rf"my\.csv.*{message}"):
         rows(write(tmp_path, content))
+
+
+def test_a_file_that_is_too_large_when_decompressed_is_refused(tmp_path, monkeypatch):
+    """It is not read as far as the bound, as if it ended there."""
+    monkeypatch.setattr(tables, "MAX_FILE", len(GOOD))
+    assert rows(write(tmp_path, gzip.compress(GOOD.encode())))[0]
+    with pytest.raises(DataError, match=rf"my\.csv: expected at most {len(GOOD)} bytes when decompressed, found more"):
+        rows(write(tmp_path, gzip.compress(GOOD.encode() + b"more,rows\n")))
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000])

@@ -93,7 +93,7 @@ def parse_header(content: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, 
 
 
 def gunzip(raw: bytes, path: Path, *, max_bytes: int) -> bytes:
-    """Return the decompressed content of a gzip file, its checksum and length verified."""
+    """Return the decompressed content of a gzip file, checksum and length verified; `DataError` beyond `max_bytes`."""
     compressed = io.BytesIO(raw)
     pieces: list[bytes] = []
     left_bytes = max_bytes
@@ -105,11 +105,11 @@ def gunzip(raw: bytes, path: Path, *, max_bytes: int) -> bytes:
                 if left_bytes < 0:
                     raise DataError(
                         f"{path}: expected at most {max_bytes:,} bytes when decompressed, found more at "
-                        f"byte {compressed.tell():,} of {len(raw):,}. Hint: this is not an idx data set."
+                        f"byte {compressed.tell():,} of {len(raw):,}. Hint: is it the right file?"
                     )
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{path}: expected a whole gzip stream, found near byte {compressed.tell():,} of {len(raw):,}: "
-            f"{error}. Hint: fetch the file again."
+            f"{path}: expected a whole gzip file, found near byte {compressed.tell():,} of {len(raw):,}: "
+            f"{error}. Hint: fetch or write it again."
         ) from None
     return b"".join(pieces)

@@ -7,16 +7,14 @@ names file and line, or is skipped and counted where that was asked for; never g
 import codecs
 import contextlib
 import csv
-import gzip
 import io
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, final
 
-from unisono.data.files.idx import GZIP_MAGIC
+from unisono.data.files.idx import GZIP_MAGIC, gunzip
 from unisono.errors import ConfigError, DataError
 from unisono.options.quantities import shown
 
@@ -122,13 +120,7 @@ def _content(path: Path) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: expected a readable file, found: {error.strerror}. Hint: check the path.") from None
     if raw.startswith(GZIP_MAGIC):
-        try:
-            with gzip.GzipFile(fileobj=io.BytesIO(raw)) as stream:
-                raw = stream.read(MAX_FILE)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(
-                f"{path}: expected a whole gzip file, found: {error}. Hint: fetch or write it again."
-            ) from None
+        raw = gunzip(raw, path, max_bytes=MAX_FILE)
     if not raw.strip():
         raise DataError(f"{path}: expected labelled texts, found an empty file. Hint: check what wrote it.")
     return raw
