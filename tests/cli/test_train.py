@@ -211,6 +211,7 @@ WRONG = {
     "another seed": ("digits -n 1 --out {reference} --limit 200 --batch-size 16 --seed 1", r"seed: 0 -> 1"),
     "no score": ("digits -n 1 --out {no_score}", r"{no_score}"),
     "strange score": ("digits -n 1 --out {strange_score}", r"{strange_score}"),
+    "nested score": ("digits -n 1 --out {nested_score}", r"{nested_score}.*choose another --out"),
     "out is a file": ("digits -n 1 --limit 8 --epochs 1 --out {file}", r"{file}"),
 }
 
@@ -219,12 +220,12 @@ WRONG = {
 def refused(reference, tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     paths = {"reference": reference[0]}
-    for name in ("missing", "truncated", "zeros", "no_score", "strange_score", "file"):
+    for name in ("missing", "truncated", "zeros", "no_score", "strange_score", "nested_score", "file"):
         paths[name] = folder / name
     paths["missing"].mkdir()
     mnist_like(paths["truncated"], sizes={"train-images-idx3-ubyte.gz": 1000})
     mnist_like(paths["zeros"])
-    for name, text in (("no_score", "{torn"), ("strange_score", "[1]")):
+    for name, text in (("no_score", "{torn"), ("strange_score", "[1]"), ("nested_score", "[" * 100_000)):
         paths[name].mkdir()
         (paths[name] / "score.json").write_text(text)
     paths["file"].write_text("")

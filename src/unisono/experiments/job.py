@@ -90,6 +90,7 @@ def _check_score(recorded: dict[str, Any], options: "Options") -> None:
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
     from unisono.errors import ConfigError
+    from unisono.observe.compare import object_in
     from unisono.system.files import read_file
 
     if out is None:
@@ -97,14 +98,8 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     directory, file = Path(out), Path(out) / "score.json"
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"expected a directory, got the file {out} from --out.")
-    try:
-        data = read_file(file)
-        if data is None:
-            return None
-        score = json.loads(data)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is not the JSON that a run writes: {error}. Hint: choose another --out.") from error
-    if not isinstance(score, dict) or not {"seed", "replicas", "batch_size", "threads", "settings"} <= score.keys():
+    score = object_in(file, lambda: read_file(file), " Hint: choose another --out.")
+    if score is not None and not {"seed", "replicas", "batch_size", "threads", "settings"} <= score.keys():
         raise ConfigError(f"{file} is not what a run of a recipe writes. Hint: choose another --out.")
     return score
 
