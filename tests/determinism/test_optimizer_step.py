@@ -150,7 +150,7 @@ def test_a_step_that_another_optimizer_has_lent():
 
 def test_another_torch(wrapped, monkeypatch):
     """Where torch keeps its hooks elsewhere, its wrapper stays."""
-    monkeypatch.setattr(optimizer_step, "_EVERYBODYS", ["unknown"])
+    monkeypatch.setattr(optimizer_step, "_BEFORE", None)
     play(*make(), optimizer_step.step)
     assert len(wrapped) == 3
 

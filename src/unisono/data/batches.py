@@ -84,7 +84,10 @@ def move(data: Any, device: torch.device) -> Any:
         return data if is_there else data.to(device, non_blocking=True)
     kind: Any = type(data)
     if kind is XY:
-        x, y = move(data.x, device), move(data.y, device)
+        x, y = data
+        if type(x) is type(y) is Tensor and device.type == "cpu" and x.is_cpu and y.is_cpu:  # as nearly always there
+            return data
+        x, y = move(x, device), move(y, device)
         return data if x is data.x and y is data.y else XY(x, y)
     if (how := _own_way(kind)) is not None:
         moved = data.to(device, **how)

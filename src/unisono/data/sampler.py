@@ -23,6 +23,7 @@ Indices = npt.NDArray[np.int64]
 
 _ROUNDS = 8
 _BLOCK = 1 << 14  # positions computed at once: amortises NumPy's cost per call
+_AHEAD = 64  # batches cut at once, of no more positions: amortises Python's
 
 
 def permute(positions: Indices, num_samples: int, key: int) -> Indices:
@@ -114,7 +115,8 @@ class ExactSampler:
         self._own_epochs: Callable[[int, int, int], Indices] | None = getattr(order, "epochs_at", None)
         self._pool: tuple[tuple[Stretch, int], Indices] | None = None
         self._block: tuple[int, int, Indices] | None = None
-        self._last: tuple[int, Indices] | None = None
+        self._cut: dict[int, tuple[int, Indices]] = {}
+        self._newest: dict[int, tuple[int, Indices]] = {}
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch (0-based) of `step` (1-based)."""
@@ -122,14 +124,23 @@ class ExactSampler:
 
     def batch(self, step: int) -> Indices:
         """Return the sample indices of `step` (1-based): int64, ``batch_size`` long but for an epoch's last."""
-        if self._last is not None and self._last[0] == step:  # who hands it out and who fetches it both ask
-            return self._last[1][:]
-        batch = self._batch(step)
-        self._last = step, batch
-        return batch[:]
+        return self.at(step)[1][:]
 
-    def _batch(self, step: int) -> Indices:
+    def at(self, step: int) -> tuple[int, Indices]:
+        """Return the epoch of `step` and its sample indices, which others are given too: slice before you write."""
+        found = self._cut.get(step)
+        return self._cut_from(step) if found is None else found
+
+    def _cut_from(self, step: int) -> tuple[int, Indices]:
         stretch, index = self.cuts.find(step)
+        ahead = 1 if self._lengths is not None else max(1, min(_AHEAD, _BLOCK // stretch.size))
+        indices = range(index, min(index + ahead, stretch.batches))
+        before = self._newest  # who hands batches out and who fetches them both ask, the one ahead of the other
+        self._newest = {step - index + each: (stretch.epoch, self._batch(stretch, each)) for each in indices}
+        self._cut = before | self._newest
+        return self._newest[step]
+
+    def _batch(self, stretch: Stretch, index: int) -> Indices:
         start, stop = stretch.places(index)
         if self._length_pool > 1:
             pool = index // self._length_pool

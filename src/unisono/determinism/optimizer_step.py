@@ -4,6 +4,7 @@ torch wraps the `step` of every optimizer class in a range of its profiler and i
 the range costs as much as the update. Wherever anybody could notice, the wrapper stays.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 SHORTCUT = Shortcut()
 _SPARED = "is_spared_by_plain_steps"
+_MARKS = itertools.repeat(_SPARED)
 
 
 def spared(hook: H) -> H:
@@ -35,34 +37,28 @@ def step(optimizer: Optimizer) -> None:
     torch's schedules put into the object, to learn that there was a step, is told so here.
     """
     wrapper: Any = type(optimizer).step
+    own = vars(optimizer)
     is_torchs_own = getattr(wrapper, "__code__", None) is _TORCHS_OWN
-    if not (SHORTCUT.is_open and is_torchs_own and _is_unseen(optimizer, wrapper)):
+    if not (SHORTCUT.is_open and is_torchs_own and _is_unseen(optimizer, own, wrapper)):
         optimizer.step()
         return
-    if "step" in vars(optimizer):
+    if "step" in own:
         optimizer._opt_called = True  # type: ignore[attr-defined]
     compiler.update(wrapper.__wrapped__, optimizer)
 
 
-def _is_unseen(optimizer: Optimizer, wrapper: Any) -> bool:
+def _is_unseen(optimizer: Optimizer, own: dict[str, Any], wrapper: Any) -> bool:
     """Whether nobody is told of this optimizer's steps; a torch that keeps its hooks elsewhere is not known to us."""
-    own = vars(optimizer)
-    before, after = own.get("_optimizer_step_pre_hooks"), own.get("_optimizer_step_post_hooks")
+    try:
+        before, after = own["_optimizer_step_pre_hooks"].values(), own["_optimizer_step_post_hooks"].values()
+        hooks = (*_BEFORE.values(), *_AFTER.values(), *before, *after)
+    except (AttributeError, KeyError):
+        return False
     return (
-        before is not None
-        and after is not None
+        all(map(hasattr, hooks, _MARKS))
         and ("step" not in own or _is_a_schedules(own["step"], wrapper, optimizer))
-        and _are_spared(_EVERYBODYS[0])
-        and _are_spared(_EVERYBODYS[1])
-        and _are_spared(before)
-        and _are_spared(after)
         and not torch._C._autograd._profiler_enabled()
     )
-
-
-def _are_spared(hooks: Any) -> bool:
-    """Whether no hook would miss anything; a torch that keeps them otherwise is not known to us."""
-    return not hooks or (isinstance(hooks, dict) and all(hasattr(hook, _SPARED) for hook in hooks.values()))
 
 
 def _is_a_schedules(step: Any, wrapper: Any, optimizer: Optimizer) -> bool:
@@ -74,8 +70,7 @@ def _is_a_schedules(step: Any, wrapper: Any, optimizer: Optimizer) -> bool:
     return any(isinstance(each, weakref.ref) and each() is optimizer for each in held)
 
 
-_EVERYBODYS: list[Any] = [
-    getattr(module, name, "unknown") for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-]
+_BEFORE: Any = getattr(module, "_global_optimizer_pre_hooks", None)
+_AFTER: Any = getattr(module, "_global_optimizer_post_hooks", None)
 _TORCHS_OWN = Optimizer.profile_hook_step(lambda: None).__code__
 """Of the wrapper; whatever else a program puts around `step`, with ``functools.wraps`` or without, has another."""

@@ -29,6 +29,7 @@ DATA, FORWARD, BACKWARD, REDUCE, UPDATE, CHECKPOINT, EVALUATE, OTHER = range(len
 FOLDER = "phases"
 _FILE = re.compile(r"rank-.*\.jsonl")
 _FLUSH_EVERY_NS = 1_000_000_000
+_COUNT = len(PHASES)
 
 
 @final
@@ -40,7 +41,7 @@ class PhaseClock:
         self._waiting: list[tuple[int, int, Sequence[int]]] = []  # step, beginning, nanoseconds by phase
         self.num_steps = 0  #: Recorded steps.
         self._spent = [0] * len(PHASES)
-        self._phase, self._since = OTHER, time.perf_counter_ns()
+        self.phase, self._since = OTHER, time.perf_counter_ns()  #: The phase it is in.
         self._step, self._began = 0, 0
         self._handed_on = self._since
         self._log: _PhaseLog | None = None
@@ -70,10 +71,9 @@ class PhaseClock:
 
     def enter(self, phase: int) -> int:
         """Be in `phase` from now on; returns the one before."""
-        now = time.perf_counter_ns()
-        before = self._phase
+        now, before = time.perf_counter_ns(), self.phase
         self._spent[before] += now - self._since
-        self._phase, self._since = phase, now
+        self.phase, self._since = phase, now
         return before
 
     def share(self, phase: int) -> float:
@@ -93,7 +93,7 @@ class PhaseClock:
     def begin(self, step: int) -> None:
         """End the record of the step before, if it was done, and begin that of `step`."""
         self.end(step - 1)
-        self._spent = [0] * len(PHASES)
+        self._spent = [0] * _COUNT
         self._step, self._began = step, self._since
 
     def end(self, done: int) -> None:

@@ -6,6 +6,7 @@ Values without a name that should have one are answered too.
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
@@ -59,11 +60,14 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
 
     placed = [each for each, parameter in known.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     named = [f"{each}=" for each in known if each not in placed]
-    is_method = placed[:1] == ["self"]
+    is_method, most = placed[:1] == ["self"], len(placed) if named else sys.maxsize
+    names = known.keys()
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if len(args) > len(placed) and named:
+        if len(args) <= most and kwargs.keys() <= names:  # as nearly always
+            return function(*args, **kwargs)
+        if len(args) > most:
             raise TypeError(
                 f"{name}() takes {', '.join(placed[is_method:]) or 'nothing'} without a name, got "
                 f"{len(args) - is_method} values. Hint: name the others: {', '.join(named)}."

@@ -242,7 +242,8 @@ class Strategy(ABC):
 
     def clip_gradients(self) -> None:
         """Unscale and limit the gradients of this rank, as all ranks do theirs."""
-        clipping, precision = self.context.clipping, self.context.precision
+        context = self.context
+        clipping, precision = context.clipping, context.precision
         if precision.scale != 1:
             precision.unscale(self.own_gradients())
         if clipping.norm is not None:

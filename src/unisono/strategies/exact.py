@@ -62,7 +62,7 @@ class Exact(Strategy):
         self._second: SecondPass | None = None
         self._report = self._new_report()
         self.witness: Witness | None = None
-        self._signed = -1
+        self._signed = self._laid_out = -1
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
@@ -92,19 +92,19 @@ class Exact(Strategy):
         if (trained := objective.trained) is not None:  # in memory of its own: the gradients of others stay in theirs
             self._sum = self._sums.get(objective.update) or self._new_sum(trained)
             self._sums[objective.update] = self._sum
-        shares, hosted = self.shares(num_samples), self.placement[self.transport.rank]
-        self._sum.start_step(shares.leaves, *objective.key(step))
+        if num_samples != self._laid_out:
+            self._lay_out(num_samples)
+        self._sum.start_step(self._shares.leaves, step, objective.number)
         if self._buffers.is_watched:
             self._buffers.start_step()
         if len(self._report.present) != len(self._sum.trainable):
             self._report = self._new_report()
         self._report.clear()
-        self._step, self._objective, self._shares, self._second = step, objective, shares, None
+        self._step, self._objective, self._second = step, objective, None
         self._computed: list[int] = []
         self._busy_ns = 0
-        self._expected = [replica for replica in hosted if replica < shares.leaves]
         if self.witness is not None:
-            self._signed = self.witness.begin(step, num_samples, shares.leaves, objective)
+            self._signed = self.witness.begin(step, num_samples, self._shares.leaves, objective)
         if self._reads is None:
             self._weights = self._checksum(self._held)
             self.begin_step(self._weights)
@@ -113,9 +113,15 @@ class Exact(Strategy):
             self._reads.ask(self._checksum.parts(self._held), self._take_weights)
         return self._expected
 
+    def _lay_out(self, num_samples: int) -> None:
+        """Settle what depends on the batch's size and the placement alone."""
+        self._laid_out, self._shares = num_samples, self.shares(num_samples)
+        hosted = self.placement[self.transport.rank]
+        self._expected = [replica for replica in hosted if replica < self._shares.leaves]
+
     def start_replica(self, micro: Micro) -> None:
         """Begin the passes of a replica: generators and buffers as only step and replica decide them."""
-        self._began_ns = time.perf_counter_ns()
+        self._began_ns = _now_ns()
         self._computed.append(micro.replica)
         if micro.replica != self._signed:  # its gradients stay until they have been looked at
             self._sum.start_replica(micro.replica, self.placement, is_last=self._computed == self._expected)
@@ -139,7 +145,7 @@ class Exact(Strategy):
             found = self._sum.add(micro.replica, floats, report.present, Fold.largest)
             largest = [torch.tensor([0.0 if found else math.inf])] if isinstance(found, bool) else found
             reads.ask([loss, *largest], functools.partial(report.note_read, micro.replica, weight))
-        self._busy_ns += time.perf_counter_ns() - self._began_ns
+        self._busy_ns += _now_ns() - self._began_ns
 
     def finish(self) -> Gradients:
         """Finish the tree over all ranks, and leave its sum in every ``param.grad``; collective."""
@@ -162,11 +168,12 @@ class Exact(Strategy):
         if not (bad or is_finite):
             bad = tuple(range(shares.leaves))  # the sum says not whose it is
         self._sum.finish_step(report.present, report.changed, report.counted, is_kept=not bad)
-        asked = 0
-        for rank in told:
+        asked = told[0].is_stop_asked
+        for rank in told[1:]:
             asked |= rank.is_stop_asked
         self.is_join_asked = asked > 1
-        self.busy_ns = [rank.busy_ns for rank in told] if shares.leaves == self.replicas else ()
+        if self.transport.world_size > 1:
+            self.busy_ns = [rank.busy_ns for rank in told] if shares.leaves == self.replicas else ()
         return Gradients(
             losses=tuple(losses),
             loss=weighed.loss if second is None else losses[0],
@@ -227,10 +234,8 @@ class Exact(Strategy):
         gradient = 0 if self._second is None else self._second.checksum
         if self.witness is not None:
             gradient = self.witness.tell(self._sum.trainable)
-        return RankReport(
-            self._step, self._weights, gradient,
-            is_stop_asked=self.is_stop_asked(), busy_ns=self._busy_ns, is_training=self.model.training,
-        )  # fmt: skip
+        told = self._step, self._weights, gradient, 1, 1, self.is_stop_asked(), self._busy_ns, 0, self.model.training
+        return _rank_report(told)
 
     def clip_gradients(self) -> None:
         """See `Strategy.clip_gradients`; what an optimizer for sparse gradients is to get is sparse from here on."""
@@ -242,6 +247,7 @@ class Exact(Strategy):
     def begin_again(self, *, is_within: bool) -> None:
         """See `Strategy.begin_again`: nothing but buffers and sums has been written to."""
         self._sum.give_up()
+        self._laid_out = -1
         if is_within:
             self._buffers.start_replica()
         for each in self._sums.values():
@@ -267,3 +273,7 @@ class Exact(Strategy):
     def close(self) -> None:
         for each in self._sums.values():
             each.close()
+
+
+_now_ns = time.perf_counter_ns
+_rank_report: Callable[[tuple[int, ...]], RankReport] = functools.partial(tuple.__new__, RankReport)

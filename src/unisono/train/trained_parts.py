@@ -67,6 +67,7 @@ class Parts:
             pin(each)
             each.register_step_pre_hook(self._refuse_foreign_step)
         self._num_groups = {name: len(each.param_groups) for name, each in self.optimizers.items()}
+        self._counted = [(each, self._num_groups[name]) for name, each in self.optimizers.items()]
         self.model = model
         self.strategy: Strategy
         self.flags: FlagWatch
@@ -122,7 +123,9 @@ class Parts:
 
     def check_loop(self, step: int) -> None:
         """Refuse (`StepError`) what the loop may not change between two steps; parameters, where steps have doubled."""
-        self.check_groups()
+        for each, count in self._counted:
+            if len(each.param_groups) != count:
+                self.check_groups()
         self._between.check_gradients(step)
         if not step & (step - 1):
             self._between.check_parameters()

@@ -82,4 +82,5 @@ def handed_out(
         yield from loader.batches(first, last)
         return
     for step in range(first, last + 1):
-        yield step, loader.sampler.epoch_of(step), loader.sampler.batch(step), None, ""
+        epoch, batch = loader.sampler.at(step)
+        yield step, epoch, batch[:], None, ""

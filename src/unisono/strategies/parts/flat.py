@@ -9,7 +9,7 @@ zero.
 import cmath
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from unisono.collectives.pieces import ALIGNMENT, cut_into_buckets, padded_lengt
 from unisono.determinism.switches import MODULUS, add_checksums, adder, checksum
 from unisono.errors import StepError
 
-STRIDED = torch.strided
+STRIDED, NO_TENSOR = torch.strided, type(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +218,12 @@ def fold(views: list[Tensor], tensors: Sequence[Tensor | None], *, adds: bool) -
         tensors: Of their shapes and dtypes.
         adds: Whether they are added.
     """
-    found = [tensor for tensor in tensors if tensor is not None]
     if not views:
         return
-    if len(found) == len(tensors):  # as nearly always
-        targets = views
-    else:
+    found: Any = tensors
+    targets = views
+    if NO_TENSOR in {*map(type, tensors)}:
+        found = [tensor for tensor in tensors if tensor is not None]
         targets = [view for view, tensor in zip(views, tensors, strict=True) if tensor is not None]
         for view, tensor in zip(views, tensors, strict=True):
             if tensor is None and not adds:

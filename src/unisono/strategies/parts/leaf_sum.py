@@ -1,6 +1,7 @@
 """The sum of a step's replicas along the canonical tree: gradients and buffers, in flat buffers that are used again."""
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -14,8 +15,8 @@ from unisono.collectives.exchange import OneByOne, exchange_over
 from unisono.collectives.transport import Transport
 from unisono.collectives.tree import Node
 from unisono.errors import ConfigError
-from unisono.strategies.parts.flat import STRIDED, FlatBuffer, Layout, are_finite, strided
-from unisono.strategies.parts.fold import EarlyFold, Fold
+from unisono.strategies.parts.flat import NO_TENSOR, STRIDED, FlatBuffer, Layout, are_finite, strided
+from unisono.strategies.parts.fold import NONE, EarlyFold, Fold, leave
 from unisono.strategies.parts.overlap import Overlap
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 
@@ -70,12 +71,14 @@ class LeafSum:
 
         The `number` is that of updates of the same step before this one.
         """
-        self._rounding = None if self._rounding is None else self._rounding.at_step(step + (number << 40))
-        flags = [parameter.requires_grad for parameter in self._all]
+        if self._rounding is not None:
+            self._rounding = self._rounding.at_step(step + (number << 40))
+        flags = [*map(_REQUIRES_GRAD, self._all)]
         if flags != self._flags:
             self._flags = flags
             self.trainable = {name: part for name, part in self._parameters.items() if part.requires_grad}
             self._trained = [*self.trainable.values()]
+            self._every, self._plain = (*range(len(self._trained)),), [STRIDED] * len(self._trained)
             self._check_rounded()
             self._layout = Layout(
                 self._trained, self._buffers.floats(), self._transport.world_size, are_apart=self._rounding is not None
@@ -86,8 +89,7 @@ class LeafSum:
             self._pool.append(self._total)
         self._total, self._sent, self._leaves, self._is_spoilt = None, None, leaves, False
         self._sums: list[tuple[Node, FlatBuffer]] = []
-        for parameter in self._all:  # frozen ones too: an old gradient would go on being applied
-            parameter.grad = None
+        leave(self._all, NONE)  # frozen ones too: an old gradient would go on being applied
 
     def start_replica(self, replica: int, placement: Sequence[range], *, is_last: bool) -> None:
         """Begin the passes of a replica."""
@@ -119,23 +121,23 @@ class LeafSum:
             if self._sent is not None:
                 self._overlap.seal(floats)
                 return True
-        early, taken = (None, {}) if self._early is None else self._early.end()
-        rest = _others(frozenset(taken), len(self._trained))
+        early, taken = _NOT_EARLY if self._early is None else self._early.end()
+        rest = _others(frozenset(taken), len(self._trained)) if taken else self._every
         grads = self._look_at(rest, present)
         fold = self._fold(replica) if early is None else early
         found = self._take_in(fold, rest, grads, taken, look)
         if floats:
             fold.put_floats(floats)
         self._sums = fold.sums(_whole, self._add, None if self._rounding is None else self._settle)
-        for parameter in self._trained:
-            parameter.grad = None
+        leave(self._trained, NONE)
         return found
 
     def _look_at(self, indices: Sequence[int], present: npt.NDArray[np.bool_]) -> list[Tensor | None]:
         """Return the gradients of some parameters, by their indices; set in `present` who has one, and all others."""
-        grads = [self._trained[index].grad for index in indices]
-        if all(grad is not None and grad.layout is STRIDED for grad in grads):  # as nearly always
-            present.fill(True)
+        trained = self._trained if indices is self._every else [self._trained[index] for index in indices]
+        grads = [*map(_GRAD, trained)]
+        if NO_TENSOR not in {*map(type, grads)} and [*map(_LAYOUT, grads)] == self._plain[: len(grads)]:
+            present.fill(True)  # as nearly always
             return grads
         names, had = [*self.trainable], present[[*indices]]
         present.fill(True)
@@ -145,17 +147,16 @@ class LeafSum:
         return grads
 
     def reduce(self, placement: Sequence[range]) -> tuple[int, bool]:
-        """Finish the tree over all ranks; collective.
-
-        Returns:
-            The checksum of the sum; whether the gradients of this rank's last replica are finite, as far as `add` has
-            not said so.
-        """
+        """Finish the tree over all ranks, by `send` and `finish`; return what `finish` does, and `send`; collective."""
         is_finite = self.send(placement)
         return self.finish(), is_finite
 
     def send(self, placement: Sequence[range]) -> bool:
-        """Do the first part of `reduce`: return when this rank's sums are on their way."""
+        """Do the first part of `reduce`: return when this rank's sums are on their way.
+
+        Returns:
+            Whether the gradients of its last replica are finite, as far as `add` has not said so.
+        """
         is_finite = True
         if self._sent is not None and self._overlap is not None:
             is_finite = self._overlap.wait_sent()
@@ -174,7 +175,7 @@ class LeafSum:
         return (self._exchange if self._buckets else OneByOne(self._transport)).tell(message)
 
     def finish(self) -> int:
-        """Do the second part of `reduce`, after `send`; collective."""
+        """Do the second part of `reduce`, after `send`; return the checksum of the sum; collective."""
         return self.finish_unread().checksum()
 
     def finish_unread(self) -> FlatBuffer:
@@ -227,8 +228,10 @@ class LeafSum:
             self._buffers.finish_step(self._transport, self._merged, changed, counted)
         else:
             self._buffers.start_replica()
-        for parameter, view, has in zip(self._trained, self._total.gradients, present.tolist(), strict=True):
-            parameter.grad = view if has else None
+        grads: Sequence[Tensor | None] = self._total.gradients
+        if 0 in (has := present.tobytes()):
+            grads = [view if each else None for view, each in zip(grads, has, strict=True)]
+        leave(self._trained, grads)
         if not is_kept:
             self._pool, self._total = [], None  # see `_new_leaf`
 
@@ -298,8 +301,7 @@ class LeafSum:
         return Fold(self._sums, replica, self._leaves, self._new_leaf, self._rounding)
 
     def _add(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
-        self._pool.append(right)
-        return left.add_(right)
+        return self._keep_left(left.add_(right), right)
 
     def _settle(self, node: Node, total: FlatBuffer) -> FlatBuffer:
         """Round a sum in its place."""
@@ -321,3 +323,8 @@ class LeafSum:
 
 def _whole(buffer: FlatBuffer) -> FlatBuffer:
     return buffer
+
+
+_REQUIRES_GRAD, _GRAD = operator.attrgetter("requires_grad"), operator.attrgetter("grad")
+_LAYOUT = operator.attrgetter("layout")
+_NOT_EARLY: tuple[Fold | None, Mapping[int, int]] = (None, {})

@@ -68,9 +68,7 @@ class Loop:
 
         All ranks must log the same names; the leader's values are written, at the next step that logs.
         """
-        pending = self.pending
-        for name, value in values.items():
-            pending[name] = float(value)
+        self.pending.update(zip(values, map(float, values.values()), strict=True))
 
     def stop(self, reason: str) -> None:
         """End the run after the next step that logs or evaluates; one rank's word is enough for all."""

@@ -53,12 +53,14 @@ class Chain:
             CallbackTimeout: One took longer than the deadline.
             Exception: What a callback has raised, with a note where.
         """
+        if not (hooks := self._hooks[hook]):
+            return
         if self._may_draw[hook]:
             self._loop.run.between.settle()
-        for each in self._hooks[hook]:
+        for each in hooks:
             what = each.what
             try:
-                if each.callback.runs_on == "leader":
+                if each.is_leaders:
                     with only_here(f"callback {what}", self._world):
                         self._deadline.call(what, self._loop.step, each.method, self._loop, *args)
                 else:
@@ -122,6 +124,7 @@ class _Hook:
 
     def __init__(self, callback: Callback, hook: str) -> None:
         self.callback, self.what = callback, f"{name_of(callback)}.{hook}"
+        self.is_leaders = callback.runs_on == "leader"
         self.method: Callable[..., None] = getattr(callback, hook)
 
 

@@ -1,6 +1,7 @@
 """Callbacks that look: the loss, learning rates, gradients and weights, memory, predictions of samples."""
 
 import math
+import operator
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from unisono.options.quantities import DECAY, STEPS
 from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.evaluate import evaluation_mode
 
+_LR = operator.itemgetter("lr")
+
 
 @final
 class LearningRateMonitor(Callback):
@@ -32,7 +35,7 @@ class LearningRateMonitor(Callback):
         groups = loop.optimizer.param_groups
         if len(groups) != len(self._names):
             self._names = [f"lr/{index}" for index in range(len(groups))]
-        loop.log(**{name: group["lr"] for name, group in zip(self._names, groups, strict=True)})
+        loop.log(**dict(zip(self._names, map(_LR, groups), strict=True)))
 
 
 @final

@@ -64,6 +64,7 @@ class RunProgress:
         self.result: dict[str, Any] = {}
         self._is_kept = False  # whether the result is another launch's, which this one had nothing to add to
         self._unsaved: CheckpointError | None = None
+        self._told_saved = -1
         self._loop_s = self._loops_s = 0.0  # of the loop that has ended last; of those before it
 
     @property
@@ -110,7 +111,8 @@ class RunProgress:
         is_first = self.done == self._first
         is_due = self._is_owed or self._is_due(self.done) or self._is_sparse(self.done)
         if not (is_first or is_due or is_last or self.is_stopping):  # as nearly always
-            self._tell_saved()
+            if self._checkpoints is not None and self._checkpoints.committed_step != self._told_saved:
+                self._tell_saved()
             return
         if is_first and self._checkpoints is not None:
             with self._link.phases.within(CHECKPOINT):
@@ -239,7 +241,8 @@ class RunProgress:
                 self._saved, self._is_owed = self.done, False
 
     def _tell_saved(self) -> None:
-        self._link.saved(0 if self._checkpoints is None else self._checkpoints.committed_step)
+        self._told_saved = 0 if self._checkpoints is None else self._checkpoints.committed_step
+        self._link.saved(self._told_saved)
 
     def _facts_of_step(self) -> dict[str, Any]:
         """Return what a checkpoint of the present step tells besides its state: see `Facts`."""

@@ -88,19 +88,17 @@ class Balancer:
     """
 
     def __init__(self, options: StrategyOptions, setting: StrategyContext, live: Live | None) -> None:
-        self._is_on = getattr(options, "balance", "none") == "auto"
+        self.is_on = getattr(options, "balance", "none") == "auto"
         self._setting, self._live = setting, live
         self._balance, self._world = Balance(), None if live is None else live.world
 
     def refuse(self, why: str) -> None:
         """Refuse (`ConfigError`) a run in which replicas cannot move."""
-        if self._is_on:
+        if self.is_on:
             raise ConfigError(f"balance 'auto' moves replicas between steps, and {why}. Hint: leave it out.")
 
     def data(self, strategy: Any, step: int, fetched: Any, fetch: Callable[[], Any]) -> Any:
-        """Return the data from `step` on, where replicas have moved that of `fetch`; called before every step."""
-        if not self._is_on:
-            return fetched
+        """Return the data from `step` on, where replicas have moved that of `fetch`; before every step, if `is_on`."""
         busy_ns, strategy.busy_ns = strategy.busy_ns, ()
         if self._live is not None and self._world is not self._live.world:
             self._world, self._balance = self._live.world, Balance()

@@ -1,7 +1,8 @@
 """The pieces of a training step outside the strategy, as plain functions."""
 
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -85,8 +86,11 @@ def hosted_micros(
     """
     parts = parts_of(num_samples, placement[-1].stop)
     for replica in placement[rank]:
-        if parts[replica]:
-            yield Micro(replica, len(parts[replica]), move(next(fetched), device))
+        if size := len(parts[replica]):
+            yield _micro((replica, size, move(next(fetched), device)))
+
+
+_micro: Callable[[tuple[int, int, Any]], Micro] = functools.partial(tuple.__new__, Micro)  # a third of Micro()'s time
 
 
 def entry_of(batch: Batch, gradients: Gradients, lr: float, evaluations: int = 0) -> Entry:

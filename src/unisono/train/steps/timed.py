@@ -21,7 +21,8 @@ class Timed:
 
     def __call__(self, micro: Any) -> Any:
         HERE.loss = self._judge
-        self._phases.enter(FORWARD)  # a loss over the whole batch comes after all its micro-batches
+        if self._phases.phase != FORWARD:  # a loss over the whole batch comes after all its micro-batches
+            self._phases.enter(FORWARD)
         try:
             found = self.function(micro)
         finally:
