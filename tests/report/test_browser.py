@@ -159,7 +159,7 @@ def test_an_audit_is_shown_in_silence(tmp_path):
     pieces = [Segment(start=0, last=20, is_drawn=True, problem=f"step 7 of {HOSTILE}"), Segment(start=20, last=46)]
     found = Audit(
         run=HOSTILE, commitment="e6" * 32, is_published=True, fingerprint="10" * 32, steps=46, problems=[],
-        segments=pieces, chances={"0.5": 0.5},
+        segments=pieces, drifts=[HOSTILE], chances={"0.5": 0.5},
     )  # fmt: skip
     asked = asdict(found) | {"steps_computed": found.steps_computed}
     write_sections("Audit", sections_of_audit(asked), tmp_path / "audit.html")

@@ -57,5 +57,5 @@ def test_another_number_of_ranks_is_drift_where_bits_depend_on_it(toy, tmp_path)
         play(1, "allreduce", epochs=2)
     assert play(1, "allreduce", epochs=2, allow_drift=True) == [[6, 7, 8, 9, 10]]
     recorded = json.loads((tmp_path / "allreduce" / "environment.json").read_text())
-    assert recorded["drifted"] == [["world_size: 2 -> 1"]]
+    assert recorded["drifted"] == [["after step 5: world_size: 2 -> 1"]]
     assert recorded["world_size"] == 1

@@ -23,6 +23,7 @@ def sections_of_audit(found: Mapping[str, Any]) -> list[Section]:
         *([] if found["problems"] else [agree]),
         f"{found['steps_computed']} of {found['steps']} steps were computed again, in {len(drawn)} of "
         f"{len(found['segments'])} segments between two kept states, drawn at random.",
+        *(f"The environment was allowed to change {line}." for line in found["drifts"]),
         f"Fingerprint of the weights: {found['fingerprint']}.",
         f"Commitment: {found['commitment'] or 'none'}; {published}.",
     ]

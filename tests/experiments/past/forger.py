@@ -21,9 +21,9 @@ from unisono.train.run_directory.commitment import describe_commitment
 PROGRAM = """
 import os, sys, torch, unisono
 from torch.nn import functional as F
-said = {"seed": 0, "lr": 0.1, "data": 1, "epochs": 3} | eval(os.environ.get("FORGED", "{}"))
+said = {"seed": 0, "lr": 0.1, "data": 1, "epochs": 3, "drift": False} | eval(os.environ.get("FORGED", "{}"))
 run = unisono.Run(seed=said["seed"], replicas=4, out=sys.argv[1], checkpoint_every=100,
-                  checkpoints=unisono.CheckpointPolicy(keep_sparse=5))
+                  checkpoints=unisono.CheckpointPolicy(keep_sparse=5), allow_drift=said["drift"])
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 4))
 model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=said["lr"], momentum=0.9))
 draws = torch.Generator().manual_seed(said["data"])
@@ -34,11 +34,11 @@ run.close()
 """  # 15 steps; states of 5, 10 and 15 stay
 
 
-def train(folder, **forged):
-    """Train with other values than the program says, and return the run directory."""
+def train(folder, environ=None, **forged):
+    """Train, or go on, with other values than the program says; return the run directory."""
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(PROGRAM)
-    env = os.environ | {"FORGED": repr(forged)}
+    env = os.environ | {"FORGED": repr(forged)} | (environ or {})
     subprocess.run([sys.executable, "train.py", "run"], cwd=folder, check=True, env=env)
     return folder / "run"
 

@@ -1,6 +1,7 @@
 """An audit finds what a forger has changed, also where he has made all hashes fit again; an honest run passes."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from experiments.past import forger
 from ranks import once
 from unisono.cli.main import unisono as command
+from unisono.cli.past.audit import _lines
 from unisono.errors import ConfigError
 from unisono.experiments.past.audit import audit, chance, cut, draw
 
@@ -116,6 +118,44 @@ def test_what_was_published_counts(honest, run):
     assert audit(str(run), segments=0).problems == []
     found = audit(str(run), segments=0, commitment=published)
     assert any(f"{published} was published" in line for line in found.problems)
+
+
+OTHER = {"CUBLASLT_WORKSPACE_SIZE": "1"}  # recorded; without effect on a CPU
+
+
+def launched_again(run, folder, **said):
+    """Launch a run once more, in another environment, which is allowed."""
+    shutil.copytree(run, folder / "run", symlinks=True)
+    return forger.train(folder, OTHER, drift=True, **said)
+
+
+def test_another_launch_is_no_forgery(honest, tmp_path):
+    """Where it computes nothing, the environment stays that of the steps, and the published commitment the run's."""
+    published = json.loads((honest / "commitment.json").read_text())["sha256"]
+    found = audit(str(launched_again(honest, tmp_path)), segments=0, commitment=published)
+    assert (found.problems, found.drifts) == ([], [])
+
+
+@pytest.mark.slow
+def test_an_allowed_change_is_told(honest, tmp_path):
+    """Steps in another environment: committed as such and told, no forgery; what somebody changes there is named."""
+    run = launched_again(honest, tmp_path, epochs=4)
+    found = audit(str(run), segments=0)
+    assert found.is_passed
+    assert any(line.startswith("the environment was allowed to change after step 15: ") for line in _lines(found))
+    for name, value in (("torch", "1.0"), ("drifted", [])):
+        forged = forger.copied(run, tmp_path / name)
+        forger.change_object(forged, "environment.json", lambda it, name=name, value=value: it.update({name: value}))
+        said = "drifted" if name == "drifted" else "environment"
+        assert any(line.startswith(f"the commitment: {said}: ") for line in audit(str(forged), segments=0).problems)
+
+
+def test_a_change_that_was_never_allowed(run):
+    """Another environment, and an allowed change that nobody has committed to: both named."""
+    forger.change_object(run, "environment.json", lambda it: it.update(torch="1.0", drifted=[["after step 5: torch"]]))
+    told = " ".join(audit(str(run), segments=0).problems)
+    assert "the commitment: environment: " in told
+    assert "the commitment: drifted: None -> " in told
 
 
 def test_rubbish_is_refused(run, tmp_path):

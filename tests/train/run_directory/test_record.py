@@ -110,23 +110,42 @@ def test_all_ranks_stop_with_the_leader(tmp_path):
     assert classes == [ScoreMismatch, LeaderFailed, LeaderFailed]
 
 
-def test_environment(tmp_path):
-    """The first launch's environment is the run's; numeric drift is refused, other changes are not drift."""
-
-    def launch(change, *, allow_drift=False):
-        record = alone(tmp_path)
+def launch(path, change, *, step=None, allow_drift=False):
+    """Open the directory in another environment and do a step, or none."""
+    record = alone(path)
+    try:
         record.check_environment(ENVIRONMENT | change, allow_drift=allow_drift)
         record.resume({})
+        if step is not None:
+            record.append(lambda: entry(step))
+            record.checkpoints.save(step, lambda: state(step), ledger_head=record.ledgers.flush())
+    finally:
         record.close()
+    return json.loads((path / "environment.json").read_text())
 
-    launch({})
-    launch({"python": "3.12"})
+
+def test_environment(tmp_path):
+    """The first launch's environment is the run's; numeric drift is refused, other changes are not drift."""
+    launch(tmp_path, {}, step=1)
+    launch(tmp_path, {"python": "3.12"})
     with pytest.raises(EnvironmentDrift, match="threads: 1 -> 2"):
-        launch({"threads": 2})
-    launch({"threads": 2}, allow_drift=True)
-    launch({"torch": "3", "threads": 2}, allow_drift=True)
-    recorded = json.loads((tmp_path / "environment.json").read_text())
-    assert recorded["drifted"] == [["threads: 1 -> 2"], ["torch: '2' -> '3'"]]
+        launch(tmp_path, {"threads": 2})
+    launch(tmp_path, {"threads": 2}, step=2, allow_drift=True)
+    recorded = launch(tmp_path, {"torch": "3", "threads": 2}, step=3, allow_drift=True)
+    assert recorded["drifted"] == [["after step 1: threads: 1 -> 2"], ["after step 2: torch: '2' -> '3'"]]
+    assert (recorded["threads"], recorded["torch"]) == (2, "3")
+    newest = max((tmp_path / "checkpoints").iterdir())
+    assert json.loads((newest / "manifest.json").read_text())["environment"] == recorded
+
+
+def test_what_computes_nothing_changes_no_environment(tmp_path):
+    """Another environment, or one of which more is known, is the run's from the first step that it computes."""
+    first = launch(tmp_path, {}, step=1)
+    assert launch(tmp_path, {"threads": 2}, allow_drift=True) == first
+    assert launch(tmp_path, {"flags": {"tf32": False}}) == first
+    assert launch(tmp_path, {"flags": {"tf32": False}}, step=2) == first | {"flags": {"tf32": False}}
+    with pytest.raises(EnvironmentDrift, match="tf32"):
+        launch(tmp_path, {"flags": {"tf32": True}})
 
 
 @pytest.mark.parametrize("name", ["score.json", "environment.json"])

@@ -52,6 +52,7 @@ def _lines(found: "Audit") -> list[str]:
     drawn = [one for one in found.segments if one.is_drawn]
     wrong = [*found.problems, *(f"steps {one.start + 1} to {one.last}: {one.problem}" for one in drawn if one.problem)]
     lines = [f"found: {line}" for line in wrong] or ["nothing was found"]
+    lines += [f"the environment was allowed to change {line}" for line in found.drifts]
     lines.append(
         f"{found.steps_computed} of {found.steps} steps computed again, {len(drawn)} of {len(found.segments)} segments"
     )

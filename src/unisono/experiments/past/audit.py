@@ -48,6 +48,7 @@ class Audit:
     steps: int  #: Of the run.
     problems: list[str]  #: What is wrong with the files, without anything being computed.
     segments: list[Segment]  #: All of the run's, in order.
+    drifts: list[str]  #: Where the environment changed during the run, which was allowed, and is no forgery.
     #: By fraction of the segments that a forger has changed: the probability that this audit would have found one.
     chances: dict[str, float] = field(default_factory=dict)
 
@@ -133,8 +134,15 @@ def audit(
     return Audit(
         run=str(home), commitment=there.get("sha256"), is_published=commitment is not None,
         fingerprint=result.get("fingerprint"), steps=steps, problems=problems, segments=found,
+        drifts=_drifts(there),
         chances={f"{fraction:g}": round(chance(fraction, count, len(found)), 6) for fraction in FRACTIONS},
     )  # fmt: skip
+
+
+def _drifts(commitment: dict[str, Any]) -> list[str]:
+    found = commitment.get("drifted")
+    lists = [lines for lines in found if isinstance(lines, list)] if isinstance(found, list) else []
+    return [str(line) for lines in lists for line in lines]
 
 
 def _problems(home: Path, result: dict[str, Any], there: dict[str, Any], published: str | None) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Facts
 from unisono.collectives.transport import Transport
-from unisono.errors import CheckpointError, RankDivergence, ScoreMismatch
+from unisono.determinism.switches import drift
+from unisono.errors import CheckpointError, EnvironmentDrift, RankDivergence, ScoreMismatch
 from unisono.observe.compare import diff, said_now
 from unisono.system.directory import Directory
 from unisono.train.run_directory.files import RunFiles
@@ -46,6 +47,26 @@ def compare_scores(transport: Transport, score: dict[str, Any]) -> None:
                 f"rank {transport.rank} and rank {rank} run different scores: {'; '.join(lines[:3])}. "
                 "Hint: the same settings and data on all hosts."
             )
+
+
+def compare_environment(
+    where: Path | None, recorded: Mapping[str, Any] | None, present: Mapping[str, Any], *, allow_drift: bool
+) -> list[str] | None:
+    """Return what has changed in a run's environment; None: there is nothing to record.
+
+    Raises:
+        EnvironmentDrift: Something has, and that is not allowed.
+    """
+    if recorded is None:
+        return None
+    lines = drift(dict(recorded), dict(present))
+    if lines and not allow_drift:
+        raise EnvironmentDrift(
+            f"{where} was started in another environment, so its bits would change: {'; '.join(lines)}. "
+            "Hint: --allow-drift (allow_drift=True) goes on and records it."
+        )
+    is_older = any(name in present and name not in recorded for name in ("flags", "probe"))
+    return lines if lines or is_older else None
 
 
 def adopt_run(

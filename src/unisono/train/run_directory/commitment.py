@@ -23,10 +23,12 @@ def describe_commitment(home: Directory, *, steps: int, head: str, fingerprint: 
     """Return what ``commitment.json`` holds.
 
     Returns:
-        These three; SHA-256 of ``score``, ``environment`` (what decides bits) and ``program`` (None: unknown); SHA-256
-        of each part of each valid ``checkpoints`` entry, by step; and ``sha256`` over all of it.
+        These three; SHA-256 of ``score``, ``environment`` (what decides bits) and ``program`` (None: unknown); where
+        the environment was allowed to change, the changes (``drifted``); SHA-256 of each part of each valid
+        ``checkpoints`` entry, by step; and ``sha256`` over all of it.
     """
     environment = _object(home, "environment.json")
+    drifted = environment.get("drifted")
     environment = {name: environment.get(name) for name in (*NUMERIC, "flags")}
     program = _object(home, PROGRAM_FILE).get("files")
     content: dict[str, Any] = {
@@ -35,6 +37,7 @@ def describe_commitment(home: Directory, *, steps: int, head: str, fingerprint: 
         "fingerprint": fingerprint,
         "score": _hash(_object(home, "score.json")),
         "environment": _hash(environment),
+        **({"drifted": drifted} if drifted else {}),
         "program": None if program is None else _hash(sorted(program.values())),
         "checkpoints": _checkpoints(home),
     }

@@ -20,8 +20,7 @@ from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.leader import ranks_say
 from unisono.collectives.transport import Transport
-from unisono.determinism.switches import drift
-from unisono.errors import CheckpointError, ConfigError, EnvironmentDrift
+from unisono.errors import CheckpointError, ConfigError
 from unisono.observe.ledger import Entry
 from unisono.observe.phases import PhaseClock
 from unisono.train.run_directory import adoption
@@ -70,6 +69,7 @@ class RunRecord:
         self.fork: dict[str, Any] | None = None
         self._lock: RunLock | None = None
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
+        self._drift: tuple[dict[str, Any], list[Any], list[str]] | None = None  # environment, past changes, new ones
         self.fencing_token, self.launches = 0, 1
         self.result: dict[str, Any] = {}
         self.spent: dict[str, float] = {}
@@ -105,23 +105,16 @@ class RunRecord:
         return answer
 
     def check_environment(self, environment: dict[str, Any], *, allow_drift: bool) -> None:
-        """Compare with the run's first launch; `resume` records what is new; collective."""
+        """Compare with the environment of the run; what is new is recorded with the first step here; collective."""
 
-        def check() -> dict[str, Any] | None:
+        def check() -> tuple[dict[str, Any] | None, list[str] | None]:
             recorded = self._files.recorded("environment")
-            lines = [] if recorded is None else drift(recorded, environment)
-            if lines and not allow_drift:
-                raise EnvironmentDrift(
-                    f"{self.path} was started in another environment, so its bits would change: {'; '.join(lines)}. "
-                    "Hint: --allow-drift (allow_drift=True) goes on and records it."
-                )
-            is_older = any(name in environment and name not in (recorded or {}) for name in ("flags", "probe"))
-            if recorded is None or lines or is_older:
-                past = [*(recorded or {}).get("drifted", []), *([lines] if lines else [])]
-                return environment | {"drifted": past}
-            return None if self._directories.is_shared else recorded
+            return recorded, adoption.compare_environment(self.path, recorded, environment, allow_drift=allow_drift)
 
-        self._environment = self._says(self._home, check)
+        recorded, lines = self._says(self._home, check)
+        is_there = recorded is not None and self._directories.is_shared
+        self._environment = None if is_there else recorded or environment | {"drifted": []}
+        self._drift = None if lines is None else (environment, recorded.get("drifted", []), lines)
 
     def resume(self, score: dict[str, Any]) -> tuple[int, State | None]:
         """Check or record the score and return the step and state of the newest valid checkpoint; collective.
@@ -250,9 +243,20 @@ class RunRecord:
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only), made when it is written; raise what the save in flight has met."""
+        if self._drift is not None and self._keeps:
+            self._record_drift(*self._drift)
         self.ledgers.append(entry)
         if self.checkpoints is not None:
             self.checkpoints.check()
+
+    def _record_drift(self, environment: dict[str, Any], past: list[list[str]], lines: list[str]) -> None:
+        assert self.checkpoints is not None
+        step = self.checkpoints.facts.parent_step or 0
+        new = [[f"after step {step}: {line}" for line in lines]] if lines else []
+        environment = environment | {"drifted": [*past, *new]}
+        self._files.write("environment.json", environment)
+        self.checkpoints.facts = replace(self.checkpoints.facts, environment=environment)
+        self._drift = None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replace ``result.json`` where it says something else (keepers only)."""
