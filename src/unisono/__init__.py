@@ -114,10 +114,9 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - spelled once
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, and the modules of callbacks and collectives, which the reference names."""
     if name not in _MODULES and name not in _HOMES:
-        from unisono.system.hints import nearest
+        from unisono.system.hints import instead
 
-        hint = "" if name.startswith("_") else nearest(name, __dir__())
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}.{hint}")
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}.{instead(name, __dir__())}")
     from unisono.system.loading import collector_at_rest
 
     with collector_at_rest():

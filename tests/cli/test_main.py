@@ -169,6 +169,14 @@ def test_only_the_nearest_option_is_proposed(monkeypatch, capsys):
         (["train", "digits", "--strategy", "dpp"], "'ddp' or 'dp'"),
         (["train", "digits", "--gpus", "0,1"], "Hint: --gpus cpu"),
         (["checkpoint", "export", "runs/a", "--out", "b.pt"], "without a flag, as the last argument"),
+        (["checkpoint", "export", "runs/a"], "Example: unisono checkpoint export runs/digits model.safetensors"),
+        (["watch"], "Example: unisono watch runs/digits"),
+        (["run", "--multi_gpu", "train.py"], "-n says how many processes"),
+        (["run", "--num_machines", "2", "train.py"], "'--nnodes'"),
+        (["train", "digits", "--resume"], "The same command with the same --out goes on."),
+        (["train", "resnet"], "Hint: `unisono run SCRIPT` trains a model of your own."),
+        (["launch", "train.py"], "on this machine: unisono run train.py"),
+        (["eval", "runs/a"], "unisono predict RUN FILE"),
     ],
 )
 def test_a_mistyped_option_names_the_nearest(monkeypatch, capsys, arguments, meant):

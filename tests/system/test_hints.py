@@ -1,6 +1,9 @@
 """What was probably meant."""
 
-from unisono.system.hints import nearest, nearest_options
+import pytest
+
+import unisono
+from unisono.system.hints import ELSEWHERE, instead, nearest, nearest_options
 
 
 def test_the_nearest_name_is_a_hint():
@@ -24,3 +27,18 @@ def test_options_by_the_words_of_other_programs():
     assert nearest_options("--num-train-epochs", known) == ["--epochs"]
     assert nearest_options("--epcohs", known) == ["--epochs"]
     assert nearest_options("--nonsense-all-through", known) == []
+
+
+def test_names_of_other_libraries():
+    """Each with what to write here; what is private has no hint, a misspelt name the nearest."""
+    assert instead("Accelerator", ["Run"]) == " Hint: from unisono.compat.accelerate import Accelerator."
+    assert instead("Rnu", ["Run", "Trainer"]) == " Hint: did you mean 'Run'?"
+    assert instead("_Run", ["Run"]) == ""
+    assert not ELSEWHERE.keys() & {*unisono.__all__}
+    for name in ("Accelerator", "EarlyStopping"):
+        with pytest.raises(AttributeError, match=f"'unisono' has no attribute '{name}'. Hint: .*{name}"):
+            getattr(unisono, name)
+    with pytest.raises(AttributeError, match=r"'unisono.callbacks' has no attribute 'ModelCheckpoint'. Hint: .*keep="):
+        unisono.callbacks.ModelCheckpoint  # noqa: B018
+    with pytest.raises(AttributeError, match="did you mean 'EarlyStopping'"):
+        unisono.callbacks.EarlyStoping  # noqa: B018

@@ -48,7 +48,10 @@ _NO_VERBS = {
     **dict.fromkeys(("export", "convert", "onnx"), "unisono checkpoint export RUN model.safetensors (.onnx, .pt)"),
     **dict.fromkeys(("list", "ls", "clean", "prune"), "unisono checkpoint --help"),
     **dict.fromkeys(("infer", "inference", "generate", "ask"), "unisono predict RUN FILE"),
-    **dict.fromkeys(("eval", "evaluate", "status", "show", "logs", "tail", "monitor", "top"), "unisono watch RUN"),
+    **dict.fromkeys(
+        ("eval", "evaluate"), "unisono predict RUN FILE; the scores of the test set are in RUN/result.json"
+    ),
+    **dict.fromkeys(("status", "show", "logs", "tail", "monitor", "top"), "unisono watch RUN"),
     **dict.fromkeys(("plot", "summary", "dashboard"), "unisono report RUN --out report.html"),
     **dict.fromkeys(("kill", "stop", "cancel"), "Ctrl-C or SIGTERM to the run saves it"),
     **dict.fromkeys(("env", "info", "check"), "unisono doctor"),
@@ -58,6 +61,15 @@ _NO_VERBS = {
     "config": "unisono train RECIPE --config FILE",
 }
 """Words of other programs, and what is written here."""
+
+_NO_OPTIONS = {
+    "--resume": "The same command with the same --out goes on.",
+    "--config-file": "accelerate's file is not read: -n says how many processes, --nnodes how many hosts.",
+    "--multi-gpu": "-n says how many processes; each has a GPU of its own where there are GPUs.",
+    "--accelerator": "GPUs are used where there are any; --gpus says which.",
+    "-v": "unisono --version; there is no verbose output.",
+}
+"""Options of other programs, and what is done here."""
 
 START = f"""\
 unisono {__version__}: distributed PyTorch training, bit-identical for any number of workers.
@@ -100,8 +112,22 @@ def unisono(context: click.Context) -> None:
         click.echo(START, nl=False)
 
 
-def _with_what_was_meant(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error with the nearest options, or with ours for another program's word; click knows letters only."""
+def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
+    """Return an error of click's with what to write: for an option that there is not, or something that is missing."""
+    if isinstance(error, click.NoSuchOption):
+        return click.UsageError(f"No such option {error.option_name!r}. {_meant_option(error)}".strip(), ctx=error.ctx)
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        from unisono.cli.output.examples import EXAMPLES
+
+        examples = EXAMPLES.get(error.ctx.command_path.removeprefix("unisono "), ())
+        told = error.format_message()
+        hint = f" Example: {examples[0]}" if examples and "\n" not in told else ""  # lists of recipes say enough
+        return click.UsageError(f"{told}{hint}", ctx=error.ctx)
+    return error
+
+
+def _meant_option(error: click.NoSuchOption) -> str:
+    """Return what to write: the nearest options, or ours for another program's word; click knows letters only."""
     from unisono.system.hints import nearest_options
 
     context = error.ctx
@@ -112,13 +138,14 @@ def _with_what_was_meant(error: click.NoSuchOption) -> click.UsageError:
         if not getattr(parameter, "hidden", False)
         for flag in (*parameter.opts, *parameter.secondary_opts)
     ]
-    meant = nearest_options(error.option_name, known)
-    hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
     if error.option_name == "--out" and any(
         isinstance(each, click.Argument) and each.name == "file" for each in parameters
     ):
-        hint = " The file is written without a flag, as the last argument."
-    return click.UsageError(f"No such option {error.option_name!r}.{hint}", ctx=context)
+        return "The file is written without a flag, as the last argument."
+    if error.option_name in _NO_OPTIONS:
+        return _NO_OPTIONS[error.option_name]
+    meant = nearest_options(error.option_name, known)
+    return f"Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
 
 
 def main() -> NoReturn:
@@ -129,7 +156,7 @@ def main() -> NoReturn:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
         told = io.StringIO()
-        (_with_what_was_meant(error) if isinstance(error, click.NoSuchOption) else error).show(told)
+        _with_what_was_meant(error).show(told)
         click.echo(tidy(told.getvalue()), nl=False, err=True)  # what was typed stands in it
         raise SystemExit(error.exit_code) from None
     except (click.Abort, KeyboardInterrupt):  # while options were read: what a verb has begun, it tells itself

@@ -45,15 +45,39 @@ ANSWERS = {
 }
 """By keyword: those of torch's DataLoader, and of Lightning's ``fit``."""
 
+_LAUNCHED = "Hint: the launcher decides it: `unisono run -n 4 script.py`, or unisono.launch(function, workers=4)."
+_DETERMINED = "a run is deterministic by itself. Hint: leave it out."
+_LOGGED = (
+    "Hint: callbacks.TensorBoard(), MLflow() or WandB() of a Trainer; run.record({'name': value}) in your own loop."
+)
+RUN_ANSWERS = {
+    **dict.fromkeys(("devices", "num_nodes", "workers", "num_processes", "world_size", "nprocs"), _LAUNCHED),
+    **dict.fromkeys(("deterministic", "benchmark", "use_seedable_sampler"), _DETERMINED),
+    **dict.fromkeys(("log_with", "logger", "loggers", "report_to"), _LOGGED),
+    **dict.fromkeys(
+        ("max_epochs", "num_train_epochs", "epochs"), "Hint: run.steps(loader, epochs=...), or Trainer.fit(epochs=...)."
+    ),
+    "accelerator": "GPUs are used where there are any. Hint: device='cpu' for the CPU.",
+    "cpu": "Hint: device='cpu'.",
+    "split_batches": "batch_size= of run.loader counts the samples of all workers, always. Hint: leave it out.",
+    "backend": "Hint: transport='gloo' for sockets between the workers; else leave it out.",
+    "find_unused_parameters": "the default strategy needs no such option. Hint: strategy=unisono.strategy('ddp', "
+    "find_unused_parameters=True) with DDP; else leave it out.",
+}
+"""By keyword: those of accelerate's, Lightning's and transformers' settings, given to `Run`."""
+
 
 _TAKEN_BY: dict[str, list[str]] = {}  # by keyword: the functions that answer, and have it
 
 
 def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function answer keywords that it does not have: with `ANSWERS` where it loads data, else a `TypeError`."""
+    """Let a function answer keywords that it does not have: with `ANSWERS` where it loads data, else a `TypeError`.
+
+    `Run` answers with `RUN_ANSWERS`.
+    """
     known = inspect.signature(function).parameters
     name = function.__qualname__.removesuffix(".__init__").replace("RunState", "Run")
-    answers = ANSWERS if "num_workers" in known else {}
+    answers = ANSWERS if "num_workers" in known else RUN_ANSWERS if name == "Run" else {}
     for each, parameter in known.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             _TAKEN_BY.setdefault(each, []).append(f"{name}()")

@@ -275,7 +275,8 @@ class Options:
 def find(name: str) -> Recipe:
     """Return a recipe by name; `ConfigError` names the nearest where there is none."""
     if name not in RECIPES:
-        raise ConfigError(f"expected one of the recipes {', '.join(RECIPES)}, got {name!r}.{nearest(name, RECIPES)}")
+        hint = nearest(name, RECIPES) or " Hint: `unisono run SCRIPT` trains a model of your own."
+        raise ConfigError(f"expected one of the recipes {', '.join(RECIPES)}, got {name!r}.{hint}")
     return RECIPES[name]
 
 

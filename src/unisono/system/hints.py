@@ -10,12 +10,26 @@ _OTHER_WORDS = {
     "lr": ("learning-rate", "base-lr", "init-lr", "eta"),
     "batch-size": ("batch", "bs", "train-batch-size", "global-batch-size", "per-device-train-batch-size"),
     "epochs": ("num-epochs", "max-epochs", "num-train-epochs", "n-epochs"),
-    "out": ("output", "output-dir", "save-dir", "logdir", "log-dir", "checkpoint-dir", "default-root-dir", "resume"),
+    "out": (
+        "output",
+        "output-dir",
+        "save-dir",
+        "logdir",
+        "log-dir",
+        "checkpoint-dir",
+        "default-root-dir",
+        "project-dir",
+        "resume",
+    ),
     "clip-norm": ("max-grad-norm", "grad-clip", "clip-grad", "gradient-clip-val"),
     "workers": ("num-processes", "nproc-per-node", "nproc", "nprocs", "num-gpus", "world-size", "np"),
     "replicas": ("gradient-accumulation-steps", "accumulate-grad-batches", "accum-iter"),
     "precision": ("fp16", "amp", "mixed-precision", "autocast", "dtype"),
-    "gpus": ("gpu", "device", "accelerator", "cuda"),
+    "gpus": ("gpu", "device", "accelerator", "cuda", "gpu-ids"),
+    "nnodes": ("num-machines", "num-nodes", "nodes"),
+    "node-rank": ("machine-rank",),
+    "master-addr": ("main-process-ip", "master-address"),
+    "master-port": ("main-process-port",),
     "checkpoint": ("step", "ckpt", "ckpt-path", "which"),
     "loss": ("criterion", "loss-fn", "loss-function"),
     "test-set": ("val-set", "valid-set", "eval-dataset", "validation-data"),
@@ -26,11 +40,37 @@ _OTHER_WORDS = {
 }
 """Options as other programs call them, by ours."""
 
+ELSEWHERE = {
+    "Accelerator": "from unisono.compat.accelerate import Accelerator",
+    "Fabric": "from unisono.compat.fabric import Fabric",
+    "LightningModule": "a plain nn.Module; unisono.Trainer(run, model, optimizer, loss=...) trains it",
+    "ModelCheckpoint": "unisono.Run(out=..., checkpoints=unisono.CheckpointPolicy(keep=3, best='test_accuracy'))",
+    "TrainingArguments": "the keywords of unisono.Run and of Trainer.fit",
+    **{name: f"unisono.callbacks.{name}" for name in ("EarlyStopping", "LearningRateMonitor", "TensorBoard", "EMA")},
+    **dict.fromkeys(("DDP", "DistributedDataParallel", "FSDP"), "unisono.Run(strategy=...), then run.prepare(...)"),
+    **dict.fromkeys(("DataLoader", "prepare_data_loader"), "run.loader(dataset, batch_size=...)"),
+    **dict.fromkeys(("seed_everything", "set_seed", "manual_seed"), "unisono.Run(seed=...)"),
+    **dict.fromkeys(
+        ("init_process_group", "init"),
+        "unisono.Run() finds the other workers; `unisono run -n 4 script.py` starts them",
+    ),
+    **dict.fromkeys(("notebook_launcher", "spawn"), "unisono.launch(function, workers=2)"),
+    **dict.fromkeys(("save", "save_checkpoint"), "unisono.Run(out=...) saves by itself"),
+    **dict.fromkeys(("all_reduce", "barrier"), "unisono.collectives.all_reduce(tensor), run.transport.barrier()"),
+    **dict.fromkeys(("rank", "world_size", "get_rank", "get_world_size"), "run.world, or unisono.World.current()"),
+}
+"""Names of other libraries' modules, each with what to write here."""
+
 
 def nearest(name: str, known: Iterable[object]) -> str:
     """Return `` Hint: did you mean ...?`` for a name that is none of `known`; nothing where none is near."""
     near = _near(name, [str(other) for other in known])
     return f" Hint: did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def instead(name: str, known: Iterable[object]) -> str:
+    """Return `` Hint: ...`` for a name that a module does not have: what stands in its place here, or the nearest."""
+    return f" Hint: {ELSEWHERE[name]}." if name in ELSEWHERE else "" if name[:1] == "_" else nearest(name, known)
 
 
 def nearest_options(flag: str, known: Iterable[str]) -> list[str]:

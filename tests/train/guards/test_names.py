@@ -13,7 +13,8 @@ from unisono.train.guards.names import ANSWERS
     [
         ("backward", "run.step\\(batch, lambda micro: loss\\)"), ("save_checkpoint", "checkpoint_every="),
         ("resume", "the same out="), ("train", "unisono.Trainer\\("), ("is_main_process", "run.world.is_leader"),
-        ("evalute", "did you mean 'evaluate'"),
+        ("evalute", "did you mean 'evaluate'"), ("global_step", "batch.step"), ("unwrap_model", "not a wrapper"),
+        ("clip_gradients", "clip_norm="), ("autocast", "precision="), ("wait_for_everyone", "transport.barrier"),
     ],
 )  # fmt: skip
 def test_what_there_is_instead(toy, name, said):

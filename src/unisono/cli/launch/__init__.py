@@ -12,8 +12,17 @@ ENGINES = {
 }
 
 
+def _meant(word: str) -> str:
+    """Return a hint for a word that is no engine."""
+    from unisono.system.hints import nearest
+
+    if word.endswith(".py"):
+        return f" Hint: unisono launch {' | '.join(ENGINES)} {word}; on this machine: unisono run {word}."
+    return nearest(word, ENGINES)
+
+
 @click.group(
-    cls=LazyGroup, entries=ENGINES, module="unisono.cli.launch.{}", noun="engine",
+    cls=LazyGroup, entries=ENGINES, module="unisono.cli.launch.{}", noun="engine", meant=_meant,
     short_help="Hand a script to Slurm, Open MPI, Ray or Kubernetes.", subcommand_metavar="ENGINE [ARGS]...",
 )  # fmt: skip
 def launch() -> None:

@@ -9,17 +9,35 @@ _RESUMES = "the same out= goes on where the run stands; run.load_weights(path) f
 _STEPS = "run.step(batch, lambda micro: loss) computes the gradients, adds them up and steps the optimizer"
 _FITS = "unisono.Trainer(run, model, optimizer, loss=...).fit(train_set, epochs=..., batch_size=...)"
 _COLLECTIVES = "unisono.collectives.all_reduce(tensor); metrics are summed over all ranks by run.evaluate"
+_WAITS = "run.transport.barrier(), which all ranks call"
+_CLIPS = "Run(clip_norm=1.0), or clip_value=: every step clips the gradient of the whole batch"
+_COUNTS = "batch.step (from 1) and batch.epoch (from 0) in the loop; a callback is given loop.step and loop.epoch"
+_RECORDS = "run.record({'name': value}), for result.json; callbacks.TensorBoard, MLflow and WandB log each step"
+_SAME = "run.prepare returns the model itself, not a wrapper"
+_PLACE = "run.device; micro-batches are moved there by the run"
+_ACCUMULATES = "Run(replicas=8) on one process is eight micro-batches a step: raise batch_size= and replicas= together"
 ANSWERS = {
     **dict.fromkeys(("save", "save_checkpoint", "save_state", "save_model", "checkpoint"), _SAVES),
     **dict.fromkeys(("load", "load_checkpoint", "load_state", "resume", "restore"), _RESUMES),
-    **dict.fromkeys(("backward", "zero_grad", "clip_grad_norm_", "accumulate", "no_sync", "autocast"), _STEPS),
-    **dict.fromkeys(("barrier", "all_reduce", "reduce", "gather", "wait_for_everyone"), _COLLECTIVES),
+    **dict.fromkeys(("backward", "zero_grad", "optimizer_step", "manual_backward"), _STEPS),
+    **dict.fromkeys(("accumulate", "no_sync", "no_backward_sync", "sync_gradients"), _ACCUMULATES),
+    **dict.fromkeys(("clip_grad_norm_", "clip_grad_value_", "clip_gradients"), _CLIPS),
+    **dict.fromkeys(("all_reduce", "reduce", "gather", "all_gather", "gather_for_metrics"), _COLLECTIVES),
+    **dict.fromkeys(("barrier", "wait_for_everyone"), _WAITS),
     **dict.fromkeys(("fit", "train"), _FITS),
-    **dict.fromkeys(("log", "log_metrics", "log_dict"), "run.record({'name': value}), for result.json"),
+    **dict.fromkeys(("log", "log_metrics", "log_dict", "logger", "init_trackers", "trackers"), _RECORDS),
     **dict.fromkeys(("test", "validate", "eval"), "evaluate(...)"),
-    **dict.fromkeys(("rank", "world_size", "local_rank"), "run.world has it"),
+    **dict.fromkeys(("rank", "world_size", "local_rank", "global_rank", "process_index", "num_processes"), "run.world"),
     **dict.fromkeys(("is_leader", "is_main_process", "is_global_zero", "print"), "if run.world.is_leader: print(...)"),
     **dict.fromkeys(("metrics", "callback_metrics", "logged_metrics", "history"), "run.result()['metrics']"),
+    **dict.fromkeys(("global_step", "current_epoch", "num_steps", "step_count"), _COUNTS),
+    **dict.fromkeys(("unwrap_model", "unwrap", "module"), _SAME),
+    **dict.fromkeys(("to_device", "device_count"), _PLACE),
+    **dict.fromkeys(("setup", "setup_model", "setup_dataloaders"), "run.prepare(model, optimizer)"),
+    **dict.fromkeys(("end_training", "free_memory", "finish"), "run.close()"),
+    **dict.fromkeys(("seed_everything", "set_seed"), "Run(seed=...), before the model is built"),
+    "autocast": 'Run(precision="bf16"), or "fp16": loss and evaluation are under autocast',
+    "launch": "unisono.launch(function, workers=...), or unisono run -n 4 script.py",
 }
 """By name, what to write."""
 
