@@ -43,6 +43,22 @@ def test_a_changed_figure_is_noticed(tmp_path):
     assert "Hint: make figures" in done.stderr
 
 
+def test_what_matters_most_stands_first(results, monkeypatch):
+    """A table of a few rows, each with the verdict of its records, before the tables of all figures."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import figures
+
+    first, _, others = figures.page_of(results.RESULTS).partition("## All figures")
+    rows = [line for line in first.splitlines() if line.startswith("| ")][1:]
+    assert 10 <= len(rows) <= 20
+    assert any("by 4 of 4" in row for row in rows)
+    good, bad = (results.validate(record_of(results, bar={"of": "ratio", "at_least": bar, "at_most": None},
+        verdict=verdict), "x") for bar, verdict in ((2, "met"), (4, "missed")))  # fmt: skip
+    assert figures.answer("q", "a", [good])[2] == "met"
+    assert figures.answer("q", "a", [good, bad])[2] == "**missed** by 1 of 2"
+    assert others.index("**missed**") < others.index("| met |")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_record_fits(path, results):
     """Fields, types, medians and verdicts are right; no record is of a quick look."""
