@@ -5,6 +5,7 @@ SwiGLU, no biases, tied embeddings. So its folder needs no code of ours. Other m
 """
 
 import json
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,16 @@ def export_onnx(model: TrainedModel, path: Path) -> None:
     with needing("onnx", "torch writes ONNX by onnxscript: "):
         import onnxscript  # noqa: F401 - what torch translates with
     height, width, channels = model.file.inputs["shape"]
-    with warnings.catch_warnings(action="ignore"):  # of torch, about the inside of its exporter
-        program = torch.onnx.export(
-            model.module, (torch.zeros(2, channels, height, width, device=next(model.module.parameters()).device),),
-            input_names=["images"], output_names=["scores"], dynamic_shapes=({0: torch.export.Dim("n")},),
-            verbose=False, dynamo=True,
-        )  # fmt: skip
+    logging.disable(logging.WARNING)  # torch tells of the inside of its exporter, in warnings and in its log
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                model.module, (torch.zeros(2, channels, height, width, device=next(model.module.parameters()).device),),
+                input_names=["images"], output_names=["scores"], dynamic_shapes=({0: torch.export.Dim("n")},),
+                verbose=False, dynamo=True,
+            )  # fmt: skip
+    finally:
+        logging.disable(logging.NOTSET)
     assert program is not None
     program.model.metadata_props.update(classes=json.dumps(model.classes), inputs=json.dumps(model.file.inputs))
     with explained(path):
