@@ -108,7 +108,7 @@ def batch() -> str:
         svg.text((first + x) / 2 - 1, 110, f"v = {replica}", size=13)
         x += 5
     svg.note(
-        16, 142, "Micro-batch v goes to replica v, whoever hosts it. The first 20 mod 8 are one sample longer.",
+        16, 142, "Micro-batch v goes to replica v, on any rank. The first 20 mod 8 are one sample longer.",
         "The numbers follow from (seed, epoch, step) alone: to resume, the step is enough.",
     )  # fmt: skip
     return svg.done()
@@ -120,7 +120,7 @@ def tree() -> str:
     owner: dict[Node, int] = {}
     partials = owned_nodes(tuple(placed), REPLICAS)
     svg = Svg(362, "The tree of eight replicas on three workers")
-    svg.text(16, 24, "((0+1)+(2+3)) + ((4+5)+(6+7)), whoever adds", at="start", bold=True)
+    svg.text(16, 24, "((0+1)+(2+3)) + ((4+5)+(6+7)), always", at="start", bold=True)
     cell, base = 74, 300
 
     def claim(node: Node, rank: int) -> None:
@@ -193,7 +193,7 @@ def exact_step() -> str:
     lane(384, "record", lambda rank: "ledger line" if rank == 0 else "checksum compared", SHARED)
     svg.note(
         16, 434, "Grey: the same code on the same bits.",
-        "Above it worlds differ in who does what, and in no sum.",
+        "Coloured: which rank does it may change, the sums do not.",
     )  # fmt: skip
     return svg.done()
 
