@@ -87,6 +87,14 @@ def test_a_run_on_one_page(tmp_path):
     assert re.search(r"rank 1\s+41 ms\s+41 ms\s+100%", text)
 
 
+def test_the_last_second_of_a_killed_run(tmp_path):
+    """What a killed rank has not written of its phases was done all the same: the checkpoint says so."""
+    run = make_run(tmp_path / "run", launches=((1, 35), (46, 60)))
+    told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    assert "Interrupted after step 45; launch 2 went on from step 46" in told
+    assert "done again" not in told
+
+
 def test_runs_are_compared(tmp_path):
     """Side by side, with the first difference; equal runs are called equal."""
     one, same, other = (make_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))

@@ -130,8 +130,9 @@ def _findings(run: RunView) -> Iterator[Remark]:
         again = before.last_step - after.first_step + 1
         redone = f", {again} steps done again" if again > 0 else ""
         world = "" if before.world_size == after.world_size else f", on {after.world_size} workers"
+        known = max(before.last_step, after.first_step - 1)  # a killed rank has not written its last second
         yield Remark(
-            text=f"Interrupted after step {before.last_step}; launch {after.number} went on from step "
+            text=f"Interrupted after step {known}; launch {after.number} went on from step "
             f"{after.first_step} after {spell_seconds(max(0.0, after.began_s - before.ended_s))}{redone}{world}.",
             tone="alarm",
         )
