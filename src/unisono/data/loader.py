@@ -9,7 +9,7 @@ import functools
 import gc
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
 import torch.multiprocessing
@@ -33,6 +33,12 @@ Collate = Callable[[list[Any]], Any]
 Transform = Callable[[Any], Any]
 
 _SLOTS_KEPT = 16  # micro-batches that the rank may hold at a time before they travel as torch sends them
+_TORCHS = {
+    "set_epoch": "leave it out: the order follows from seed and epoch",
+    "sampler": "plan= of run.loader says which sample comes when",
+    "dataset": "keep the data set in a variable of its own",
+    "batch_size": "loader.cuts knows the batch of each step; len(loader) is the number of steps of an epoch",
+}
 _LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
 
 
@@ -199,6 +205,13 @@ def check_can_share_tensors() -> None:
 @final
 class Loader:
     """The training batches of a run, from any step on; made by `Run.loader`."""
+
+    if not TYPE_CHECKING:  # mypy would take any name for one that there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what there is in place of what torch's loader has."""
+            hint = f" Hint: {_TORCHS[name]}." if name in _TORCHS else ""
+            raise AttributeError(f"a loader of run.loader() has no {name!r}.{hint}")
 
     def __init__(
         self, sampler: ExactSampler, fetcher: Fetcher, hosted: range, *, num_workers: int = 0, prefetch: int = 2

@@ -110,7 +110,12 @@ def _check_keywords(fn: Callable[..., object], given: Mapping[str, object]) -> N
     ours = [each for each in launch.__annotations__ if each not in ("fn", "args", "kwargs", "return")]
     for name in given:
         if name not in known:
-            raise LaunchError(f"neither launch() nor {fn.__name__}() has {name}={meant(name, [*known, *ours])}")
+            told = (
+                ". Hint: launch(function, argument, key=value)."
+                if name in ("args", "kwargs")
+                else meant(name, [*known, *ours])
+            )
+            raise LaunchError(f"neither launch() nor {fn.__name__}() has {name}={told}")
 
 
 def describe_function(

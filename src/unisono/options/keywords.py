@@ -66,6 +66,24 @@ RUN_ANSWERS = {
 }
 """By keyword: those of accelerate's, Lightning's and transformers' settings, given to `Run`."""
 
+_FITTED = "Hint: trainer.fit(train_set, epochs=..., batch_size=..., test_set=...)."
+TRAINER_ANSWERS = {
+    **dict.fromkeys(("max_epochs", "train_dataset", "eval_dataset", "args", "train_dataloaders"), _FITTED),
+    **dict.fromkeys(("devices", "num_nodes", "strategy"), "Hint: Run(strategy=...), and `unisono run -n 4 script.py`."),
+    **dict.fromkeys(
+        ("logger", "log_with", "report_to"), "Hint: callbacks=[callbacks.TensorBoard()], MLflow() or WandB()."
+    ),
+    **dict.fromkeys(("default_root_dir", "output_dir"), "Hint: Run(out=...)."),
+    **dict.fromkeys(
+        ("optimizers", "tokenizer", "data_collator"), "Hint: Trainer(run, model, optimizer, loss=...); collate= of fit."
+    ),
+    **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), "Hint: Run(clip_norm=...)."),
+    "accelerator": RUN_ANSWERS["accelerator"],
+}
+"""The same, given to `Trainer`."""
+
+_SETTINGS = {"Run": RUN_ANSWERS, "Trainer": TRAINER_ANSWERS}
+
 
 _TAKEN_BY: dict[str, list[str]] = {}  # by keyword: the functions that answer, and have it
 
@@ -73,11 +91,11 @@ _TAKEN_BY: dict[str, list[str]] = {}  # by keyword: the functions that answer, a
 def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
     """Let a function answer keywords that it does not have: with `ANSWERS` where it loads data, else a `TypeError`.
 
-    `Run` answers with `RUN_ANSWERS`.
+    `Run` and `Trainer` answer with `RUN_ANSWERS` and `TRAINER_ANSWERS`.
     """
     known = inspect.signature(function).parameters
     name = function.__qualname__.removesuffix(".__init__").replace("RunState", "Run")
-    answers = ANSWERS if "num_workers" in known else RUN_ANSWERS if name == "Run" else {}
+    answers = ANSWERS if "num_workers" in known else _SETTINGS.get(name, {})
     for each, parameter in known.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             _TAKEN_BY.setdefault(each, []).append(f"{name}()")

@@ -28,6 +28,17 @@ CATALOG: Mapping[str, type[StrategyOptions]] = {
 }  # fmt: skip
 """Every strategy by name."""
 
+_FREE = "strategy('ddp', find_unused_parameters=True); exact needs no such option"
+_ELSEWHERE = {
+    "auto": "leave it out: exact",
+    "ddp_find_unused_parameters_true": _FREE,
+    "ddp_spawn": "ddp; `unisono run` or unisono.launch starts the processes",
+    "ddp_notebook": "ddp; unisono.launch starts the processes",
+    **dict.fromkeys(("deepspeed", "zero", "fsdp2"), "fsdp shards weights, gradients and optimizer state"),
+    **dict.fromkeys(("tensor_parallel", "tp"), "there is no tensor parallelism; pipeline and fsdp divide a model"),
+}
+"""Strategies of other libraries, and what is written here."""
+
 
 def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
     """Return a strategy by name, with some of its options.
@@ -44,7 +55,8 @@ def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
         [range(0, 1), range(1, 3), range(3, 5)]
     """
     if name not in CATALOG:
-        raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{nearest(name, CATALOG)}")
+        hint = f" Hint: {_ELSEWHERE[name]}." if name in _ELSEWHERE else nearest(name, CATALOG)
+        raise ConfigError(f"expected a strategy: {', '.join(CATALOG)}; got {name!r}.{hint}")
     kind = CATALOG[name]
     known = options_of(kind)
     given = _spelled(kind, given or {})

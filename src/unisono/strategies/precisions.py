@@ -5,6 +5,7 @@ from unisono.strategies.options import StrategyOptions
 from unisono.system.hints import nearest
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+_ELSEWHERE = {"no": "fp32", "32": "fp32", "32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 
 
 def precision_of(strategy: StrategyOptions, precision: str) -> str:
@@ -16,9 +17,9 @@ def precision_of(strategy: StrategyOptions, precision: str) -> str:
     amp = getattr(strategy, "amp", "none")
     found = amp if precision == "fp32" and amp != "none" else precision
     if found not in PRECISIONS:
-        raise ConfigError(
-            f"expected precision {', '.join(PRECISIONS)}, got {precision!r}.{nearest(str(precision), PRECISIONS)}"
-        )
+        other = _ELSEWHERE.get(str(precision))
+        hint = f" Hint: {other!r}." if other else nearest(str(precision), PRECISIONS)
+        raise ConfigError(f"expected precision {', '.join(PRECISIONS)}, got {precision!r}.{hint}")
     if amp not in ("none", found):
         raise ConfigError(f"precision {precision} and amp {amp} say two things. Hint: leave amp out.")
     if found == "fp16" and not strategy.scales_losses:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,11 +18,15 @@ from unisono.strategies.base import Micro
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.weighing import read_weight
 
+_CALLED = re.compile(r"missing \d+ required positional arg|takes \d+ positional arg|object is not callable")
+
 
 def checked_loss(loss: Any, step: int, update: str | None = None) -> Tensor:
     """Return a loss that is a tensor of one element with a graph, to parameters of the optimizer `update` if named."""
     if not isinstance(loss, Tensor):
+        inside = "return its loss alone: output.loss, output['loss'] or output[0]"
         hint = "end the loss function with `return loss`" if loss is None else "return the loss itself, without .item()"
+        hint = inside if isinstance(loss, dict | tuple | list) else hint
         got = "None" if loss is None else type(loss).__name__
         raise StepError(f"step {step}: expected the loss as a tensor of one element, got {got}. Hint: {hint}.")
     if loss.numel() != 1:
@@ -115,6 +120,10 @@ def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
             f"Hint: the micro-batch has {' and '.join(f'.{field}' for field in fields)}."
             if fields
             else f"Hint: the micro-batch is a {kind}, as the data set's samples are; those of pairs have .x and .y."
+        )
+    if isinstance(error, TypeError) and _CALLED.search(str(error)):
+        error.add_note(
+            "Hint: run.step() calls the loss function with a micro-batch: lambda micro: loss(model(micro.x), micro.y)."
         )
     if "more than 1 value per channel" in str(error):
         error.add_note(

@@ -72,8 +72,9 @@ def check_kinds(model: Any, optimizer: Any) -> None:
     """Refuse (`ConfigError`) what is no model, or no optimizer."""
     many = (list, tuple, dict)
     if not isinstance(model, nn.Module):
-        hint = f" Hint: models and optimizers by name: {BY_NAME}." if isinstance(model, many) else ""
-        raise ConfigError(f"expected the model as a torch.nn.Module, got {type(model).__name__}.{hint}")
+        named = f"models and optimizers by name: {BY_NAME}"
+        hint = named if isinstance(model, many) else "an instance, and the model first"
+        raise ConfigError(f"expected the model as a torch.nn.Module, got {type(model).__name__}. Hint: {hint}.")
     if not isinstance(optimizer, Optimizer):
         one = f"one optimizer with a group for each part, or models and optimizers by name: {BY_NAME}"
         hint = one if isinstance(optimizer, many) else "run.prepare(model, torch.optim.Adam(model.parameters()))"

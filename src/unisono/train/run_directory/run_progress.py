@@ -9,6 +9,7 @@ from unisono.data.plans.batch_schedule import Cuts
 from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
+from unisono.system.messages import warn
 from unisono.train.guards.checks import plain_numbers
 from unisono.train.intervals import Every, due
 from unisono.train.launcher_link import LauncherLink
@@ -200,7 +201,14 @@ class RunProgress:
         self._write_end(parts, is_finished=is_finished)
 
     def tell_complete(self, last: int) -> None:
-        """Say that a launch finds nothing to do."""
+        """Say that a launch finds nothing to do; warn where it has trained before, in an earlier loop."""
+        if self.done > self._resumed and self._record.transport.rank == 0:
+            warn(
+                f"run.steps() has nothing to do: its epochs= or max_steps= count from the run's beginning, and step "
+                f"{self.done} of {last} is done. Hint: one loop over all epochs, `for batch in run.steps(loader, "
+                "epochs=10)`; batch.epoch says which one it is."
+            )
+            return
         self._record.tell(
             f"is complete: step {self.done} of {last} is done, there is nothing left to train. "
             "Hint: more epochs go on from here; another out= (--out) starts from the beginning."
