@@ -15,11 +15,11 @@ from unisono.launchers.local import Signals
 from unisono.launchers.worker_group import Signalled
 from unisono.nodes import rendezvous as module
 from unisono.nodes.endpoint import Interrupted
-from unisono.nodes.launch import _serve_workers
 from unisono.nodes.network import Interface
 from unisono.nodes.plan import NodesPlan
 from unisono.nodes.rendezvous import NotNeeded, Rendezvous
 from unisono.nodes.roll import NodeInfo
+from unisono.nodes.roll_call import _serve_workers
 from unisono.store import client as client_module
 from unisono.store.secret import key_of
 from unisono.store.server import Server, listen

@@ -10,54 +10,36 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unisono.errors import LaunchError, WorkerFailed
 from unisono.launchers.cell import CellBar, cell_bar
-from unisono.launchers.control import Asked, Control
+from unisono.launchers.control import Control
+from unisono.launchers.living import live_recovery, take_in, tend
+from unisono.launchers.outcomes import (
+    Ended,
+    Failed,
+    Outcome,
+    ending_of,
+    in_words,
+    stopped,
+    tell_of_loners,
+    tell_what_is_kept,
+    told_by,
+)
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
-from unisono.launchers.supervision.channels import HostSaid, Told
-from unisono.launchers.supervision.failure import Failure, WorkerExit, describe, describe_kill, load_reports
-from unisono.launchers.supervision.live_hosts import Recovery, Relay, recovery_of
-from unisono.launchers.supervision.live_recovery import off
+from unisono.launchers.supervision.failure import WorkerExit, describe, describe_kill
+from unisono.launchers.supervision.live_hosts import Recovery, Relay
 from unisono.launchers.supervision.memory_kills import count_kills
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
-from unisono.launchers.worker_group import Called, Event, Events, OutputBroken, Signalled, WorkerGroup, next_event
-from unisono.system.heartbeat import STEPPING, Reading
-from unisono.system.messages import tell
+from unisono.launchers.worker_group import Called, Events, OutputBroken, Signalled, WorkerGroup, next_event
+from unisono.system.heartbeat import STEPPING
 
 # How long to wait for a better culprit after the first failure that blames a peer.
 _ROOT_WAIT_S = 3.0
 _LOOK_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A worker failed, or could not be started."""
-
-    error: WorkerFailed | LaunchError
-    ending: Ending
-    wanted: int = 0  #: How many workers somebody has asked for since; 0: nobody has.
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The run has stopped between two steps, and saved."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The workers were stopped because those of all hosts are to start again; at once, unless `is_gentle`."""
-
-    why: str
-    is_gentle: bool
-
-
-Outcome = Failed | Stopped | Ended | OutputBroken | Signalled | None
 
 
 def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Outcome:
@@ -83,32 +65,21 @@ def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Out
             if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
                 _stop(group, events, outcome)
             if isinstance(outcome, Signalled):
-                _tell_what_is_kept(group)
+                tell_what_is_kept(group)
         except LaunchError as error:
             outcome = Failed(error, Ending(rank=group.num_started, what="could not be started"))
         finally:
             group.close()
-        bar.end(functools.partial(_told, group), _in_words(outcome), getattr(outcome, "error", None))
+        bar.end(functools.partial(told_by, group), in_words(outcome), getattr(outcome, "error", None))
     if outcome is None:
-        _tell_of_loners(group)
+        tell_of_loners(group)
         return OutputBroken() if group.is_output_broken else group.interrupted
     return outcome
 
 
-def _told(group: WorkerGroup) -> dict[int, Reading]:
-    """Return what the workers have told, by rank, also those that have ended."""
-    return {rank: group.last_reading(rank) for rank in group.ranks}
-
-
-def _in_words(outcome: Outcome) -> str:
-    if isinstance(outcome, Stopped):
-        return f"stopped after step {outcome.step}, and saved"
-    return "done" if outcome is None else "failed" if isinstance(outcome, Failed) else "stopped"
-
-
 def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellBar, relay: Relay | None) -> Outcome:
     """Wait until all workers ended well, or there is a reason to stop the rest."""
-    live = _live_recovery(group, relay)
+    live = live_recovery(group, relay)
     with Control(events.put) as control:
         outcome = _watch(group, events, memory_kills, live, control, bar)
     if isinstance(outcome, Failed) and live is not None and live.wanted != group.spec.workers:
@@ -121,10 +92,10 @@ def _watch(
 ) -> Outcome:
     supervisor = Supervisor(group, live)
     while group.running or (live is not None and live.is_waiting):
-        _tend(live, group, control)
-        bar.look(functools.partial(_told, group))
+        tend(live, group, control)
+        bar.look(functools.partial(told_by, group))
         event = next_event(events, time.monotonic() + _LOOK_S)
-        if live is not None and (why := _heard(live, group, event) or live.look()):
+        if live is not None and (why := take_in(live, group, event) or live.look()):
             return _find_failure(group, events, memory_kills, why)
         if event is None:
             supervisor.look()
@@ -144,82 +115,7 @@ def _watch(
             return event
         if isinstance(event, WorkerExit) and event.code != 0 and not group.has_stopped(event) and live is None:
             return _find_failure(group, events, memory_kills)
-    return _stopped(group)
-
-
-def _live_recovery(group: WorkerGroup, relay: Relay | None) -> Recovery | None:
-    """Return what decides which deaths the others live through; None where they live through none."""
-    spec = group.spec
-    if group.channels is None:
-        if spec.live == "auto" and spec.workers > 1:
-            _tell(group, off(spec.why_not_live))
-        return None
-    return recovery_of(spec, group.channels.send, functools.partial(_tell, group), relay)
-
-
-def _tend(live: Recovery | None, group: WorkerGroup, control: Control) -> None:
-    """Start the workers that are to join the others, end those that nobody needs, and listen to who wants others."""
-    if live is None:
-        return
-    if why_not := control.serve(live.place):
-        _tell(group, f"unisono scale cannot reach this run: {why_not}.")
-    for rank in live.unwanted & {*group.running}:
-        if rank not in group.killed:
-            group.kill(rank, "by its launcher: it cannot join the others any more.")
-    for rank in live.start():
-        try:
-            group.add(rank)
-        except (OSError, RuntimeError) as error:
-            live.dismiss(f"no worker can be started: {error}")
-    group.guests = live.guests
-
-
-def _heard(live: Recovery, group: WorkerGroup, event: Event | None) -> str:
-    """Take in what has happened; return why this world cannot be gone on with, empty where it can."""
-    reason = ""
-    if isinstance(event, Asked):
-        live.resize(event)
-    elif isinstance(event, Told | HostSaid):
-        reason = live.heard(event) if isinstance(event, Told) else live.heard_host(event)
-        group.excluded = live.excluded
-    elif isinstance(event, WorkerExit):
-        group.note(event)
-        if event.code == 0 or group.has_stopped(event):
-            reason = live.ended(event.rank)
-            group.excluded = live.excluded
-            return reason
-        last, has_report = group.last_reading(event.rank), bool(load_reports(group.directory, [event.rank]))
-        told = [group.last_reading(rank) for rank in group.ranks]
-        reached = max(reading.done for reading in told), max(reading.saved for reading in told)
-        place = last.step, last.replica
-        reason = live.died(event.rank, event.code, place, has_report=has_report, reached=reached)
-        group.excluded = live.excluded
-        if not reason:  # nothing that it has started must hold what it held
-            group.kill(event.rank, group.killed.get(event.rank, ""))
-    return reason
-
-
-def _tell(group: WorkerGroup, text: str) -> None:
-    if group.spec.output != "quiet":
-        tell(text)
-
-
-def _tell_of_loners(group: WorkerGroup) -> None:
-    """Say that workers which ended well have each trained the same thing, where it looks like that."""
-    if group.spec.world_size == 1 or group.spec.output == "quiet":
-        return
-    if all(group.last_reading(rank).is_alone for rank in group.spec.ranks):
-        tell(
-            f"each of the {group.spec.world_size} workers has trained by itself: none has joined the others, none did "
-            "a part of the work. Hint: unisono.Run() joins them, as torch.distributed.init_process_group() does; "
-            "a program for one worker needs no -n."
-        )
-
-
-def _stopped(group: WorkerGroup) -> Stopped | None:
-    """Judge workers that have all ended well."""
-    steps = [group.last_reading(end.rank).done for end in group.exits.values() if group.has_stopped(end)]
-    return Stopped(max(steps)) if steps else None
+    return stopped(group)
 
 
 def _stop_between_steps(
@@ -235,9 +131,9 @@ def _stop_between_steps(
     while (group.running or (live is not None and live.is_waiting)) and (event := next_event(events, deadline)):
         group.note(event)
         if live is not None:
-            _heard(live, group, event)
+            take_in(live, group, event)
             live.dismiss()
-            _tend(live, group, control)
+            tend(live, group, control)
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.
         if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
             return Signalled(event.signum, is_final=True)
@@ -246,7 +142,7 @@ def _stop_between_steps(
     counting = (end for rank, end in group.exits.items() if rank not in group.excluded)
     are_well = all(end.code == 0 or group.has_stopped(end) for end in counting)
     if not group.running and are_well:
-        return _stopped(group)
+        return stopped(group)
     return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
 
 
@@ -269,23 +165,7 @@ def _find_failure(group: WorkerGroup, events: Events, memory_kills: int, why: st
     ended = [end.rank for end in group.exits.values() if end.code == 0]
     known = describe_kill(group.killed.get(root.rank, ""), count_kills() - memory_kills)
     message = describe(root, group.spec.world_size, ended, group.running, known)
-    return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), _ending(group, root, message))
-
-
-def _ending(group: WorkerGroup, root: Failure, message: str) -> Ending:
-    told = _told(group)
-    last, report = told[root.rank], root.report
-    return Ending(
-        rank=-1 if root.is_secondary or root.rank not in group.spec.ranks else root.rank,
-        what=message.partition("\n")[0].rstrip(".:") + ".",
-        step=last.step,
-        done=max(reading.done for reading in told.values()),
-        saved=max(reading.saved for reading in told.values()),
-        replica=last.replica,
-        samples=last.samples if last.replica >= 0 else (),
-        error=report.type_name if report is not None and not report.is_secondary else "",
-        is_final=report is not None and report.is_final,
-    )
+    return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), ending_of(group, root, message))
 
 
 def _stop(group: WorkerGroup, events: Events, outcome: Outcome) -> None:
@@ -304,17 +184,6 @@ def _stop(group: WorkerGroup, events: Events, outcome: Outcome) -> None:
                 return  # the user is out of patience: `close` kills
             # A closing terminal sends SIGHUP twice: that is no reason to shorten the grace.
             group.signal(signal.SIGTERM)
-
-
-def _tell_what_is_kept(group: WorkerGroup) -> None:
-    """Say how far an interrupted run came, and what goes on with it; nothing of programs in which no run lived."""
-    told = [group.last_reading(rank) for rank in group.ranks]
-    if not group.spec.again or not any(reading.pid for reading in told):
-        return
-    done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
-    where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
-    kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
-    tell(f"{where}; {kept}. {'Go on' if saved else 'Begin anew'} with: {group.spec.again}")
 
 
 @contextlib.contextmanager

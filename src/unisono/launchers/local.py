@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from unisono.errors import LaunchError, RunStopped, WorkerFailed
-from unisono.launchers.attempt import Failed, Outcome, Stopped, attempt
+from unisono.launchers.attempt import attempt
+from unisono.launchers.outcomes import Failed, Outcome, Stopped
 from unisono.launchers.spec import LaunchSpec, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.resizing import parse_sizes

@@ -10,51 +10,36 @@ import platform
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from unisono.environment import default_cache
 from unisono.errors import PeerLost, RunStopped, WorkerFailed
-from unisono.launchers.attempt import Ended, Failed, Outcome, Stopped, attempt
+from unisono.launchers.attempt import attempt
 from unisono.launchers.local import Signals, deliver, stop_signals
-from unisono.launchers.spec import FunctionTarget, LaunchSpec, NodePlacement, ScriptTarget, check_target
+from unisono.launchers.outcomes import Ended, Failed, Outcome, Stopped
+from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
 from unisono.nodes.endpoint import Interrupted
-from unisono.nodes.env_store import EnvStore
-from unisono.nodes.live_relay import check_live, relay_of
+from unisono.nodes.live.relay import check_live, relay_of
 from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
 from unisono.nodes.peer_monitor import Attempt
-from unisono.nodes.plan import NodesPlan, join_endpoint
-from unisono.nodes.reachability import ProbePort, probe
+from unisono.nodes.plan import NodesPlan
+from unisono.nodes.reachability import ProbePort
 from unisono.nodes.rendezvous import NotNeeded, Rendezvous
-from unisono.nodes.roll import NodeInfo, check_roll, first_ranks, order, unreached
+from unisono.nodes.roll import NodeInfo
+from unisono.nodes.roll_call import Known, RollCall, Round
 from unisono.nodes.values import SharedValues
 from unisono.nodes.verdicts import NodeEnding, Verdict, judge
-from unisono.store.secret import derive, given_secret, key_of
-from unisono.store.server import Server, listen
+from unisono.store.secret import given_secret
 from unisono.system.messages import tell
 
-_ROLL_S = 30.0
 _BYE_S = 5.0
 _POLL_S = 0.1
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One attempt of all hosts, with everybody in place."""
-
-    values: SharedValues
-    infos: list[NodeInfo]
-    node_rank: int
-    placement: NodePlacement
-    replicas: int
-    history: list[dict[str, Any]]
-    stores: contextlib.ExitStack
 
 
 def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, program: str = "") -> None:
@@ -119,6 +104,7 @@ class _HostLaunch:
                     f"{rendezvous.info.name} talks to the others over {self._interface.name}"
                     + (", and keeps the rendezvous." if rendezvous.is_keeper else ".")
                 )
+                self._roll_call = RollCall(rendezvous, self._plan, self._interface, self._probe_port)
                 verdict = self._rounds(rendezvous)
                 is_over = verdict.what != "again"
             except PeerLost as error:
@@ -138,7 +124,8 @@ class _HostLaunch:
     def _rounds(self, rendezvous: Rendezvous) -> Verdict:
         while True:
             values, index, count = rendezvous.next_round()
-            current = self._call_roll(rendezvous, values, index, count)
+            known = Known(self._history, self._replicas, self._num_attempts)
+            current = self._roll_call.call(values, index, count, known)
             if current is None:
                 continue  # one of them is gone again
             with current.stores:
@@ -151,68 +138,6 @@ class _HostLaunch:
                 return replace(verdict, step=mine.step)
             self._say(verdict.text)
             self._signals.events = type(self._signals.events)()
-
-    def _call_roll(self, rendezvous: Rendezvous, values: SharedValues, index: int, count: int) -> Round | None:
-        """Find out who is here, refuse what does not fit, and sit down; None when somebody has gone meanwhile."""
-        values = values.guarded(lambda: rendezvous.peer_monitor.cut_off)
-        entry = {
-            "info": asdict(rendezvous.info), "history": self._history, "replicas": self._replicas,
-            "attempt": self._num_attempts,
-        }  # fmt: skip
-        entries = self._exchange(rendezvous, values, "entry", index, count, entry)
-        if entries is None:
-            return None
-        found = [NodeInfo(**told["info"]) for told in entries]
-        if problem := check_roll(found):
-            raise rendezvous.refuse(problem)
-        places = order(found)
-        infos, mine = [found[place] for place in places], places.index(index)
-        probe_ports = {i: (info.address, info.probe_port) for i, info in enumerate(infos) if i != mine}
-        reports = self._exchange(rendezvous, values, "reach", mine, count, probe(self._interface, probe_ports))
-        self._probe_port.sweep()
-        if reports is None:
-            return None
-        if problem := unreached(infos, reports):
-            raise rendezvous.refuse(problem)
-        told = max(entries, key=lambda one: one["attempt"])
-        secret = derive(rendezvous.secret, f"workers of attempt {told['attempt']}")
-        stores = contextlib.ExitStack()
-        if mine == 0:
-            values.put("workers", [infos[0].address, *_serve_workers(infos[0].address, secret, stores)])
-            rendezvous.values.put("begun", True)
-            rendezvous.values.put("sitting", [[info.number, info.node_rank, info.name] for info in infos])
-        workers = self._await(rendezvous, values, "workers")
-        if workers is None:
-            stores.close()
-            return None
-        firsts = first_ranks(infos)
-        placement = NodePlacement(
-            node_rank=mine, num_nodes=count, first_rank=firsts[mine], world_size=firsts[-1], master_addr=workers[0],
-            master_port=workers[1], interface=self._interface.name, attempt=told["attempt"], run_id=self._plan.run_id,
-            store=join_endpoint(workers[0], workers[2]), secret=secret,
-        )  # fmt: skip
-        replicas = max(one["replicas"] for one in entries)
-        if not replicas:
-            replicas = firsts[-1]
-            if self._plan.is_elastic:  # the most that there can be: hosts that come later must find work
-                replicas = max(replicas, self._plan.max_nodes * max(info.workers for info in infos))
-        return Round(values, infos, mine, placement, replicas, told["history"], stores)
-
-    def _exchange(
-        self, rendezvous: Rendezvous, values: SharedValues, key: str, mine: int, count: int, value: Any
-    ) -> Any:
-        values.put(f"{key}/{mine}", value)
-        told = [self._await(rendezvous, values, f"{key}/{other}") for other in range(count)]
-        return None if None in told else told
-
-    def _await(self, rendezvous: Rendezvous, values: SharedValues, key: str) -> Any:
-        deadline = time.monotonic() + _ROLL_S
-        while (value := values.look(key)) is None:
-            rendezvous.check()
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(_POLL_S / 2)
-        return value
 
     def _run_round(self, rendezvous: Rendezvous, current: Round) -> tuple[Verdict, NodeEnding]:
         self._replicas, self._history = current.replicas, current.history
@@ -319,10 +244,3 @@ class _HostLaunch:
     def _say(self, text: str) -> None:
         if self._spec.output != "quiet":
             tell(text)
-
-
-def _serve_workers(address: str, secret: str, stores: contextlib.ExitStack) -> tuple[int, int]:
-    """Open the stores of one attempt's workers on this host's address alone: torch's and ours; return the ports."""
-    theirs = stores.enter_context(contextlib.closing(EnvStore(address)))
-    ours = stores.enter_context(contextlib.closing(Server(listen(address, 0), key_of(secret), tell)))
-    return theirs.port, ours.port

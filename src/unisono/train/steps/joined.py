@@ -27,8 +27,8 @@ from unisono.train.run_directory.newcomers import Newcomers
 from unisono.train.run_directory.open_runs import claim
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
+from unisono.train.steps.living import live_of, meets_by_gloo
 from unisono.train.steps.loop import Batch
-from unisono.train.steps.membership import live_of, meets_by_gloo
 from unisono.world import World
 
 _PLAIN = (

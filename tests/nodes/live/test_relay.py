@@ -9,7 +9,7 @@ from nodes.test_peer_monitor import KEY, server_that_stands_still
 from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.supervision.channels import HostSaid
-from unisono.nodes.live_relay import LiveRelay, check_live
+from unisono.nodes.live.relay import LiveRelay, check_live
 from unisono.nodes.peer_monitor import left_out_key
 from unisono.nodes.plan import NodesPlan
 from unisono.nodes.values import SharedValues

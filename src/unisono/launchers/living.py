@@ -1,0 +1,72 @@
+"""What the supervisor's loop does for workers that may go on without one that has died.
+
+In: events, one at a time. Out: what `live_recovery` and `live_hosts` decide about them, done: workers started, ended,
+left out. Must not import torch.
+"""
+
+import functools
+
+from unisono.launchers.control import Asked, Control
+from unisono.launchers.supervision.channels import HostSaid, Told
+from unisono.launchers.supervision.failure import WorkerExit, load_reports
+from unisono.launchers.supervision.live_hosts import Recovery, Relay, recovery_of
+from unisono.launchers.supervision.live_recovery import off
+from unisono.launchers.worker_group import Event, WorkerGroup
+from unisono.system.messages import tell
+
+
+def live_recovery(group: WorkerGroup, relay: Relay | None) -> Recovery | None:
+    """Return what decides which deaths the others live through; None where they live through none."""
+    spec = group.spec
+    if group.channels is None:
+        if spec.live == "auto" and spec.workers > 1:
+            _tell(group, off(spec.why_not_live))
+        return None
+    return recovery_of(spec, group.channels.send, functools.partial(_tell, group), relay)
+
+
+def tend(live: Recovery | None, group: WorkerGroup, control: Control) -> None:
+    """Start the workers that are to join the others, end those that nobody needs, and listen to who wants others."""
+    if live is None:
+        return
+    if why_not := control.serve(live.place):
+        _tell(group, f"unisono scale cannot reach this run: {why_not}.")
+    for rank in live.unwanted & {*group.running}:
+        if rank not in group.killed:
+            group.kill(rank, "by its launcher: it cannot join the others any more.")
+    for rank in live.start():
+        try:
+            group.add(rank)
+        except (OSError, RuntimeError) as error:
+            live.dismiss(f"no worker can be started: {error}")
+    group.guests = live.guests
+
+
+def take_in(live: Recovery, group: WorkerGroup, event: Event | None) -> str:
+    """Take in what has happened; return why this world cannot be gone on with, empty where it can."""
+    reason = ""
+    if isinstance(event, Asked):
+        live.resize(event)
+    elif isinstance(event, Told | HostSaid):
+        reason = live.heard(event) if isinstance(event, Told) else live.heard_host(event)
+        group.excluded = live.excluded
+    elif isinstance(event, WorkerExit):
+        group.note(event)
+        if event.code == 0 or group.has_stopped(event):
+            reason = live.ended(event.rank)
+            group.excluded = live.excluded
+            return reason
+        last, has_report = group.last_reading(event.rank), bool(load_reports(group.directory, [event.rank]))
+        told = [group.last_reading(rank) for rank in group.ranks]
+        reached = max(reading.done for reading in told), max(reading.saved for reading in told)
+        place = last.step, last.replica
+        reason = live.died(event.rank, event.code, place, has_report=has_report, reached=reached)
+        group.excluded = live.excluded
+        if not reason:  # nothing that it has started must hold what it held
+            group.kill(event.rank, group.killed.get(event.rank, ""))
+    return reason
+
+
+def _tell(group: WorkerGroup, text: str) -> None:
+    if group.spec.output != "quiet":
+        tell(text)

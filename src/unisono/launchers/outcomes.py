@@ -1,0 +1,99 @@
+"""How an attempt of a launch has ended, and what is said of it.
+
+In: the worker group, when nothing is waited for any more. Out: an `Outcome`, and words for people. Must not import
+torch.
+"""
+
+from dataclasses import dataclass
+
+from unisono.errors import LaunchError, WorkerFailed
+from unisono.launchers.supervision.failure import Failure
+from unisono.launchers.supervision.restarts import Ending
+from unisono.launchers.worker_group import OutputBroken, Signalled, WorkerGroup
+from unisono.system.heartbeat import Reading
+from unisono.system.messages import tell
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker failed, or could not be started."""
+
+    error: WorkerFailed | LaunchError
+    ending: Ending
+    wanted: int = 0  #: How many workers somebody has asked for since; 0: nobody has.
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The run has stopped between two steps, and saved."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The workers were stopped because those of all hosts are to start again; at once, unless `is_gentle`."""
+
+    why: str
+    is_gentle: bool
+
+
+Outcome = Failed | Stopped | Ended | OutputBroken | Signalled | None
+
+
+def told_by(group: WorkerGroup) -> dict[int, Reading]:
+    """Return what the workers have told, by rank, also those that have ended."""
+    return {rank: group.last_reading(rank) for rank in group.ranks}
+
+
+def in_words(outcome: Outcome) -> str:
+    """Return how it ended in a few words."""
+    if isinstance(outcome, Stopped):
+        return f"stopped after step {outcome.step}, and saved"
+    return "done" if outcome is None else "failed" if isinstance(outcome, Failed) else "stopped"
+
+
+def tell_of_loners(group: WorkerGroup) -> None:
+    """Say that workers which ended well have each trained the same thing, where it looks like that."""
+    if group.spec.world_size == 1 or group.spec.output == "quiet":
+        return
+    if all(group.last_reading(rank).is_alone for rank in group.spec.ranks):
+        tell(
+            f"each of the {group.spec.world_size} workers has trained by itself: none has joined the others, none did "
+            "a part of the work. Hint: unisono.Run() joins them, as torch.distributed.init_process_group() does; "
+            "a program for one worker needs no -n."
+        )
+
+
+def stopped(group: WorkerGroup) -> Stopped | None:
+    """Judge workers that have all ended well."""
+    steps = [group.last_reading(end.rank).done for end in group.exits.values() if group.has_stopped(end)]
+    return Stopped(max(steps)) if steps else None
+
+
+def ending_of(group: WorkerGroup, root: Failure, message: str) -> Ending:
+    """Return what a failure means for the restarts; `message` is what is said of it."""
+    told = told_by(group)
+    last, report = told[root.rank], root.report
+    return Ending(
+        rank=-1 if root.is_secondary or root.rank not in group.spec.ranks else root.rank,
+        what=message.partition("\n")[0].rstrip(".:") + ".",
+        step=last.step,
+        done=max(reading.done for reading in told.values()),
+        saved=max(reading.saved for reading in told.values()),
+        replica=last.replica,
+        samples=last.samples if last.replica >= 0 else (),
+        error=report.type_name if report is not None and not report.is_secondary else "",
+        is_final=report is not None and report.is_final,
+    )
+
+
+def tell_what_is_kept(group: WorkerGroup) -> None:
+    """Say how far an interrupted run came, and what goes on with it; nothing of programs in which no run lived."""
+    told = [group.last_reading(rank) for rank in group.ranks]
+    if not group.spec.again or not any(reading.pid for reading in told):
+        return
+    done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
+    where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
+    kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
+    tell(f"{where}; {kept}. {'Go on' if saved else 'Begin anew'} with: {group.spec.again}")
