@@ -34,6 +34,7 @@ class World:
         replicas: Replicas imposed by the launcher when the program leaves them unset, else None.
         heartbeat: File in which our launcher wants to read what this process does, else None.
         live: Descriptor of a socket to our launcher where ranks may go on without one that has died, else None.
+        live_store: ``HOST:PORT`` of a store of our launcher's, for the ranks that go on without one on another host.
         joins: Number of this process among those of its launch where it was started to join a run under way, else None.
         last_step: Step after which the launcher wants a run to stop (``replay`` does so), else None.
         examine: What ``replay`` and ``blame`` want to know of steps, as JSON, else None.
@@ -56,6 +57,7 @@ class World:
     threads: int | None = None
     heartbeat: str | None = None
     live: int | None = None
+    live_store: str = ""
     joins: int | None = None
     last_step: int | None = None
     witness: float = 0.0
@@ -127,6 +129,7 @@ class World:
             # Only its own launcher's: torchrun may run below `unisono run`, in a process that inherits the variable.
             heartbeat=environ.get("UNISONO_HEARTBEAT") if is_ours else None,
             live=integer(environ, "UNISONO_LIVE", -1) if "UNISONO_LIVE" in environ and is_ours else None,
+            live_store=environ.get("UNISONO_LIVE_STORE", "") if is_ours else "",
             joins=integer(environ, "UNISONO_JOINS", -1) if "UNISONO_JOINS" in environ and is_ours else None,
             run_dir=environ.get("UNISONO_RUN_DIR"),
             replicas=replicas or None,

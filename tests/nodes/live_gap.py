@@ -1,6 +1,6 @@
-"""How long a step takes in which another host's worker is killed, or all of that host.
+"""How long a step takes in which another host's worker is killed, or all of that host, or the host that decides.
 
-``python -m nodes.live_gap worker|host KILLS`` in ``tests``.
+``python -m nodes.live_gap worker|host|decider KILLS`` in ``tests``.
 """
 
 import os
@@ -35,18 +35,26 @@ def kill_one(first: Host, second: Host, hosts: Hosts, what: str) -> float:
 
 
 def measure(what: str, kills: int) -> list[float]:
-    """Return the gap in seconds of so many launches of two hosts, with two workers and one; bits are compared."""
-    gaps = []
+    """Return the gap in seconds of so many launches; bits are compared.
+
+    Two hosts with two workers and one, of which the second loses its worker or all; or three hosts with one worker
+    each, of which the first one, which decides and leads, loses all.
+    """
+    gaps, workers = [], (1, 1, 1) if what == "decider" else (2, 1)
     with tempfile.TemporaryDirectory() as folder:
         reference = train_alone(Path(folder, "alone"))
         for number in range(kills):
             hosts = Hosts(Path(folder, str(number)))
             try:
-                first, second = (
-                    hosts.start("ab"[rank], gate(STEP), rank=rank, workers=2 - rank, options=LIVE) for rank in (0, 1)
-                )
-                gaps.append(kill_one(first, second, hosts, what))
-                assert first.finish() == 0, hosts.words()
+                started = [
+                    hosts.start(
+                        "abc"[rank], gate(STEP), nodes=str(len(workers)), rank=rank, workers=count, options=LIVE
+                    )
+                    for rank, count in enumerate(workers)
+                ]
+                stays, dies = (started[1], started[0]) if what == "decider" else started
+                gaps.append(kill_one(stays, dies, hosts, what))
+                assert {host.finish() for host in started if host is not dies} <= {0}, hosts.words()
                 assert differs(hosts.out, reference) == ""
             finally:
                 hosts.close()

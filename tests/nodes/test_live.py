@@ -73,8 +73,24 @@ def test_a_launcher_that_stands_still(hosts, reference):
 
 
 @pytest.mark.slow
-def test_the_deciding_host_is_lost(hosts):
-    """The other one ends its workers within the silence, long before the heartbeat."""
+def test_the_deciding_host_is_lost(hosts, reference):
+    """The first of three, which keeps the rendezvous and leads: the others agree, and finish the step without it."""
+    first, second, third = starts(hosts, gate(9), workers=(1, 1, 2))
+    first.wait_for_step(9)
+    second.wait_for_step(9)
+    first.kill_everything()
+    hosts.open(9)
+    assert hosts.finish(second, third) == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    assert (result_of(hosts.out)["deaths"], result_of(hosts.out)["world_size"]) == (1, 3)
+    assert "host 1 decides from now on." in second.err
+    assert "rank 0 is on host 0, which has not been heard for 7.5 s; 3 workers go on without it." in second.err
+    assert "attempt 1" not in hosts.words()
+
+
+@pytest.mark.slow
+def test_the_first_of_two_hosts_is_lost(hosts):
+    """The other one, no majority, ends its workers within the silence, long before the heartbeat."""
     first, second = starts(hosts, gate(9), workers=(1, 2))
     second.wait_for_step(9)
     first.kill_everything()
@@ -82,6 +98,7 @@ def test_the_deciding_host_is_lost(hosts):
     assert second.finish(60) == 1, second.err
     assert time.monotonic() - began < 40  # a heartbeat is 60 s
     assert "lost the rendezvous" in second.err
+    assert "the hosts that answer are no majority of the 2" in second.err
 
 
 @pytest.mark.slow

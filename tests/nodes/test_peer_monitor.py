@@ -151,6 +151,35 @@ def test_a_store_that_is_gone(start, server):
     assert peer_monitor.cut_off.startswith("the connection to the store broke: ")
 
 
+class Others:
+    """Three hosts, of which one is lost; the workers of the others can go on."""
+
+    def __init__(self, *hosts, is_armed):
+        self.hosts, self.is_armed = hosts, is_armed
+
+
+@pytest.mark.parametrize("others", [Others(0, 2, is_armed=True), Others(1, 2, is_armed=False)])
+def test_a_store_that_workers_can_do_without(start, server, others):
+    """Its loss is for the majority to judge, or has been; the control: once they cannot go on, it ends the workers."""
+    peer_monitor, attempt, events = start(0, 0.5)
+    attempt.others = others
+    server.close()
+    with pytest.raises(queue.Empty):
+        events.get(timeout=2)
+    assert not peer_monitor.cut_off
+    attempt.others = Others(0, 1, is_armed=False)
+    assert isinstance(events.get(timeout=60), Called)
+
+
+def test_a_host_that_was_left_out(start):
+    """It is waited for by nobody, and its silence is no loss."""
+    _, attempt, _ = start(0, 0)
+    attempt.others = Others(0, 2, is_armed=True)
+    while attempt.ending_of(1) is None:
+        time.sleep(0.02)
+    assert (attempt.ending_of(1), attempt.lost) == (NodeEnding(kind="done"), set())
+
+
 def test_a_store_that_does_not_answer(start, server):
     """A connection that is there, and over which nothing comes, is told after the longest silence."""
     with server_that_stands_still(server):

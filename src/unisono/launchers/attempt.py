@@ -30,7 +30,8 @@ from unisono.launchers.outcomes import (
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.failure import WorkerExit, describe, describe_kill
-from unisono.launchers.supervision.live_hosts import Recovery, Relay
+from unisono.launchers.supervision.live_following import Recovery
+from unisono.launchers.supervision.live_hosts import Relay
 from unisono.launchers.supervision.memory_kills import count_kills
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
@@ -92,6 +93,7 @@ def _watch(
 ) -> Outcome:
     supervisor = Supervisor(group, live)
     while group.running or (live is not None and live.is_waiting):
+        live = supervisor.live = None if live is None else live.heir
         tend(live, group, control)
         bar.look(functools.partial(told_by, group))
         event = next_event(events, time.monotonic() + _LOOK_S)
@@ -132,6 +134,7 @@ def _stop_between_steps(
         group.note(event)
         if live is not None:
             take_in(live, group, event)
+            live = live.heir
             live.dismiss()
             tend(live, group, control)
         # A closing terminal sends SIGHUP twice: that is no sign of impatience.

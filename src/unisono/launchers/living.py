@@ -9,7 +9,8 @@ import functools
 from unisono.launchers.control import Asked, Control
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.failure import WorkerExit, load_reports
-from unisono.launchers.supervision.live_hosts import Recovery, Relay, recovery_of
+from unisono.launchers.supervision.live_following import Recovery, recovery_of
+from unisono.launchers.supervision.live_hosts import Relay
 from unisono.launchers.supervision.live_recovery import off
 from unisono.launchers.worker_group import Event, WorkerGroup
 from unisono.system.messages import tell

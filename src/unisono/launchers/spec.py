@@ -88,6 +88,8 @@ class NodePlacement:
     run_id: str  #: The same on all hosts.
     store: str  #: ``HOST:PORT`` of the workers' own store, on the first host too.
     secret: str = field(repr=False)  #: Of that store; the same on all hosts.
+    #: ``HOST:PORT`` of a store of this host's launcher for those that go on without another host; empty: there is none.
+    own_store: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

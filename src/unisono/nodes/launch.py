@@ -27,7 +27,7 @@ from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
 from unisono.nodes.endpoint import Interrupted
 from unisono.nodes.live.relay import check_live, relay_of
 from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
-from unisono.nodes.peer_monitor import Attempt
+from unisono.nodes.peer_monitor import KEEPER, Attempt
 from unisono.nodes.plan import NodesPlan
 from unisono.nodes.reachability import ProbePort
 from unisono.nodes.rendezvous import NotNeeded, Rendezvous
@@ -104,7 +104,10 @@ class _HostLaunch:
                     f"{rendezvous.info.name} talks to the others over {self._interface.name}"
                     + (", and keeps the rendezvous." if rendezvous.is_keeper else ".")
                 )
-                self._roll_call = RollCall(rendezvous, self._plan, self._interface, self._probe_port)
+                self._roll_call = RollCall(
+                    rendezvous, self._plan, self._interface, self._probe_port,
+                    is_live=self._spec.live == "auto" and not self._spec.why_not_live,
+                )  # fmt: skip
                 verdict = self._rounds(rendezvous)
                 is_over = verdict.what != "again"
             except PeerLost as error:
@@ -151,14 +154,18 @@ class _HostLaunch:
         )
         asks = rendezvous.num_waiting if placement.node_rank == 0 and self._plan.is_elastic else None
         numbers, monitor = [info.number for info in infos], rendezvous.peer_monitor
-        watched = Attempt(current.values.guarded(None), numbers, placement.node_rank, asks, is_live=spec.may_be_live)
+        watched = Attempt(current.values.guarded(None), numbers, placement.node_rank, asks)
         monitor.enter(watched)
         try:
-            with relay_of(spec, self._plan, current.values, infos, self._signals, monitor) as relay:
+            with relay_of(spec, self._plan, current.places, infos, self._signals, monitor) as relay:
+                watched.others = relay
                 outcome = attempt(spec, self._signals.events, relay)
             mine = self._ending_of(outcome)
-            if rendezvous.peer_monitor.cut_off:
-                raise PeerLost(rendezvous.peer_monitor.cut_off)
+            if monitor.cut_off:
+                raise PeerLost(monitor.cut_off)
+            if relay is not None and KEEPER not in relay.hosts:
+                monitor.cut("its host was lost, and the others have gone on without it")
+                return _without_keeper(mine, monitor.cut_off), mine
             current.values.put(f"ending/{placement.node_rank}", asdict(mine))
             endings = self._gather(rendezvous, watched)
             keeper = next(i for i, info in enumerate(infos) if info.number == 0)
@@ -244,3 +251,21 @@ class _HostLaunch:
     def _say(self, text: str) -> None:
         if self._spec.output != "quiet":
             tell(text)
+
+
+def _without_keeper(mine: NodeEnding, why: str) -> Verdict:
+    """Return what follows where the host that keeps the rendezvous is lost: the hosts cannot meet any more.
+
+    Raises:
+        PeerLost: The workers would have to start again.
+    """
+    if mine.kind == "done":
+        return Verdict(what="done")
+    if mine.kind == "stopped":
+        return Verdict(what="stopped", step=mine.step)
+    if mine.kind == "interrupted":
+        return Verdict(what="interrupted", text="this host was asked to stop.", exit_code=128 + mine.signum)
+    if mine.kind == "failed" and mine.is_root:
+        rank = mine.ending.rank if mine.ending is not None else -1
+        return Verdict(what="failed", text=mine.message, exit_code=mine.exit_code, rank=rank)
+    raise PeerLost(why)

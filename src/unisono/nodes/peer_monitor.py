@@ -6,9 +6,9 @@ the others, and whether the store is out of reach. Silence is judged by this hos
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Protocol, final
 
 from unisono.errors import PeerLost
 from unisono.launchers.local import Signals
@@ -22,6 +22,8 @@ _LOOK_FOR_NEWCOMERS_S = 1.0
 _JOIN_S = 1.0
 # Talks further apart than this: we were stopped, or the network was; nobody else's silence means anything.
 _OWN_GAP_S = 2.5
+KEEPER = 0
+"""The host that keeps the store, by node rank, where workers may go on without a host."""
 
 
 def beat_key(number: int) -> str:
@@ -29,9 +31,16 @@ def beat_key(number: int) -> str:
     return f"beat/{number}"
 
 
-def left_out_key(node: int) -> str:
-    """Return where it is written, by node rank, that the others go on without a host."""
-    return f"out/{node}"
+class Others(Protocol):
+    """Who goes on, where workers may go on without a host."""
+
+    @property
+    def hosts(self) -> Sequence[int]:
+        """The hosts that go on, by node rank."""
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether workers can go on without a host that is silent, also the one that keeps this store."""
 
 
 @final
@@ -43,7 +52,7 @@ class Attempt:
     numbers: list[int]  #: Of the launchers, by node rank.
     node_rank: int  #: Of this host.
     num_waiting: Callable[[], int] | None  #: Asks how many hosts have come meanwhile; None where another host asks.
-    is_live: bool = False  #: Whether workers may go on without a host.
+    others: Others | None = None  #: Where workers may go on without a host.
     #: Of the hosts, by node rank, as far as they are known.
     endings: dict[int, NodeEnding] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  #: Hosts that do not answer.
@@ -64,13 +73,14 @@ class PeerMonitor:
 
     def __init__(self, values: SharedValues, number: int, silence_s: float, signals: Signals) -> None:
         self.cut_off = ""  #: Why the store cannot be reached any more; empty while it can.
-        self._values, self._number, self._silence_s, self._signals = values, number, silence_s, signals
+        self._number, self._silence_s, self._signals = number, silence_s, signals
         self._attempt: Attempt | None = None
         self._pulse = RecentBeats(silence_s)
         self._told: set[str] = set()
         self._count = 0
         self._contact_s = self._talked_s = self._looked_s = time.monotonic()
         self._stopped = threading.Event()
+        self._values = values.guarded(lambda: "it has been closed" if self._stopped.is_set() else "")
         acts = (self._talk_on, self._watch_contact)
         self._threads = [threading.Thread(target=act, name="unisono-peer_monitor", daemon=True) for act in acts]
         for thread in self._threads:
@@ -97,8 +107,9 @@ class PeerMonitor:
             try:
                 self._talk()
             except PeerLost as error:
-                self.cut(f"the connection to the store broke: {error}")
-                return
+                if not self._can_do_without():
+                    self.cut(f"the connection to the store broke: {error}")
+                    return
 
     def _talk(self) -> None:
         self._count += 1
@@ -111,7 +122,7 @@ class PeerMonitor:
         if attempt is None:
             return
         for node, number in enumerate(attempt.numbers):
-            if attempt.is_live and attempt.values.look(f"live/{left_out_key(node)}") is not None:
+            if attempt.others is not None and node not in attempt.others.hosts:
                 attempt.left_out.add(node)
                 continue
             if node not in attempt.endings and (told := attempt.values.look(f"ending/{node}")) is not None:
@@ -151,12 +162,17 @@ class PeerMonitor:
         looked = time.monotonic()
         while not self._stopped.wait(_TALK_S):
             now = time.monotonic()
-            if now - looked > _OWN_GAP_S:
+            if now - looked > _OWN_GAP_S or self._can_do_without():
                 self._contact_s = now
             looked = now
             if self._silence_s and now - self._contact_s > self._silence_s:
                 self.cut(f"the store has not answered for {now - self._contact_s:.0f} s")
                 return
+
+    def _can_do_without(self) -> bool:
+        """Whether it is not ours to say what the loss of this store means: the workers may go on without its host."""
+        others = None if self._attempt is None else self._attempt.others
+        return others is not None and (others.is_armed or KEEPER not in others.hosts)
 
     def cut(self, why: str) -> None:
         """End the workers of this host: it is cut off from the others."""

@@ -203,17 +203,21 @@ class Rendezvous:
         Args:
             is_over: Whether the run has ended for all: who waits is sent home then.
         """
-        with contextlib.suppress(PeerLost):  # the others may be gone by now
-            if self._request:
-                self._take_back()
-            if is_over and not self.peer_monitor.cut_off:
-                self.values.put("over", True)
-                self._linger(lambda: not Told.unpacked(self.values.look("round")).waiting(self._requests()))
-            elif self.values.look("refusal") is not None:
-                self.values.number("heard")
-                self._linger(lambda: self.values.asked("heard") >= self.values.asked("arrivals"))
+        if not self.peer_monitor.cut_off:
+            with contextlib.suppress(PeerLost):  # the others may be gone by now
+                self._take_leave(is_over=is_over)
         self.peer_monitor.close()
         self._close_store()
+
+    def _take_leave(self, *, is_over: bool) -> None:
+        if self._request:
+            self._take_back()
+        if is_over:
+            self.values.put("over", True)
+            self._linger(lambda: not Told.unpacked(self.values.look("round")).waiting(self._requests()))
+        elif self.values.look("refusal") is not None:
+            self.values.number("heard")
+            self._linger(lambda: self.values.asked("heard") >= self.values.asked("arrivals"))
 
     def _close_store(self) -> None:
         self._client.close()

@@ -10,6 +10,7 @@ from typing import Any, final
 
 from unisono.launchers.spec import NodePlacement
 from unisono.nodes.env_store import EnvStore
+from unisono.nodes.live.mesh import Places
 from unisono.nodes.network import Interface
 from unisono.nodes.plan import NodesPlan, join_endpoint
 from unisono.nodes.reachability import ProbePort, probe
@@ -46,6 +47,7 @@ class Round:
     replicas: int
     history: list[dict[str, Any]]
     stores: contextlib.ExitStack
+    places: Places | None  #: Of the launchers' own stores, where workers may go on without a host.
 
 
 @final
@@ -57,10 +59,14 @@ class RollCall:
         plan: How.
         interface: By which this host talks to the others.
         probe_port: Answers those who look whether they reach this host.
+        is_live: Whether workers may go on without a host: then each host keeps stores for those that go on.
     """
 
-    def __init__(self, rendezvous: Rendezvous, plan: NodesPlan, interface: Interface, probe_port: ProbePort) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, plan: NodesPlan, interface: Interface, probe_port: ProbePort, *, is_live: bool
+    ) -> None:
         self._rendezvous, self._plan, self._interface, self._probe_port = rendezvous, plan, interface, probe_port
+        self._is_live = is_live
 
     def call(self, values: SharedValues, index: int, count: int, known: Known) -> Round | None:
         """Find out who is here, refuse what does not fit, and sit down; None when somebody has gone meanwhile.
@@ -102,21 +108,42 @@ class RollCall:
             rendezvous.values.put("begun", True)
             rendezvous.values.put("sitting", [[info.number, info.node_rank, info.name] for info in infos])
         workers = self._await(values, "workers")
-        if workers is None:
+        name = f"attempt {told['attempt']}"
+        own, launchers = self._keep_stores(values, infos, mine, name, stores) if self._is_live else ("", None)
+        if workers is None or own is None:
             stores.close()
             return None
         firsts = first_ranks(infos)
         placement = NodePlacement(
             node_rank=mine, num_nodes=count, first_rank=firsts[mine], world_size=firsts[-1], master_addr=workers[0],
             master_port=workers[1], interface=self._interface.name, attempt=told["attempt"], run_id=self._plan.run_id,
-            store=join_endpoint(workers[0], workers[2]), secret=secret,
+            store=join_endpoint(workers[0], workers[2]), secret=secret, own_store=own,
         )  # fmt: skip
         replicas = max(one["replicas"] for one in entries)
         if not replicas:
             replicas = firsts[-1]
             if self._plan.is_elastic:  # the most that there can be: hosts that come later must find work
                 replicas = max(replicas, self._plan.max_nodes * max(info.workers for info in infos))
-        return Round(values, infos, mine, placement, replicas, told["history"], stores)
+        return Round(values, infos, mine, placement, replicas, told["history"], stores, launchers)
+
+    def _keep_stores(
+        self, values: SharedValues, infos: list[NodeInfo], mine: int, name: str, stores: contextlib.ExitStack
+    ) -> tuple[str | None, Places | None]:
+        """Open this host's stores for an attempt: its workers' and its launcher's, each with a key of its own.
+
+        They are at work whether or not another host is lost, so nothing has to be opened when one is.
+
+        Returns:
+            Where its workers' is, None when somebody has gone meanwhile; and where those of all launchers are.
+        """
+        address, secret = infos[mine].address, self._rendezvous.secret
+        keys = [key_of(derive(secret, f"{whose} of {name}")) for whose in ("workers", "launchers")]
+        servers = [stores.enter_context(contextlib.closing(Server(listen(address, 0), key, tell))) for key in keys]
+        ports = self._exchange(values, "mesh", mine, len(infos), servers[1].port)
+        if ports is None:
+            return None, None
+        where = [(info.address, port) for info, port in zip(infos, ports, strict=True)]
+        return join_endpoint(address, servers[0].port), Places(where, keys[1])
 
     def _exchange(self, values: SharedValues, key: str, mine: int, count: int, value: Any) -> Any:
         values.put(f"{key}/{mine}", value)

@@ -1,10 +1,17 @@
 """Ranks that gloo joins die in any place of a step: the others finish it with the same bits, and others join them."""
 
 import itertools
+import threading
+import time
 
 import pytest
+from torch.distributed import HashStore
 
 from train.steps.test_membership import check, play, undisturbed
+from unisono.collectives.process_groups import live_groups
+from unisono.collectives.process_groups.live_groups import LiveGroups
+from unisono.errors import PeerLost
+from unisono.launchers.worker.live_member import WorldChanged
 
 GLOO = {"checkpoint_every": 1000, "transport": "gloo"}
 MEETINGS = 4  # of a step: what it does, two for the sum, the report
@@ -67,6 +74,47 @@ def test_deaths_around_the_step():
     assert [each["codes"]["0"] for each in found] == [0, 0, -9, -9, 0]
     _same(found[-1])
     assert found[-1]["answers"][-1]["workers"] == 3
+
+
+class Called:
+    """A member that is called to another world when the test says so."""
+
+    number, is_called = 0, False
+
+    def at(self, meeting):
+        raise WorldChanged
+
+    def await_call(self):
+        """The ranks did not connect."""
+
+
+def connecting(monkeypatch, member, seconds):
+    """Return the groups of a rank that connects with one that has come and is lost just then."""
+    monkeypatch.setattr(live_groups, "_CONNECT_S", seconds)
+    groups = LiveGroups(lambda name, size: store, None, member)
+    store = HashStore()
+    store.set("here/1", "")
+    return groups
+
+
+def test_a_rank_is_lost_while_others_connect(monkeypatch):
+    """They do not wait for it when they are called to another world."""
+    member = Called()
+    groups, began = connecting(monkeypatch, member, 10), time.monotonic()
+    threading.Timer(0.5, lambda: setattr(member, "is_called", True)).start()
+    with pytest.raises(WorldChanged):
+        groups._connect("e1", 0, 2, 1)
+    assert 0.4 < time.monotonic() - began < 9
+
+
+def test_ranks_that_are_not_called_wait(monkeypatch):
+    """The control: as long as nobody calls them, they wait for the rank, and say so when it does not come."""
+    member = Called()
+    groups, began = connecting(monkeypatch, member, 1), time.monotonic()
+    monkeypatch.setattr(member, "at", lambda meeting: None, raising=False)
+    with pytest.raises(PeerLost, match="did not connect"):
+        groups._connect("e1", 0, 2, 1)
+    assert time.monotonic() - began > 0.9
 
 
 def _same(found):

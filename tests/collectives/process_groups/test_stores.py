@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,8 +14,10 @@ from torch.distributed import TCPStore
 from hosts import free_port
 from unisono.collectives.process_groups import stores
 from unisono.collectives.process_groups.own_store import OwnStore
-from unisono.collectives.process_groups.stores import meet, store_of
+from unisono.collectives.process_groups.stores import meet, name_of_epoch, store_of, store_of_epoch
 from unisono.errors import WorldError
+from unisono.store.secret import key_of
+from unisono.store.server import Server, listen
 from unisono.world import World
 
 SECRET = "of the ranks of one run"
@@ -165,3 +168,19 @@ def test_something_else_listens():
         said = start_rank_0(f"tcp://127.0.0.1:{server.getsockname()[1]}").communicate()[0]
     assert "[rank 0/2] something else listens already where the ranks are to meet (tcp://127.0.0.1:" in said
     assert "Hint: give this run a MASTER_PORT of its own" in said
+
+
+def test_an_epoch_is_met_where_its_first_rank_says(tmp_path):
+    """At a store of its own host's launcher, whatever has become of the first one; on one host, at a file."""
+    server = Server(listen("127.0.0.1", 0), key_of(SECRET))
+    gone = f"unisono://127.0.0.1:{free_port()}"
+    first, second = (replace(place(rank, gone), live_store=f"127.0.0.1:{server.port}") for rank in (0, 1))
+    name = name_of_epoch(first, 3)
+    store_of_epoch(first, name, 2).set("here/0", "x")
+    assert store_of_epoch(second, name, 2).get("here/0") == b"x"
+    assert not store_of_epoch(second, name_of_epoch(first, 4), 2).check(["here/0"])
+    server.close()
+    one = place(0, f"file://{tmp_path / 'store'}")
+    assert name_of_epoch(one, 3) == "e3"
+    store_of_epoch(one, "e3", 2).set("here/0", "x")
+    assert (tmp_path / "store-e3").exists()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,9 @@ def test_a_seat_among_several_hosts():
         "unisono", "unisono://10.0.0.1:78", 1, 2,
     )  # fmt: skip
     assert world.secret == "of-all-of-these-hosts"
+    assert (world.live_store, "UNISONO_LIVE_STORE" in env) == ("", False)
+    own = replace(placement, own_store="10.0.0.2:79")
+    assert World.from_env(environment(outer, rank=4, workers=3, placement=own)).live_store == "10.0.0.2:79"
     assert world.secret not in repr(world)
     assert not world.is_single_host
 

@@ -1,6 +1,7 @@
-"""Words and beats between launchers, over a real store: in order, once; silence leaves out, and is noticed by both."""
+"""Words and signs of life between launchers, over real stores: in order, once; a majority leaves out who is lost."""
 
 import queue
+import socket
 import time
 
 import pytest
@@ -9,51 +10,55 @@ from nodes.test_peer_monitor import KEY, server_that_stands_still
 from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.supervision.channels import HostSaid
+from unisono.nodes.live.mesh import Places
 from unisono.nodes.live.relay import LiveRelay, check_live
-from unisono.nodes.peer_monitor import left_out_key
 from unisono.nodes.plan import NodesPlan
-from unisono.nodes.values import SharedValues
-from unisono.store.client import Client
 from unisono.store.server import Server, listen
 
-SPANS = (range(2), range(2, 3), range(3, 4))
 QUIET_S = 0.8
+LOST_S = pytest.approx(1.5 * QUIET_S)
 
 
 class Launcher:
     """One end: what it hears, and why it is cut off."""
 
-    def __init__(self, server, node, silence_s):
-        self.heard, self.cuts = queue.SimpleQueue(), queue.SimpleQueue()
-        self.client = Client("127.0.0.1", server.port, KEY)
-        self.values = SharedValues(self.client, "live").guarded(lambda: "" if self.cuts.empty() else "cut off")
-        self.relay = LiveRelay(self.values, SPANS, node, silence_s, self.heard.put, self.cuts.put)
+    def __init__(self, node, servers, silence_s):
+        self.heard, self.cuts, self.server = queue.SimpleQueue(), queue.SimpleQueue(), servers[node]
+        places = Places([("127.0.0.1", server.port) for server in servers], KEY)
+        spans = [range(number, number + 1) for number in range(len(servers))]
+        self.relay = LiveRelay(places, spans, node, silence_s, self.heard.put, self.cuts.put)
+
+    def die(self):
+        """Be gone, without a word."""
+        self.relay._stopped.set()
+        self.relay._mesh._stopped.set()
+        self.server.close()
 
 
 @pytest.fixture
-def server():
-    here = Server(listen("127.0.0.1", 0), KEY)
-    yield here
-    here.close()
-
-
-@pytest.fixture
-def start(server):
+def start():
+    """Start so many launchers."""
     started = []
 
-    def start(node, silence_s=60.0):
-        started.append(Launcher(server, node, silence_s))
-        return started[-1]
+    def start(count, silence_s=60.0):
+        servers = [Server(listen("127.0.0.1", 0), KEY) for _ in range(count)]
+        started.extend(Launcher(node, servers, silence_s) for node in range(count))
+        return started
 
     yield start
-    for one in reversed(started):
+    for one in started:
         one.relay.close()
-        one.client.close()
+        one.server.close()
+
+
+def arm(*launchers):
+    for one in launchers:
+        one.relay.arm(is_on=True)
 
 
 def test_words_come_in_order_to_whom_they_are_for(start):
     """Both ways, whoever says what first; the last word of who decides is that it is over."""
-    deciding, *others = [start(node) for node in range(3)]
+    deciding, *others = start(3)
     for number in range(20):
         for other in others:
             deciding.relay.send(other.relay.node, {"n": [number, other.relay.node]})
@@ -70,34 +75,83 @@ def test_words_come_in_order_to_whom_they_are_for(start):
 
 
 def test_a_host_that_falls_silent(start):
-    """The deciding one hears of it once; before it is armed, and of a host that beats, nothing. The control is that."""
-    deciding, silent = start(0, QUIET_S), start(1)
-    silent.relay._stopped.set()
-    while deciding.values.look("beat/1") is None:
-        deciding.values.put("beat/1", 1)
+    """The others agree, and the deciding one hears of it once; before it is armed, nobody does. That is the control."""
+    first, second, third = start(3, QUIET_S)
+    third.die()
     with pytest.raises(queue.Empty):
-        deciding.heard.get(timeout=2 * QUIET_S)
-    deciding.relay.arm(is_on=True)
-    assert deciding.heard.get(timeout=60) == HostSaid(1, {"silent": pytest.approx(1.5 * QUIET_S)})
-    assert deciding.heard.empty()
+        first.heard.get(timeout=2 * QUIET_S)
+    arm(first, second)
+    assert first.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+    assert (first.relay.hosts, first.relay.decider) == ((0, 1), 0)
+    first.relay.send(1, {"n": 1})  # behind the decree
+    assert second.heard.get(timeout=60) == HostSaid(0, {"n": 1})
+    assert second.relay.hosts == (0, 1)
+    assert first.heard.empty()
+    assert first.cuts.empty()
+    assert second.cuts.empty()
+
+
+def test_the_deciding_host_is_lost(start):
+    """The others agree on the lowest-numbered of them; what it says is heard behind that."""
+    first, second, third = start(3, QUIET_S)
+    arm(first, second, third)
+    began = time.monotonic()
+    first.die()
+    succeeds = HostSaid(1, {"succeeds": (1, 2), "silent": LOST_S})
+    assert second.heard.get(timeout=60) == succeeds
+    second.relay.send(2, {"n": 1})
+    assert [third.heard.get(timeout=60) for _ in range(2)] == [succeeds, HostSaid(1, {"n": 1})]
+    assert time.monotonic() - began >= 1.5 * QUIET_S - 0.2  # asked for the last time a moment before
+    assert [one.relay.decider for one in (second, third)] == [1, 1]
+    third.die()  # of these two, the lowest-numbered goes on alone
+    assert second.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+    assert second.relay.hosts == (1,)
+    assert second.cuts.empty()
+
+
+def test_of_two_the_first_is_lost(start):
+    """The other one is no majority: it is to stop within the silence, and nobody succeeds."""
+    first, second = start(2, QUIET_S)
+    arm(first, second)
+    first.die()
+    why = second.cuts.get(timeout=60)
+    assert "host 0 has not answered for" in why
+    assert "no majority of the 2" in why
+    assert (second.heard.empty(), second.relay.hosts) == (True, (0, 1))
+
+
+def test_one_of_three_is_alone(start):
+    """Also the deciding one stops, when the two others do not answer."""
+    first, second, third = start(3, QUIET_S)
+    arm(first)
+    second.die()
+    third.die()
+    why = first.cuts.get(timeout=60)
+    assert "host 1 has not answered for" in why
+    assert "host 2 has not answered for" in why
+    assert (first.heard.empty(), first.relay.hosts) == (True, (0, 1, 2))
 
 
 def test_a_host_that_has_been_left_out(start):
-    """It hears so with its next beat."""
-    deciding, other = start(0), start(1)
-    deciding.relay.leave_out(1)
-    assert "the others go on without it" in other.cuts.get(timeout=60)
-    assert other.values.guarded(None).look(left_out_key(1)) is True
+    """Whose store stands still is left out, though it asks on; it hears so with its next question."""
+    first, second, third = start(3, QUIET_S)
+    arm(first, second)  # the third has not heard yet that silence counts
+    with (
+        server_that_stands_still(third.server),
+        socket.create_connection(("127.0.0.1", third.server.port)),  # at which it stands still
+    ):
+        assert first.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+        assert "the others go on without it" in third.cuts.get(timeout=60)
+    assert third.relay.hosts == (0, 1, 2)
 
 
-def test_the_deciding_host_does_not_answer(start, server):
-    """Who hears no answer for the silence is cut off, if armed; the deciding one has not left it out before that."""
-    began = time.monotonic()
-    with server_that_stands_still(server):
-        other = start(1, QUIET_S)
-        other.relay.arm(is_on=True)
-        assert "has not answered for" in other.cuts.get(timeout=60)
-    assert time.monotonic() - began >= QUIET_S
+def test_who_hears_the_deciding_host_votes_for_nobody_else(start):
+    """A host that does not reach the deciding one cannot put another in its place, while a majority does."""
+    first, second, third = start(3)
+    second.relay._vote(2, 1)
+    assert (second.relay._side.promised, first.cuts.empty(), third.cuts.empty()) == (0, True, True)
+    second.relay._vote(0, 1)
+    assert second.relay._side.promised == 1
 
 
 PLAN = NodesPlan(min_nodes=2, max_nodes=2, host="127.0.0.1")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -169,6 +170,25 @@ def test_a_dying_holder_is_waited_for(tmp_path):
         killer = threading.Timer(0.3, process.kill)
         killer.start()
         lock = RunLock(Directory.open(tmp_path))  # who waits no longer than `_WAIT_S` is refused
+        lock.release()
+        killer.join()
+
+
+def test_the_lock_of_a_lost_host_is_waited_for(tmp_path, monkeypatch):
+    """A file server keeps it for a while: a rank of the same launch waits, and another launch is refused at once."""
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
+    with holder(tmp_path) as process:
+        far = replace(Holder.this_process(1), host="elsewhere", pid=process.pid)
+        with (tmp_path / LOCK_FILE).open("r+") as file:
+            file.write(json.dumps(asdict(far)).ljust(511))
+        with pytest.raises(ConfigError, match=r"in use by process .* on elsewhere"):
+            RunLock(Directory.open(tmp_path))
+        killer = threading.Timer(1.0, process.kill)
+        killer.start()
+        began = time.monotonic()
+        lock = RunLock(Directory.open(tmp_path), 1)
+        assert time.monotonic() - began > 0.9
+        lock.check()
         lock.release()
         killer.join()
 

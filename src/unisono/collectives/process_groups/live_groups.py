@@ -9,8 +9,10 @@ the process ends: its works may still write into their tensors, and dropping it 
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any, final
 
@@ -27,7 +29,7 @@ from unisono.errors import PeerLost
 from unisono.system.leaving import leave_groups_at_exit
 
 _CONNECT_S = 30.0
-"""How long ranks connect that have all come; one may die just then."""
+"""How long ranks connect that have all come, where nobody calls them to another world."""
 
 _SPINS, _PAUSE_S = 200, 0.0002
 _LOOK_S = 0.002
@@ -129,16 +131,20 @@ class LiveGroups:
         store: Returns the store of an epoch by its name, for so many ranks: one that survives every rank.
         ranks: This rank and the number of ranks; None for a rank that joins others.
         live: Speaks for this rank when the world changes.
+        name: Returns what the others are told of an epoch whose first rank this is.
 
     Attributes:
         world: That of now; None before the first change.
         first: What joins the ranks of the start; None for a rank that joins others. Making it is collective.
     """
 
-    def __init__(self, store: Callable[[str, int], Store], ranks: tuple[int, int] | None, live: Speaker) -> None:
+    def __init__(
+        self, store: Callable[[str, int], Store], ranks: tuple[int, int] | None, live: Speaker,
+        name: Callable[[int], str] = "e{}".format,
+    ) -> None:  # fmt: skip
         self._live, self._store = live, store
         self.world: World | None = None
-        live.offer = lambda size, epoch: "" if size == 1 else f"e{epoch}"
+        live.offer = lambda size, epoch: "" if size == 1 else name(epoch)
         leave_groups_at_exit()
         self.first = None if ranks is None else LiveGroupTransport(self._connect("e0", *ranks, 1))
         self._now = self.first
@@ -195,21 +201,40 @@ class LiveGroups:
             self._now.close()
 
     def _connect(self, name: str, rank: int, size: int, meeting: int) -> dist.ProcessGroupGloo:
-        began = time.monotonic()
-        everyone = [f"here/{other}" for other in range(size)]
+        """Return the group of an epoch, when all its ranks have come and are connected.
+
+        It is made in a thread: nothing ends what waits for a store, or for a connection, of a host that is lost just
+        then. Who is called to another world leaves the thread behind; the interpreter waits for it when it ends.
+
+        Raises:
+            WorldChanged: The launcher calls to another world.
+            PeerLost: They have not come, or have not connected.
+        """
+        is_left = threading.Event()
+        executor = ThreadPoolExecutor(1, "unisono-connect")
+        group = executor.submit(self._make, name, rank, size, is_left)
+        executor.shutdown(wait=False)
         try:
-            store = self._store(name, size)
-            store.set(f"here/{rank}", "")
-            while not store.check(everyone):  # connecting waits without a look
+            while not wait([group], _LOOK_S).done:
                 if self._live.is_called:
                     self._live.at(meeting)
-                if time.monotonic() - began > TIMEOUT_S:
-                    raise PeerLost(f"[rank {rank}/{size}] a rank has not come within {TIMEOUT_S:g} s to the others.")
-                time.sleep(_LOOK_S)
-            group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=_CONNECT_S))
+            return group.result()
         except RuntimeError as error:
             self._live.await_call()
             self._live.at(meeting)
             raise PeerLost(f"[rank {rank}/{size}] the ranks did not connect: {error}") from error
+        finally:
+            is_left.set()
+
+    def _make(self, name: str, rank: int, size: int, is_left: threading.Event) -> dist.ProcessGroupGloo:
+        began = time.monotonic()
+        store = self._store(name, size)
+        store.set(f"here/{rank}", "")
+        while not store.check([f"here/{other}" for other in range(size)]):  # gloo's own wait is shorter
+            if is_left.wait(_LOOK_S):
+                raise RuntimeError("this rank goes to another world")
+            if time.monotonic() - began > TIMEOUT_S:
+                raise PeerLost(f"[rank {rank}/{size}] a rank has not come within {TIMEOUT_S:g} s to the others.")
+        group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=_CONNECT_S))
         group.set_timeout(timedelta(seconds=2 * TIMEOUT_S))  # waits are ended by this rank itself
         return group

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
@@ -84,7 +85,12 @@ def store_of(world: World, timeout: timedelta) -> Store:
 
 
 def store_of_epoch(world: World, epoch: str, size: int) -> Store:
-    """Return a store for so many ranks of one epoch, see `LiveGroups`; it is the launcher's, as the first one is.
+    """Return a store for so many ranks of one epoch, see `LiveGroups`; it is a launcher's, as the first one is.
+
+    Args:
+        world: Of the start.
+        epoch: Its name; behind ``HOST:PORT/`` where the store is not the first one.
+        size: Number of ranks.
 
     Raises:
         RuntimeError: The store cannot be reached.
@@ -92,7 +98,15 @@ def store_of_epoch(world: World, epoch: str, size: int) -> Store:
     where = urlparse(world.rendezvous)
     if where.scheme == "file":
         return FileStore(f"{where.path}-{epoch}", size)
-    return meet(world, f"live-{epoch}", _LIVE)
+    place, _, name = epoch.rpartition("/")
+    return meet(replace(world, rendezvous=f"unisono://{place}") if place else world, f"live-{name}", _LIVE)
+
+
+def name_of_epoch(world: World, epoch: int) -> str:
+    """Return the name of an epoch whose first rank this is: on several hosts with its own launcher's store before it,
+    which no other host's loss ends.
+    """
+    return f"{world.live_store}/e{epoch}" if world.live_store else f"e{epoch}"
 
 
 def _torchs(world: World, timeout: timedelta) -> Store:

@@ -1,27 +1,25 @@
 """Live recovery over several hosts: one launcher decides alone, the others tell it what their workers say and suffer.
 
-In: what `LiveRecovery` takes, and what comes from other launchers. Out: the same, and words for them. The launcher that
-keeps the launchers' store decides, for all ranks: so there are never two worlds of one epoch, however the network falls
-apart. A host that is silent is left out with all its workers. They may still run, as nobody can kill them from here;
-but none of them leads: the run's files belong to the lowest rank, and that is a rank of the deciding host as long as
-one of its workers lives. Where none does, all are started again. Must not import torch.
+In: what `LiveRecovery` takes, and what comes from other launchers. Out: the same, and words for them. One launcher
+decides for all ranks, that of the lowest-numbered host of those that have agreed to go on: so there are never two
+worlds of one epoch, however the network falls apart. A host that is lost is left out with all its workers. They may
+still run, as nobody can kill them from here. The run's files belong to the lowest rank, and that is a rank of the
+deciding host as long as one of its workers lives. Where none does, all are started again. If the deciding host is lost,
+the others agree on another one (`nodes.live.succession`), whose launcher goes on from what they tell of their workers.
+Must not import torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, final
 
 from unisono.launchers.control import Asked
-from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.live_recovery import LiveRecovery
 from unisono.launchers.supervision.replacements import Replacements
-from unisono.launchers.supervision.resizing import parse_sizes
 
-DECIDING = 0
-"""The host whose launcher decides, by node rank: it keeps the launchers' store."""
-
+ONE_HOST = "workers on several hosts neither come nor go"
 _KILLED = -9
-_ONE_HOST = "workers on several hosts neither come nor go"
 
 
 class Relay(Protocol):
@@ -35,14 +33,19 @@ class Relay(Protocol):
     def node(self) -> int:
         """Node rank of this host."""
 
+    @property
+    def hosts(self) -> Sequence[int]:
+        """The hosts that go on, by node rank."""
+
+    @property
+    def decider(self) -> int:
+        """The host whose launcher decides, by node rank."""
+
     def send(self, node: int, message: dict[str, Any]) -> None:
         """Say something to the launcher of another host, which may be gone."""
 
     def arm(self, *, is_on: bool) -> None:
         """Let silence count, from now on or no more: workers can go on without a host that is not heard."""
-
-    def leave_out(self, node: int) -> None:
-        """Let a host be told, whenever it is heard again, that the others go on without it."""
 
 
 @final
@@ -76,16 +79,14 @@ class DecidingRecovery(LiveRecovery):
         message = said.message
         if "silent" in message:
             return self._lose(said.node, message["silent"])
-        rank = message["rank"]
+        rank = message.get("rank", -1)  # none: the account of a host that has been lost since
         if self._node_of.get(rank) != said.node or rank not in self._far:
             return ""  # it has been left out, and says so late
         if "told" in message:
             return self.heard(Told(rank, message["told"]))
-        self._far.discard(rank)
         if "died" in message:
-            how = message["died"]
-            place, reached = tuple(how["place"]), tuple(how["reached"])
-            return self.died(rank, how["code"], place, has_report=how["has_report"], reached=reached)
+            return self._died_far(rank, message["died"])
+        self._far.discard(rank)
         return self.ended(rank)
 
     def heard(self, told: Told) -> str:
@@ -113,7 +114,7 @@ class DecidingRecovery(LiveRecovery):
 
     def resize(self, asked: Asked) -> None:
         """Refuse it."""
-        asked.answer({"refused": f"{_ONE_HOST}."})
+        asked.answer({"refused": f"{ONE_HOST}."})
 
     def _heard_open(self, rank: int, message: dict[str, Any]) -> str:
         reason = super()._heard_open(rank, message)
@@ -125,13 +126,51 @@ class DecidingRecovery(LiveRecovery):
         lost = [rank for rank in self._relay.spans[node] if rank in self._far]
         if not lost or self._members.phase == "left":
             return ""
-        self._relay.leave_out(node)
         self._far -= {*lost}
         reason = ""
         for rank in (rank for rank in lost if rank not in self._members.finished):  # nobody waits for those
-            how = f"is on host {node}, which has not been heard for {seconds:.1f} s"
-            reason = reason or self.died(rank, _KILLED, (-1, -1), has_report=False, how=how)
+            reason = reason or self._lose_rank(rank, seconds)
         return reason
+
+    def resume(self, accounts: Sequence[Mapping[str, Any]], seconds: float) -> str:
+        """Decide from now on, where another launcher has; return why the workers cannot go on, empty where they can.
+
+        Args:
+            accounts: What the launchers of all hosts that go on tell of their workers, see `Account`.
+            seconds: For how long the others have not been heard.
+        """
+        workers = {int(rank): how for account in accounts for rank, how in account["workers"].items()}
+        gone = {rank for account in accounts for rank in account["excluded"]}
+        members = tuple(rank for rank in self._members.members if rank not in gone)
+        lost = [rank for rank in members if rank not in workers]
+        epoch = max(account["epoch"] for account in accounts)
+        self._members = replace(self._members, members=members, epoch=epoch)
+        self.excluded, self._far = gone, {*members} - {*lost, *self._home}
+        self._open = {*lost} | {rank for rank in members if rank in workers and workers[rank]["open"]}
+        self._tell(f"host {self._relay.node} decides from now on.")
+        reason = ""
+        known = [(rank, workers[rank]) for rank in members if rank in workers]
+        for rank, how in known:
+            if how["finished"] >= 0:
+                reason = reason or self._do(self._members.has_finished(rank, how["finished"]))
+        for rank in lost:
+            reason = reason or self._lose_rank(rank, seconds)
+        for rank, how in known:
+            if how["died"] is not None:
+                reason = reason or self._died_far(rank, how["died"])
+            elif how["ended"]:
+                self._far.discard(rank)
+                reason = reason or self.ended(rank)
+        return self._shared(reason)
+
+    def _died_far(self, rank: int, how: Mapping[str, Any]) -> str:
+        self._far.discard(rank)
+        place, reached = tuple(how["place"]), tuple(how["reached"])
+        return self.died(rank, how["code"], place, has_report=how["has_report"], reached=reached)
+
+    def _lose_rank(self, rank: int, seconds: float) -> str:
+        how = f"is on host {self._node_of[rank]}, which has not been heard for {seconds:.1f} s"
+        return self.died(rank, _KILLED, (-1, -1), has_report=False, how=how)
 
     def _pass_on(self, rank: int, message: dict[str, Any]) -> None:
         if rank in self._home:
@@ -146,105 +185,7 @@ class DecidingRecovery(LiveRecovery):
         if state != self._state:
             self._state = state
             self._relay.arm(is_on=can_lose)
-            for node in range(len(self._relay.spans)):
+            for node in self._relay.hosts:
                 if node != self._relay.node:
                     self._relay.send(node, state)
         return reason
-
-
-@final
-class FollowingRecovery:
-    """The side of every other launcher: it tells the deciding one, and does what it says.
-
-    Args:
-        relay: Carries words to the deciding launcher.
-        send: Takes a rank of this host and a message for it.
-
-    Attributes:
-        wanted: How many workers there are to be on this host.
-        place: Empty: nobody asks this launcher for more workers.
-        excluded: As `LiveRecovery` has it, for all ranks.
-        guests: None.
-        unwanted: None.
-    """
-
-    def __init__(self, relay: Relay, send: Callable[[int, dict[str, Any]], None]) -> None:
-        self._relay, self._send_here = relay, send
-        self.wanted, self.place = len(relay.spans[relay.node]), ""
-        self._reason, self._can_lose = "", False
-        self._dead: set[int] = set()
-        self.excluded: set[int] = set()
-        self.guests: set[int] = set()
-        self.unwanted: set[int] = set()
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the deciding launcher has not said yet what is to become of a death on this host."""
-        return not self._reason and not self._dead <= self.excluded
-
-    def start(self) -> list[int]:
-        """Return the ranks that are to be started now: none."""
-        return []
-
-    def dismiss(self, why: str = "") -> None:
-        """Let nobody join: nobody does."""
-
-    def resize(self, asked: Asked) -> None:
-        """Refuse it."""
-        asked.answer({"refused": f"{_ONE_HOST}."})
-
-    def heard_host(self, said: HostSaid) -> str:
-        """Take in what the deciding launcher says; return why the workers cannot go on, empty where they can."""
-        message = said.message
-        if "rank" in message:
-            self._send_here(message["rank"], message["told"])
-        elif "over" in message:
-            self._can_lose = False
-            self._relay.arm(is_on=False)
-            if self.is_waiting:
-                self._reason = "the deciding launcher has ended its part"
-        else:
-            self.excluded, self._can_lose = {*message["excluded"]}, message["can_lose"]
-            self._reason = self._reason or message["reason"]
-            self._relay.arm(is_on=self._can_lose)
-        return self._reason
-
-    def heard(self, told: Told) -> str:
-        """Pass on what a worker says."""
-        self._relay.send(DECIDING, {"rank": told.rank, "told": told.message})
-        return self._reason
-
-    def ended(self, rank: int) -> str:
-        """Tell that a worker has ended well."""
-        self._relay.send(DECIDING, {"rank": rank})
-        return self._reason
-
-    def died(
-        self, rank: int, code: int, place: tuple[int, int], *, has_report: bool, reached: tuple[int, int] = (0, 0)
-    ) -> str:
-        """Tell of a death; see `LiveRecovery.died`. What comes of it is heard later."""
-        self._dead.add(rank)
-        how = {"code": code, "place": place, "has_report": has_report, "reached": reached}
-        self._relay.send(DECIDING, {"rank": rank, "died": how})
-        return self._reason
-
-    def can_lose(self, rank: int) -> bool:
-        """Whether the others could go on without a worker that does not answer."""
-        return self._can_lose
-
-    def look(self) -> str:
-        """Return why the workers cannot go on; empty where they can."""
-        return self._reason
-
-
-Recovery = LiveRecovery | FollowingRecovery
-
-
-def recovery_of(
-    spec: LaunchSpec, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None], relay: Relay | None
-) -> Recovery:
-    """Return what decides which deaths the others live through, or asks who does."""
-    if relay is None:
-        replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
-        return LiveRecovery(spec.ranks, send, tell, replacements, parse_sizes(spec.elastic))
-    return DecidingRecovery(relay, send, tell) if relay.node == DECIDING else FollowingRecovery(relay, send)

@@ -65,6 +65,11 @@ class LiveRecovery:
         return False
 
     @property
+    def heir(self) -> "LiveRecovery":
+        """What takes the events in from now on: this."""
+        return self
+
+    @property
     def is_forming(self) -> bool:
         """Whether a world is being formed."""
         return self._members.phase in ("gather", "form") or bool(self._members.at_door)

@@ -9,7 +9,7 @@ wait by itself.
 import time
 from typing import final
 
-from unisono.launchers.supervision.live_hosts import Recovery
+from unisono.launchers.supervision.live_following import Recovery
 from unisono.launchers.supervision.liveness import Back, Liveness, Silent
 from unisono.launchers.supervision.stacks import describe_hang
 from unisono.launchers.worker_group import WorkerGroup
@@ -29,7 +29,7 @@ class Supervisor:
 
     def __init__(self, group: WorkerGroup, live: Recovery | None = None) -> None:
         self.unkillable: int | None = None  #: A rank that does not even end after SIGKILL, else None.
-        self._group, self._live = group, live
+        self._group, self.live = group, live
         self._is_quiet = group.spec.output == "quiet"
         self._liveness = Liveness(group.spec.heartbeat_s, group.spec.hang_s)
 
@@ -56,7 +56,7 @@ class Supervisor:
         else:
             frames = [] if state in _STATES else group.stacks([rank])[rank]
             stack = "".join(f"\n    {frame}" for frame in frames)
-            if group.spec.max_restarts == 0 and (self._live is None or not self._live.can_lose(rank)):
+            if group.spec.max_restarts == 0 and (self.live is None or not self.live.can_lose(rank)):
                 self._tell(f"{what}. Hint: --max-restarts lets the launcher replace such workers.{stack}")
                 return
             self._tell(f"{what}; it is killed.{stack}")

@@ -92,6 +92,7 @@ def _rendezvous_variables(placement: NodePlacement | None, rendezvous_dir: str, 
         "MASTER_PORT": str(placement.master_port),
         "UNISONO_RENDEZVOUS": f"unisono://{placement.store}",
         VARIABLE: placement.secret,
+        **({"UNISONO_LIVE_STORE": placement.own_store} if placement.own_store else {}),
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without the sign NCCL takes it for the beginning of a name
     }

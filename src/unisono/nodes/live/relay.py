@@ -1,17 +1,16 @@
-"""What launchers of several hosts say to each other while workers may go on without one that has died.
+"""What connects the launchers of several hosts while workers may go on without one that has died, or without a host.
 
-In: messages as plain values. Out: what others have said, as `HostSaid` in the supervisor's queue; that a host is
-silent, the same way; and to be cut off, where this host has not heard the deciding one for too long. The words lie in
-the launchers' store, numbered, each under a key of its own that its reader waits for: so they come in order, once.
+In: words for other launchers. Out: what they have said, as `HostSaid` in the supervisor's queue; which hosts go on and
+which launcher decides, the same way, as `succession` has it; and to be cut off, where the hosts in reach are no
+majority.
 
-A host shows beats, and each beat is a question: has it been left out? Its workers may run for `silence_s` from the
-moment in which it has asked the last question that was answered. The deciding host counts from when it sees a beat,
-which is later, and half as long again: when it leaves a host out, that host has ended its workers, unless its launcher
-stands still. What such workers write is written by no leader (`live_hosts`).
+A launcher asks every other one, again and again, over `mesh`. Its workers may run for `silence_s` from the moment in
+which it asked the last questions that a majority has answered. A host counts as lost half as long again after it has
+answered, and only then a decree without it is proposed: so what is lost has ended its workers, unless its launcher
+stands still. What such workers could write is held back by the lock of the run directory.
 """
 
 import contextlib
-import functools
 import itertools
 import threading
 import time
@@ -19,23 +18,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from unisono.errors import ConfigError, PeerLost
+from unisono.errors import ConfigError
 from unisono.launchers.local import Signals
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.channels import HostSaid
-from unisono.launchers.supervision.live_hosts import DECIDING
 from unisono.launchers.supervision.live_recovery import off
-from unisono.nodes.peer_monitor import PeerMonitor, left_out_key
+from unisono.nodes.live.mesh import Mesh, Places
+from unisono.nodes.live.succession import Decree, Launcher, Vote, advise, begin
+from unisono.nodes.peer_monitor import PeerMonitor
 from unisono.nodes.plan import NodesPlan
 from unisono.nodes.roll import NodeInfo, first_ranks
-from unisono.nodes.rounds import RecentBeats
-from unisono.nodes.values import SharedValues
 from unisono.system.messages import tell
 
-_BEAT_S = 0.1
-_WAIT_S = 0.2
+_LOOK_S = 0.05
 _JOIN_S = 1.0
 _LONGER = 1.5
+_AGREE = 0.5  # of the silence: how long a candidate waits for the others
+_GIVE_UP = 4.0  # times the silence: how long hosts are lost before somebody must have agreed on it
 
 
 @final
@@ -43,109 +42,181 @@ class LiveRelay:
     """One launcher's connection to the others, in one attempt.
 
     Args:
-        values: Of this attempt alone; calls give up when this host is cut off.
+        places: Of the launchers' stores, by node rank.
         spans: The ranks of each host, by node rank.
         node: Node rank of this host.
-        silence_s: Silence after which a host is left out.
+        silence_s: Silence after which a host is not counted any more.
         put: Takes what is heard; called in threads.
         cut: Takes why this host has to end its workers.
     """
 
     def __init__(
-        self, values: SharedValues, spans: Sequence[range], node: int, silence_s: float,
-        put: Callable[[HostSaid], None], cut: Callable[[str], None],
+        self, places: Places, spans: Sequence[range], node: int, silence_s: float, put: Callable[[HostSaid], None],
+        cut: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.spans, self.node = spans, node
-        self._values, self._silence_s, self._put, self._cut = values, silence_s, put, cut
-        self._others = [other for other in range(len(spans)) if other != node] if node == DECIDING else [DECIDING]
-        self._sent = dict.fromkeys(self._others, 0)
-        self._is_armed = threading.Event()
-        self._stopped = threading.Event()
-        self._answered_s = time.monotonic()
-        acts: list[Callable[[], None]] = [functools.partial(self._hear, other) for other in self._others]
-        acts += [self._judge] if node == DECIDING else [self._beat, self._watch]
-        self._threads = [threading.Thread(target=act, name="unisono-live-relay", daemon=True) for act in acts]
-        for thread in self._threads:
-            thread.start()
+        self._silence_s, self._put, self._cut = silence_s, put, cut
+        self._lock = threading.RLock()
+        self._side = begin(node, len(spans))
+        self._settled = self._side.settled  # acted by
+        self._asked: frozenset[int] = frozenset()
+        self._stood_s = self._lost_s = 0.0  # 0: it has not
+        self._is_armed, self._stopped = threading.Event(), threading.Event()
+        self._mesh = Mesh(node, places, self._hear, self._is_left_out)
+        self._judge = threading.Thread(target=self._judge_on, name="unisono-live-relay", daemon=True)
+        self._mesh.start()
+        self._judge.start()
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The hosts that go on, by node rank."""
+        return self._side.settled.hosts
+
+    @property
+    def decider(self) -> int:
+        """The host whose launcher decides."""
+        return self._side.settled.decider
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether workers can go on without a host that is silent."""
+        return self._is_armed.is_set()
 
     def send(self, node: int, message: dict[str, Any]) -> None:
-        """Say something to another launcher.
-
-        Raises:
-            PeerLost: The store is out of reach.
-        """
-        number, self._sent[node] = self._sent[node], self._sent[node] + 1
-        self._values.put(f"said/{self.node}-{node}/{number}", message)
+        """Say something to another launcher; nothing to one of a host that is left out."""
+        if node in self.hosts:
+            self._mesh.send(node, {"word": message})
 
     def arm(self, *, is_on: bool) -> None:
         """Let silence count, from now on or no more."""
         if is_on and not self._is_armed.is_set():
-            self._answered_s = time.monotonic()
+            self._mesh.forget()
         (self._is_armed.set if is_on else self._is_armed.clear)()
-
-    def leave_out(self, node: int) -> None:
-        """Let a host be told, whenever it is heard again, that the others go on without it."""
-        self._values.put(left_out_key(node), True)
 
     def close(self) -> None:
         """Fall silent; who decides says so before. Safe to call twice."""
-        if self.node == DECIDING and not self._stopped.is_set():
-            for other in self._others:
+        self._is_armed.clear()
+        if self.decider == self.node and not self._stopped.is_set():
+            for other in self._others():
                 self.send(other, {"over": True})
         self._stopped.set()
-        for thread in self._threads:  # one that waits for a store out of reach ends with the process
-            thread.join(_JOIN_S)
+        self._judge.join(_JOIN_S)
+        self._mesh.close(self.hosts)
 
-    def _hear(self, other: int) -> None:
-        number = 0
-        try:
-            while not self._stopped.is_set():
-                message = self._values.take(f"said/{other}-{self.node}/{number}", _WAIT_S)
-                if message is not None:
-                    number += 1
-                    self._put(HostSaid(other, message))
-        except PeerLost as error:
-            self._lose(f"the connection to the store broke: {error}")
+    def _others(self) -> list[int]:
+        return [node for node in self.hosts if node != self.node]
 
-    def _beat(self) -> None:
-        count = 0
-        try:
-            while not self._stopped.wait(_BEAT_S):
-                count, asked_s = count + 1, time.monotonic()
-                self._values.put(f"beat/{self.node}", count)
-                if self._values.look(left_out_key(self.node)) is not None:
-                    self._lose("it was silent for too long, and the others go on without it (--silence)")
-                    return
-                self._answered_s = asked_s
-        except PeerLost as error:
-            self._lose(f"the connection to the store broke: {error}")
+    def _hear(self, node: int, said: dict[str, Any]) -> None:
+        with self._lock:
+            side = self._side
+            if "word" in said:
+                if node in side.settled.hosts:
+                    self._put(HostSaid(node, said["word"]))
+            elif "ask" in said:
+                self._vote(node, said["ask"])
+            elif "vote" in said:
+                self._side = side.heard_vote(node, Vote.unpacked(said["vote"]))
+                if self._asked <= {voter for voter, _ in self._side.votes}:
+                    self._propose()
+            elif "decree" in said:
+                decree = Decree.unpacked(said["decree"])
+                self._side, has_accepted = side.heard_decree(decree)
+                if has_accepted:
+                    self._mesh.send(node, {"accepted": decree.term})
+            elif "accepted" in said:
+                self._settle(side.heard_accepted(node, said["accepted"]))
+            else:
+                self._settle(side.heard_settled(Decree.unpacked(said["settled"])))
 
-    def _watch(self) -> None:
-        """Notice that the deciding host does not answer."""
-        while not self._stopped.wait(_BEAT_S / 2):
-            silent_s = time.monotonic() - self._answered_s
-            if self._is_armed.is_set() and silent_s > self._silence_s:
-                self._lose(f"the host that decides has not answered for {silent_s:.1f} s (--silence)")
+    def _vote(self, candidate: int, term: int) -> None:
+        decider = self.decider
+        # One that hears the deciding launcher helps nobody against it.
+        if candidate != decider and (self.node == decider or self._mesh.silent_s()[decider] <= self._silence_s):
+            return
+        self._side, vote = self._side.asked(term, candidate)
+        if vote is not None:
+            self._mesh.send(candidate, {"vote": vote.packed()})
+
+    def _propose(self) -> bool:
+        """Propose a decree, if the votes allow one; whether they do."""
+        self._side, decree = self._side.propose()
+        if decree is None:
+            return False
+        for node in decree.hosts:
+            if node != self.node:
+                self._mesh.send(node, {"decree": decree.packed()})
+        self._settle(self._side)  # where it is for this host alone
+        return True
+
+    def _settle(self, side: Launcher) -> None:
+        """Act by a decree that all its hosts have accepted."""
+        before, now = self._settled, side.settled
+        self._side = side
+        if now == before:
+            return
+        self._settled, self._stood_s, self._lost_s = now, 0.0, 0.0
+        if self.node not in now.hosts:
+            self._is_left_out()
+            return
+        for node in {*before.hosts} - {*now.hosts}:
+            self._mesh.leave_out(node)
+            if now.decider == before.decider == self.node:
+                self._put(HostSaid(node, {"silent": self._silence_s * _LONGER}))
+        if now.decider != before.decider:
+            succeeds = {"succeeds": now.hosts, "silent": self._silence_s * _LONGER}
+            self._put(HostSaid(now.decider, succeeds))
+        if now.decider == self.node:
+            for node in self._others():
+                self._mesh.send(node, {"settled": now.packed()})
+
+    def _judge_on(self) -> None:
+        looked_s = time.monotonic()
+        while not self._stopped.wait(_LOOK_S):
+            now = time.monotonic()
+            if now - looked_s > self._silence_s / 2:
+                self._mesh.forget()  # we have stood still ourselves: their silence means nothing
+            looked_s = now
+            with self._lock:
+                if self._is_armed.is_set():
+                    self._look(now)
+                else:
+                    self._stood_s = self._lost_s = 0.0
+
+    def _look(self, now: float) -> None:
+        silent_s = self._mesh.silent_s()
+        advice, left = advise(self._side, silent_s, self._silence_s, _LONGER)
+        if len(left) < len(self.hosts):
+            self._lost_s = self._lost_s or now
+        else:
+            self._lost_s = 0.0
+        if advice == "stop" or (self._lost_s and now - self._lost_s > _GIVE_UP * self._silence_s):
+            self._stop_alone(silent_s)
+        elif advice == "stand" and now - self._stood_s > _AGREE * self._silence_s:
+            self._stand(now, left)
+
+    def _stand(self, now: float, left: frozenset[int]) -> None:
+        """Ask for votes; or, where some have not answered in time, go on with those that have."""
+        if self._stood_s and self._side.proposed is None and self._side.candidate == self.node:
+            self._stood_s = now
+            if self._propose():
                 return
+        self._stood_s, self._asked = now, left
+        self._side = self._side.stand()
+        for node in left - {self.node}:
+            self._mesh.send(node, {"ask": self._side.promised})
+        if self._asked == {self.node}:
+            self._propose()
 
-    def _judge(self) -> None:
-        """Notice that another host is silent."""
-        beats, looked_s = RecentBeats(self._silence_s * _LONGER), time.monotonic()
-        waited = {*self._others}
-        try:
-            while not self._stopped.wait(_BEAT_S):
-                now = time.monotonic()
-                if now - looked_s > self._silence_s / 2 or not self._is_armed.is_set():
-                    beats.forget()  # we have stood still ourselves: their silence means nothing
-                looked_s = now
-                for node in sorted(waited):
-                    if (beat := self._values.look(f"beat/{node}")) is not None:
-                        beats.hear(node, beat, time.monotonic())
-                    if beats.is_silent(node, now):
-                        waited.discard(node)
-                        self._put(HostSaid(node, {"silent": self._silence_s * _LONGER}))
-        except PeerLost as error:
-            self._lose(f"the connection to the store broke: {error}")
+    def _stop_alone(self, silent_s: dict[int, float]) -> None:
+        far = [f"host {node} has not answered for {silent_s[node]:.1f} s" for node in self._others()
+               if silent_s[node] > self._silence_s]  # fmt: skip
+        self._lose(
+            f"{', '.join(far)} (--silence), and the hosts that answer are no majority of the {len(self.hosts)}, or "
+            "cannot agree"
+        )
+
+    def _is_left_out(self) -> None:
+        self._lose("it was silent for too long, and the others go on without it (--silence)")
 
     def _lose(self, why: str) -> None:
         if not self._stopped.is_set():
@@ -175,7 +246,7 @@ def check_live(spec: LaunchSpec, plan: NodesPlan) -> LaunchSpec:
 
 @contextlib.contextmanager
 def relay_of(
-    spec: LaunchSpec, plan: NodesPlan, values: SharedValues, infos: Sequence[NodeInfo], signals: Signals,
+    spec: LaunchSpec, plan: NodesPlan, places: Places | None, infos: Sequence[NodeInfo], signals: Signals,
     monitor: PeerMonitor,
 ) -> Iterator[LiveRelay | None]:  # fmt: skip
     """Give what connects the launchers during an attempt, None where workers do not go on without one that dies.
@@ -183,16 +254,15 @@ def relay_of(
     Args:
         spec: The launch on this host, with its place among the others.
         plan: How the hosts meet.
-        values: Of this attempt.
+        places: Of the launchers' stores; None where there are none.
         infos: Of the hosts, by node rank.
         signals: Has the supervisor's queue.
         monitor: Ends the workers of a host that is cut off.
     """
-    if not spec.may_be_live or spec.placement is None:
+    if places is None or spec.placement is None:
         yield None
         return
     spans = [range(start, stop) for start, stop in itertools.pairwise(first_ranks(infos))]
-    own = values.below("live").guarded(lambda: monitor.cut_off)
-    relay = LiveRelay(own, spans, spec.placement.node_rank, plan.silence_s, signals.events.put, monitor.cut)
+    relay = LiveRelay(places, spans, spec.placement.node_rank, plan.silence_s, signals.events.put, monitor.cut)
     with contextlib.closing(relay):
         yield relay

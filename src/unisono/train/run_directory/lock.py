@@ -32,6 +32,8 @@ LOCK_FILE = "run.lock"
 _BYTES = 512
 # A run that was killed a moment ago may still be dying.
 _WAIT_S = 3.0
+# A file server keeps the lock of a host that is lost for some time: 90 s, as a rule.
+_LEASE_S = 120.0
 _LOOK_S = 0.01
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -94,7 +96,7 @@ class RunLock:
             for other in list(_HELD):
                 if other._is_of(self._descriptor):
                     other.release()
-            self._take()
+            self._take(_WAIT_S if token is None else _LEASE_S)
             before = _read(self._descriptor)
             # A file that cannot be read was cut by a crash of the machine: any clock is ahead of any count.
             lost = before is None and os.fstat(self._descriptor).st_size > 0
@@ -165,11 +167,14 @@ class RunLock:
     def _is_of(self, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(self._descriptor), os.fstat(descriptor))
 
-    def _take(self) -> None:
-        deadline = time.monotonic() + _WAIT_S
+    def _take(self, lease_s: float) -> None:
+        began = time.monotonic()
         while not self._try():
             holder = _read(self._descriptor)
-            if holder is not None and _wait_for_end(holder, deadline):
+            if holder is not None and _wait_for_end(holder, began + _WAIT_S):
+                continue
+            if holder is not None and not holder.is_here and time.monotonic() < began + lease_s:
+                time.sleep(_LOOK_S)
                 continue
             if holder is not None and holder.is_here and not holder.is_alive:
                 raise ConfigError(

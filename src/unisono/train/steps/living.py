@@ -66,10 +66,10 @@ def meets_by_gloo(world: World, options: StrategyOptions) -> bool:
 def _over_gloo(world: World, transport: GuardedTransport, member: LiveMember) -> Worlds:
     # What a board's ranks do not load.
     from unisono.collectives.process_groups.live_groups import LiveGroups
-    from unisono.collectives.process_groups.stores import store_of_epoch
+    from unisono.collectives.process_groups.stores import name_of_epoch, store_of_epoch
 
-    store = functools.partial(store_of_epoch, world)
-    groups = LiveGroups(store, (world.rank, world.world_size) if world.joins is None else None, member)
+    store, name = functools.partial(store_of_epoch, world), functools.partial(name_of_epoch, world)
+    groups = LiveGroups(store, (world.rank, world.world_size) if world.joins is None else None, member, name)
     if groups.first is not None:
         transport.replace(groups.first)
     return groups
