@@ -114,7 +114,8 @@ class Parts:
 
     def begin_steps(self) -> None:
         """Note what the loop between the steps may not change; once the strategy is built."""
-        self._between = BetweenSteps(self.model, self.optimizers.values(), is_kept=not self.strategy.is_sharded)
+        parts = self.optimizers.values(), self.schedulers.values()
+        self._between = BetweenSteps(self.model, *parts, is_kept=not self.strategy.is_sharded)
 
     def updated(self) -> None:
         """Note the end of an update."""
@@ -127,6 +128,7 @@ class Parts:
             if len(each.param_groups) != count:
                 self.check_groups()
         self._between.check_gradients(step)
+        self._between.check_schedules(step)
         if not step & (step - 1):
             self._between.check_parameters()
 

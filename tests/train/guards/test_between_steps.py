@@ -119,3 +119,48 @@ def test_other_parameters_late(tmp_path):
         steps = iter(range(3))
         train(lambda model, _: put_weight(model, _) if next(steps) == 2 else None, out=tmp_path)
     assert not list((tmp_path / "checkpoints").glob("*3*"))
+
+
+def rates(moves, gives=True, **how):
+    """Train three steps with a schedule that halves the rate; return the rate of each, as the optimizer has it."""
+    found = []
+    with unisono.Run(seed=0, **how) as run:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.8)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        run.prepare(model, optimizer, schedule if gives else None)
+        if not gives:
+            run.register("schedule", schedule)
+        data = unisono.ArrayDataset(torch.randn(24, 4), torch.arange(24) % 3)
+        for batch in run.steps(run.loader(data, batch_size=8), epochs=1):
+            found.append(optimizer.param_groups[0]["lr"])
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            if moves:
+                schedule.step()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_a_schedule_that_the_loop_moves_too():
+    """It would move twice as fast, which is refused in the same step; moved by one of both it goes as planned."""
+    with pytest.raises(StepError, match=r"step 1: scheduler\.step\(\) was called in the loop.*run\.register\("):
+        rates(moves=True)
+    assert rates(moves=False) == rates(moves=True, gives=False) == [0.8, 0.4, 0.2]
+    with pytest.MonkeyPatch.context() as patch:  # the control
+        patch.setattr(BetweenSteps, "check_schedules", lambda *_: None)
+        assert rates(moves=True) == [0.8, 0.2, 0.05]
+
+
+def test_a_schedule_is_resumed(tmp_path):
+    """What a checkpoint brings is no move of the loop's."""
+    how = {"out": tmp_path, "checkpoint_every": 1}
+    with unisono.Run(seed=0, **how) as run:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.8)
+        run.prepare(model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+        data = unisono.ArrayDataset(torch.randn(24, 4), torch.arange(24) % 3)
+        for batch in run.steps(run.loader(data, batch_size=8), epochs=1):
+            if batch.step == 3:
+                break
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+    assert rates(moves=False, **how) == [0.2]

@@ -1,10 +1,10 @@
-"""What a loop changes between two steps without effect, and may not: gradients, and which parameters there are.
+"""What a loop may not change between two steps: gradients, schedules, and which parameters there are.
 
 Both are looked at where a step begins and where the loop asks for the next batch.
 """
 
 from collections.abc import Iterable
-from typing import final
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,19 +20,26 @@ class BetweenSteps:
     Args:
         model: The prepared one, plain.
         optimizers: Of its parameters.
+        schedulers: Of these.
         is_kept: Whether the model keeps its parameters; False where a strategy puts others in their place.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer], *, is_kept: bool) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: Iterable[Optimizer], schedulers: Iterable[Any], *, is_kept: bool
+    ) -> None:
         self._model, self._is_kept, self._optimizers = model, is_kept, [*optimizers]
         self._stepped = self._all_stepped()
         self._held = dict(model.named_parameters(remove_duplicate=False))
         self._all = [*self._held.values()]
         self._witness: Tensor | None = None if not self._all else self._all[0]
         self._version = -1  # none to compare with
+        self._schedulers = [each for each in schedulers if hasattr(each, "_step_count")]  # as torch's own have
+        self._counts: list[int] | None = None
 
     def note(self) -> None:
-        """Note the gradients as an update leaves them: one of them, since all lie in one buffer."""
+        """Note the gradients as an update leaves them, one of them, since all lie in one buffer; and the schedules."""
+        if self._schedulers:
+            self._counts = [each._step_count for each in self._schedulers]
         witness = self._witness
         grad = None if witness is None else witness.grad
         if grad is None:
@@ -53,6 +60,17 @@ class BetweenSteps:
             "them already, and begins without any. Hint: Run(clip_norm=1.0) or Run(clip_value=...) clips the whole "
             "batch's gradient before the update; a penalty belongs to the loss; to measure alone, "
             "torch.nn.utils.get_total_norm(gradients)."
+        )
+
+    def check_schedules(self, step: int) -> None:
+        """Refuse (`StepError`) a schedule that the loop has moved: every update moves it already."""
+        if self._counts is None or self._counts == [each._step_count for each in self._schedulers]:
+            return
+        raise StepError(
+            f"step {step}: scheduler.step() was called in the loop, but run.step() steps the schedule that "
+            "run.prepare() was given, after every update: it would move twice as fast. Hint: leave the line out. A "
+            "schedule that moves otherwise (by epochs, by a metric) stays with the loop: not given to run.prepare() "
+            "(Trainer(scheduler=)), but to run.register(name, scheduler), which saves and restores it."
         )
 
     def check_parameters(self) -> None:
