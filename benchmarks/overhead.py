@@ -266,7 +266,7 @@ def main() -> None:
         found = []
         for name in times:
             key = slug(f"{name} {size} {'samples' if given.samples else 'memory'}")
-            bar = Bar(at_most=60) if name == "unisono Trainer" else None
+            bar = Bar(at_most=30) if name == "unisono Trainer" else None
             over = [one - base for one, base in zip(least[name], least["raw"], strict=True)]
             found += [
                 Result.of(
