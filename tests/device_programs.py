@@ -1,5 +1,6 @@
 """Programs on the CPU and on the device of `devices`, in one process: what they return must be equal."""
 
+import os
 import tempfile
 import threading
 import traceback
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "local sgd": (2, "allreduce", {"sync_every": 3}, {}),
     "ps": (3, "ps", {}, {"clip_norm": 0.1}),
     "ps, two servers": (4, "ps", {"servers": 2}, {}),
+    "fsdp": (1, "fsdp", {}, {"clip_norm": 0.1}),
     "dp": (1, "dp", {"devices": 2}, {}),
     "balanced_dp": (1, "balanced_dp", {"devices": 2}, {}),
     "balanced_dp, some": (1, "balanced_dp", {"devices": 2, "gpu0_bsz": 2}, {}),
@@ -78,18 +80,33 @@ def place_of(device: str, rank: int, name: str) -> str:
 def served(_: None) -> dict[str, Any]:
     """Train with a server for asynchronous pushes, which adds up those of a step, as a rank of three processes."""
     devices.install()
-    return {device: push(device) for device in ("cpu", devices.KIND)}
+    return {device: play(device, unisono.strategy("ps_async", max_staleness=0)) for device in ("cpu", devices.KIND)}
 
 
-def push(device: str) -> list[str]:
-    """Train a rank; return its kind of device, the fingerprint, and metrics."""
-    with unisono.Run(seed=3, strategy=unisono.strategy("ps_async", max_staleness=0), device=device) as run:
-        model = model_of("ps_async").to(run.device)
+def sharded(_: None) -> dict[str, Any]:
+    """Train with weights in slices, as a rank of several processes; see `play`."""
+    devices.install()
+    found = {device: play(device, unisono.strategy("fsdp"), clip_norm=0.1) for device in ("cpu", devices.KIND)}
+    return {**found, "exact": play("cpu", unisono.strategy("exact"), clip_norm=0.1)}
+
+
+def play(device: str, strategy: Any, **settings: Any) -> list[Any]:
+    """Train a rank; return its kind of device, the waits of each step, the fingerprint, and metrics."""
+    rank = int(os.environ["RANK"])
+    replicas = None if strategy.name == "ps_async" else 4
+    place = place_of(device, rank, strategy.name)
+    with unisono.Run(seed=3, strategy=strategy, device=place, replicas=replicas, **settings) as run:
+        model = model_of(strategy.name).to(run.device)
         front, _ = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False))
+        waits = []
         for batch in run.steps(run.loader(samples(), batch_size=8), epochs=2):
+            before = devices.counted["waits"]
             run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y))
-        found = run.evaluate(samples(), lambda micro: (front(micro.x), micro.y), METRICS, batch_size=7)
-        return [run.device.type, run.result()["fingerprint"], repr(found)]
+            waits.append(devices.counted["waits"] - before)
+        # The device's tensors cannot be gathered in inference mode.
+        how = {"inference_mode": strategy.name != "fsdp"}
+        found = run.evaluate(samples(), lambda micro: (front(micro.x), micro.y), METRICS, batch_size=7, **how)
+        return [run.device.type, waits, run.result()["fingerprint"], repr(found)]
 
 
 class Cells(nn.LSTM):
@@ -233,13 +250,53 @@ def strict(_: None) -> dict[str, str]:
         "index": lambda: here + there, "cpu": lambda: here + host, "cat": lambda: torch.cat([here, there]),
         "out": lambda: torch.add(here, here, out=host), "select": lambda: here.index_select(0, torch.tensor([0])),
     }  # fmt: skip
-    found = {}
-    for name, attempt in tries.items():
-        try:
-            found[name] = str(attempt())
-        except RuntimeError as error:
-            found[name] = str(error)
-    return found
+    return {name: _said(attempt) for name, attempt in tries.items()}
+
+
+def ordered(_: None) -> dict[str, str]:
+    """Return what the device says of work on two streams: in no order, and in one by an event, a wait, or the CPU."""
+    devices.install()
+    other = devices.Stream(0)
+
+    def reads(wait: Callable[[Tensor], object]) -> None:
+        made = torch.ones(3, device="fake:0") + 1
+        wait(made)
+        with torch.fake.stream(other):  # type: ignore[attr-defined]
+            made + 1
+
+    def overwrites(wait: Callable[[Tensor], object]) -> None:
+        with torch.fake.stream(other):  # type: ignore[attr-defined]
+            made = torch.ones(3, device="fake:0") + 1
+        torch.fake.current_stream().wait_stream(other)  # type: ignore[attr-defined]
+        with torch.fake.stream(other):  # type: ignore[attr-defined]
+            made + 1
+        wait(made)
+        made.add_(1)
+
+    found: dict[str, str] = {}
+    for work, streams in ((reads, (other, devices.stream_of(0))), (overwrites, (devices.stream_of(0), other))):
+        later, earlier = streams
+        ways: dict[str, Callable[[Tensor], object]] = {
+            "nothing": lambda made: None, "stream": lambda made, a=later, b=earlier: a.wait_stream(b),
+            "event": lambda made, a=later, b=earlier: a.wait_event(b.record_event()),
+            "cpu": lambda made, b=earlier: b.synchronize(),
+        }  # fmt: skip
+        for name, way in ways.items():
+            found[f"{work.__name__}, {name}"] = _said(lambda work=work, way=way: work(way))
+    late = (torch.ones(3, device="fake:0") * 7).to("cpu", non_blocking=True)
+    found["before"] = str(late.tolist())
+    devices.Stream(0).synchronize()
+    found["another stream"] = str(late.tolist())
+    devices.stream_of(0).synchronize()
+    return {**found, "its stream": str(late.tolist())}
+
+
+def _said(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
 
 
 def described(_: None) -> tuple[Any, list[str], bool]:

@@ -4,7 +4,9 @@ Programs for a process of their own (see `devices`): each returns the waits of e
 must be those of the CPU.
 """
 
+import itertools
 import math
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,12 +55,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bf16": {"strategy": unisono.strategy("exact", compress="bf16")},
     "int8, poisoned": {"strategy": unisono.strategy("exact", compress="int8"), "non_finite": "skip"},
     "bf16, poisoned": {"strategy": unisono.strategy("exact", compress="bf16"), "non_finite": "skip"},
+    "embed": {}, "embed, poisoned": {"non_finite": "skip"}, "witness": {"witness": 1.0},
 }  # fmt: skip
 CASES = [
     *[(1, model, "plain", replicas) for model in MODELS for replicas in (1, 2, 8)],
     *[(2, model, "plain", 2) for model in MODELS],
     (2, "Odd", "poisoned", 8), *[(1, "Odd", settings, 2) for settings in ("clip_norm", "fp16", "poisoned")],
-    *[(ranks, "batch_norm_model", settings, 8) for ranks, settings in zip((1, 2) * 2, [*SETTINGS][-4:], strict=True)],
+    *[(ranks, "batch_norm_model", settings, 8) for ranks, settings in zip((1, 2) * 2, [*SETTINGS][4:8], strict=True)],
+    *[(ranks, model, "embed", 4) for ranks in (1, 2) for model in ("mlp", "Odd")], (2, "Odd", "embed, poisoned", 4),
+    *[(ranks, model, "witness", 4) for ranks in (2, 3) for model in ("batch_norm_model", "Odd")],
 ]  # fmt: skip
 """Ranks, model, settings of the run, replicas."""
 
@@ -70,6 +75,12 @@ def images(*, is_poisoned: bool) -> unisono.ArrayDataset:
     if is_poisoned:
         x[[7, 20, 41]] = torch.inf
     return unisono.ArrayDataset(x, y)
+
+
+def whole_loss(rows: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a loss over the whole batch, which is no mean over its micro-batches."""
+    scores, labels = rows
+    return F.cross_entropy(scores, labels) + 0.1 * scores.mean(0).square().sum()
 
 
 def train(
@@ -91,7 +102,10 @@ def train(
 
         for batch in run.steps(run.loader(images(is_poisoned=settings.endswith("poisoned")), batch_size=24), epochs=2):
             before = devices.counted[name]
-            told.append(run.step(batch, loss).hex())
+            if settings.startswith("embed"):
+                told.append(run.step(batch, whole_loss, embed=lambda micro: (front(micro.x), micro.y)).hex())
+            else:
+                told.append(run.step(batch, loss).hex())
             waits.append(devices.counted[name] - before)
         skipped = run.non_finite.num_skipped
         fingerprint = run.result()["fingerprint"]
@@ -109,6 +123,43 @@ def control(_: None) -> list[list[int]]:
     """Return the waits of steps whose loss function reads its loss."""
     devices.install()
     return [on_ranks(devices.KIND, 1, "mlp", "plain", replicas, lambda loss: loss.item())[0][0] for replicas in (1, 2)]
+
+
+def refusals(_: None) -> list[list[str]]:
+    """Return what is said on the device, and on the CPU, where passes are not alike; there it is known at the read."""
+    devices.install()
+    return [[refused(device, case) for device in (devices.KIND, "cpu")] for case in ("calls", "buffer", "witness")]
+
+
+def refused(device: str, case: str) -> str:
+    """Return what a step of two ranks says."""
+
+    def play(transport: Transport) -> None:
+        place, calls = device if device == "cpu" else f"{device}:{transport.rank}", itertools.count()
+        with unisono.Run(replicas=2, transport=transport, device=place, witness=float(case == "witness")) as run:
+            torch.manual_seed(1)
+            model = batch_norm_model().to(place)
+            front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+            def whole(rows: Tensor) -> Tensor:
+                if case == "buffer":
+                    model[2].running_mean.add_(1)
+                return rows.square().mean()
+
+            embed = lambda micro: front(micro.x) * (1 + (case == "calls") * next(calls))  # noqa: E731
+            alone = lambda micro: front(micro.x).mean() * (1 + transport.rank)  # noqa: E731
+            for batch in run.steps(run.loader(images(is_poisoned=False), batch_size=24), max_steps=1):
+                if case == "witness":
+                    run.step(batch, alone)
+                else:
+                    run.step(batch, whole, embed=embed)
+
+    try:
+        run_ranks(play, 2)
+    except unisono.UnisonoError as error:
+        said = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        return re.sub(r"process \d+ on \S+\)|[0-9a-f]{16}", "", said)
+    return "nothing"
 
 
 def on_ranks(

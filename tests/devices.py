@@ -2,13 +2,14 @@
 
 `install` registers it with torch as ``fake``, four of them, for the rest of the process: call it before the first
 backward pass, in a process of its own (`ranks.run_processes`). A tensor of it refuses to meet one of the CPU or of
-another index. Copies to the CPU that are not waited for arrive when their device is waited for, and not before. Each
+another index. Copies to the CPU that are not waited for arrive when their stream is waited for, and not before. Each
 device has a generator of its own.
+Work goes to streams, see `device_streams`.
 """
 
+import contextlib
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,82 +18,52 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from device_streams import (
+    COUNT,
+    DEFAULTS,
+    KIND,
+    Event,
+    Stream,
+    arrive,
+    count_wait,
+    counted,
+    current,
+    forget,
+    index_of,
+    order,
+    place_of,
+    set_current,
+    stream_of,
+    streams,
+)  # fmt: skip
 from unisono.determinism import devices
 
-KIND, COUNT = "fake", 4
-counted: Counter[str] = Counter()
-"""``waits``: the CPU has stood still for the device; ``launches``: kernels, had they been those of a GPU.
-
-Waits are counted under the name of their thread, too: a rank's, in a world of threads.
-"""
-_here = threading.local()
 _lock = threading.Lock()
-_pending: dict[int, list[Callable[[], object]]] = {index: [] for index in range(COUNT)}
 _NO_KERNEL = (
     "view", "_unsafe_view", "detach", "alias", "t", "transpose", "expand", "as_strided", "slice", "select", "split",
     "split_with_sizes", "unbind", "squeeze", "unsqueeze", "permute", "empty_like", "empty", "empty_strided",
-    "new_empty", "_reshape_alias", "unfold", "diagonal", "view_as_real", "lift_fresh", "is_same_size", "set_",
-    "record_stream",
+    "new_empty", "new_empty_strided", "_reshape_alias", "unfold", "diagonal", "view_as_real", "lift_fresh",
+    "is_same_size", "set_", "record_stream",
 )  # fmt: skip
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_")
 
 
-def count_wait() -> None:
-    """Count that the CPU waits."""
-    counted["waits"] += 1
-    counted[threading.current_thread().name] += 1
-
-
-def drain(index: int) -> None:
-    """Let what was asked of a device arrive."""
-    with _lock:
-        waiting, _pending[index] = _pending[index], []
-    for arrive in waiting:
-        arrive()
-
-
-class Event:
-    """What has been asked of a device until `record`."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._index: int | None = None
-
-    def record(self, stream: Any = None) -> None:
-        """Name the device."""
-        self._index = current() if stream is None else stream.index
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-        if self._index is not None:
-            count_wait()
-            drain(self._index)
-
-
-def current() -> int:
-    """Return the index of this thread's current device."""
-    return getattr(_here, "index", 0)
-
-
 class _Current:
     def __init__(self, device: Any) -> None:
-        self._index = _index_of(device)
+        self._index = index_of(device)
 
     def __enter__(self) -> None:
-        self._before, _here.index = current(), self._index
+        self._before = current()
+        set_current(self._index)
 
     def __exit__(self, *_: object) -> None:
-        _here.index = self._before
-
-
-def _index_of(device: Any) -> int:
-    found = torch.device(KIND, device) if isinstance(device, int) else torch.device(device)
-    return current() if found.index is None else found.index
+        set_current(self._before)
 
 
 class Module:
     """What torch has of a kind of device, under ``torch.fake``."""
 
-    Event = Event
+    Event, Stream = Event, Stream
     device = _Current
 
     def __init__(self) -> None:
@@ -110,20 +81,34 @@ class Module:
 
     def set_device(self, device: Any) -> None:
         """Make a device this thread's current one."""
-        _here.index = _index_of(device)
+        set_current(index_of(device))
 
     def synchronize(self, device: Any = None) -> None:
         """Wait for one device."""
         count_wait()
-        drain(current() if device is None else _index_of(device))
+        index = current() if device is None else index_of(device)
+        for stream in [each for each in Stream.known if each.index == index]:
+            arrive(stream.clock)
 
-    def current_stream(self, device: Any = None) -> Any:
-        """Return the one stream of a device."""
-        return SimpleNamespace(index=current() if device is None else _index_of(device))
+    def current_stream(self, device: Any = None) -> Stream:
+        """Return this thread's current stream of a device."""
+        return stream_of(current() if device is None else index_of(device))
+
+    def default_stream(self, device: Any = None) -> Stream:
+        """Return the stream that is current where none is chosen."""
+        return DEFAULTS[current() if device is None else index_of(device)]
+
+    def stream(self, stream: Stream) -> Any:
+        """Make a stream this thread's current one inside."""
+        return contextlib.nullcontext() if stream is None else stream
+
+    def set_stream(self, stream: Stream) -> None:
+        """Make a stream this thread's current one."""
+        streams()[stream.index] = stream
 
     def get_device_properties(self, device: Any = None) -> Any:
         """Return what identifies a device."""
-        index = current() if device is None else _index_of(device)
+        index = current() if device is None else index_of(device)
         return SimpleNamespace(uuid=f"fake-{index}", multi_processor_count=1, major=1, minor=0)
 
     def manual_seed_all(self, seed: int) -> None:
@@ -134,16 +119,16 @@ class Module:
 
     def get_rng_state(self, device: Any = "fake") -> Tensor:
         """Return the state of a generator."""
-        return self.default_generators[_index_of(device)].get_state()
+        return self.default_generators[index_of(device)].get_state()
 
     def set_rng_state(self, state: Tensor, device: Any = "fake") -> None:
         """Put a state back."""
-        self.default_generators[_index_of(device)].set_state(state)
-        self._rnns.pop(_index_of(device), None)
+        self.default_generators[index_of(device)].set_state(state)
+        self._rnns.pop(index_of(device), None)
 
     def rnn_generator(self, device: Any) -> torch.Generator:
         """Return what cuDNN draws an RNN's dropout from: its own, until the device's generator has been set."""
-        index = _index_of(device)
+        index = index_of(device)
         if index not in self._rnns:
             self._rnns[index] = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         return self._rnns[index]
@@ -185,9 +170,9 @@ class FakeTensor(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Do what every tensor does, and move between devices of different index."""
         device, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
-        if device is None or device.type != KIND or _index_of(device) == self.index:
+        if device is None or device.type != KIND or index_of(device) == self.index:
             return super().to(*args, **kwargs)
-        moved = _Move.apply(self, _index_of(device))
+        moved = _Move.apply(self, index_of(device))
         return torch.Tensor.to(moved, *args, **kwargs)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -196,6 +181,10 @@ class FakeTensor(torch.Tensor):
     def tolist(self) -> Any:
         """Return the numbers in lists."""
         return self.cpu().tolist()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory of the numbers, which may be freed and allocated again."""
+        return self.raw.untyped_storage()
 
     def data_ptr(self) -> int:
         """Return where the numbers lie."""
@@ -212,7 +201,7 @@ class FakeTensor(torch.Tensor):
         index = _check(name, found, ours)
         if name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"):
             count_wait()
-            drain(index)
+            arrive(stream_of(index).clock)
         elif name in ("aten::native_dropout", "aten::native_dropout_backward"):
             return _dropout(name, index, *args)
         elif name not in _COPIES and name.partition("::")[2] not in _NO_KERNEL:
@@ -221,10 +210,15 @@ class FakeTensor(torch.Tensor):
             return _copy(func, name, args, kwargs)
         device = kwargs.get("device")
         if device is not None:
-            index, kwargs["device"] = _index_of(device), torch.device("cpu")
+            # Of a tensor's own device torch's code in C++ names the first one: its true index is the tensor's.
+            index, kwargs["device"] = index if ours else index_of(device), torch.device("cpu")
         kwargs.pop("pin_memory", None)
         with _drawing(index, is_random=torch.Tag.nondeterministic_seeded in func.tags):
             out = func(*pytree.tree_map(_raw, args), **pytree.tree_map(_raw, kwargs))
+        if name.partition("::")[2] not in _NO_KERNEL:
+            order(name, stream_of(index), *_touched(func, args, kwargs, out))
+        else:
+            forget(_touched(func, args, kwargs, out)[2])
         return _wrapped(out, ours, index)
 
 
@@ -234,12 +228,35 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: FakeTensor, index: int) -> Tensor:
         ctx.index = tensor.index
-        counted["launches"] += 1
-        return FakeTensor(tensor.raw.clone(), index)
+        return _moved(tensor, index)
 
     @staticmethod
     def backward(ctx: Any, gradient: FakeTensor) -> Any:  # type: ignore[override]
-        return FakeTensor(gradient.raw.clone(), ctx.index), None
+        return _moved(gradient, ctx.index), None
+
+
+def _moved(tensor: FakeTensor, index: int) -> FakeTensor:
+    """Copy to another device; the streams of both wait for each other."""
+    counted["launches"] += 1
+    made, stream, source = tensor.raw.clone(), stream_of(index), stream_of(tensor.index)
+    stream.wait_stream(source)
+    order("aten::_to_copy", stream, [tensor.raw], [], [made])
+    source.wait_stream(stream)
+    return FakeTensor(made, index)
+
+
+def _touched(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return what an operation reads, what it writes to, and its memory that is new."""
+    reads: list[Tensor] = []
+    writes: list[Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        given = args[number] if number < len(args) else kwargs.get(argument.name)
+        tensors = [each.raw for each in pytree.tree_leaves(given) if isinstance(each, FakeTensor)]
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        (writes if is_written else reads).extend(tensors)
+    known = {place_of(raw) for raw in [*reads, *writes]}
+    made = [each for each in pytree.tree_leaves(out) if isinstance(each, torch.Tensor)]
+    return reads, writes, [each for each in made if place_of(each) not in known]
 
 
 def _check(name: str, found: list[Tensor], ours: list[FakeTensor]) -> int:
@@ -291,10 +308,14 @@ def _dropout(name: str, index: int, first: FakeTensor, second: Any, third: Any =
     """Do what the CPU's dropout does, which is not native there: the mask holds its factors."""
     counted["launches"] += 1
     if name == "aten::native_dropout_backward":
-        return FakeTensor(first.raw * second.raw, index)
+        made = first.raw * second.raw
+        order(name, stream_of(index), [first.raw, second.raw], [], [made])
+        return FakeTensor(made, index)
     with _drawing(index, is_random=True):
         mask = torch.empty_like(first.raw).bernoulli_(1 - second).div_(1 - second)
-    return FakeTensor(first.raw * mask, index), FakeTensor(mask, index)
+    made = first.raw * mask
+    order(name, stream_of(index), [first.raw], [], [made, mask])
+    return FakeTensor(made, index), FakeTensor(mask, index)
 
 
 def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -309,19 +330,34 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     is_waited = not (rest[0] if rest else kwargs.get("non_blocking", False))
     if isinstance(target, FakeTensor):
         counted["launches"] += 1
-        if not isinstance(source, FakeTensor) and is_waited:
+        stream, reads = stream_of(target.index), list[Tensor]()
+        if isinstance(source, FakeTensor):
+            reads.append(source.raw)
+            if source.index != target.index:  # both devices' streams wait for each other
+                stream.wait_stream(stream_of(source.index))
+        elif is_waited:
             count_wait()
+            arrive(stream.clock)
         target.raw.copy_(_raw(source))
+        order(name, stream, reads, [target.raw], [])
+        if isinstance(source, FakeTensor) and source.index != target.index:
+            stream_of(source.index).wait_stream(stream)
         return target
-    index, value = source.index, source.raw.clone()
+    value = source.raw.clone()
+    _fetch(name, source, is_waited, lambda: target.copy_(value))
+    return target
+
+
+def _fetch(name: str, source: FakeTensor, is_waited: bool, bring: Callable[[], object]) -> None:
+    """Ask for a copy to the CPU, at once or with its stream's next wait."""
+    stream = stream_of(source.index)
+    order(name, stream, [source.raw], [], [])
     if is_waited:
         count_wait()
-        drain(index)
-        target.copy_(value)
+        arrive(stream.clock)
+        bring()
     else:
-        with _lock:
-            _pending[index].append(lambda: target.copy_(value))
-    return target
+        stream.pend(bring)
 
 
 def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
@@ -331,19 +367,16 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
     value = func(_raw(source), **kwargs)
     if device.type == KIND:
         counted["launches"] += 1
+        index = source.index if isinstance(source, FakeTensor) else index_of(device)
         if not isinstance(source, FakeTensor) and is_waited:
             count_wait()
+            arrive(stream_of(index).clock)
+        order("aten::_to_copy", stream_of(index), [source.raw] if isinstance(source, FakeTensor) else [], [], [value])
         # Between indices `to` has moved it before; torch's backward pass names the first one for all of them.
-        return FakeTensor(value, source.index if isinstance(source, FakeTensor) else _index_of(device))
+        return FakeTensor(value, index)
     assert isinstance(source, FakeTensor)
-    index = source.index
-    if is_waited:
-        count_wait()
-        drain(index)
-        return value
     late = torch.empty_like(value)
-    with _lock:
-        _pending[index].append(lambda: late.copy_(value))
+    _fetch("aten::_to_copy", source, is_waited, lambda: late.copy_(value))
     return late
 
 
@@ -359,11 +392,14 @@ def install() -> None:
     def empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
               memory_format: Any = None) -> Tensor:  # fmt: skip
         raw = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
-        return FakeTensor(raw, _index_of(device))
+        forget([raw])
+        return FakeTensor(raw, index_of(device))
 
     def strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                 pin_memory: Any = None) -> Tensor:  # fmt: skip
-        return FakeTensor(torch.empty_strided(size, stride, dtype=dtype), _index_of(device))
+        raw = torch.empty_strided(size, stride, dtype=dtype)
+        forget([raw])
+        return FakeTensor(raw, index_of(device))
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", empty, "PrivateUse1")

@@ -17,10 +17,22 @@ def test_a_step_waits_once(number):
     """Losses, finiteness, checksums, flags and counters come in one read; bits and skipped steps are the CPU's."""
     _, _, settings, _ = device_waits.CASES[number]
     for (waits, bits), (none, expected) in zip(*played("counted")[number], strict=True):
-        assert waits == [1] * 4
+        searched = 4 if settings == "embed, poisoned" else 0  # in a step that is lost, replica by replica
+        assert waits == [1 + searched] * 4
         assert none == [0] * 4
         assert bits == expected or settings == "fp16", "the device casts nothing"
         assert bits[1] == (4 if settings.endswith("poisoned") else 0), "steps that were skipped"
+
+
+@pytest.mark.parametrize(("number", "words"), enumerate([
+    "embed has returned other numbers, unlike in its first pass", "has changed the buffer '2.running_mean'",
+    "replica 0 has been computed by all ranks, and no bits are those of most",
+]))  # fmt: skip
+def test_what_is_read_late_is_refused_alike(number, words):
+    """Second passes and witnesses that do not say the same: the words of the CPU, with the same notes."""
+    on_device, on_cpu = played("refusals")[number]
+    assert words in on_device
+    assert on_device == on_cpu
 
 
 def test_a_read_more_is_counted():

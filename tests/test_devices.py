@@ -28,7 +28,7 @@ def test_a_strategy_has_the_cpus_bits(case):
 
 
 ONCE = [case for case in CASES if not case.startswith(("ddp", "ps", "model_parallel", "pipeline", "islands"))]
-"""Of islands and pipelines each step waits several times."""
+"""What the others wait for besides is in `test_what_waits_more_is_known`."""
 
 
 @pytest.mark.parametrize("case", [*ONCE, "ps, two servers"])
@@ -39,17 +39,35 @@ def test_a_step_waits_once(case):
 
 
 def test_what_waits_more_is_known():
-    """Two devices are read one by one; a server's norm is read first; torch's DDP waits in its first forward pass."""
+    """Two devices are read one by one; a server's norm is read first; torch's DDP waits in its first forward pass.
+
+    Islands read once more where they meet, and stages once for what they hand on.
+    """
     found = {case: told["waits"] for case, told in played("strategies").items()}
     assert found["model_parallel"] == [[2, 6]], "the control: one wait more is counted"
     assert found["ps"] == [[1, 12], [3, 6]], "the server reads the norm, and sends its limit"
     assert found["ddp"][0] == [1, 5]
+    assert found["islands"] == [[1, 6], [2, 6]], "every second step they meet, and merge buffers"
+    # Each of 4 replicas goes through the host, once to the other stage or once back; with 4 stages, 3 times.
+    assert found["pipeline, gpipe"] == [[1 + 4, 12]]
+    assert found["pipeline"] == [[1 + 4 + 1, 12]], "norms travel through the host, too"
+    assert found["pipeline, interleaved"] == [[1 + 4 * 3, 12]]
 
 
 def test_the_device_is_strict():
     """The control: tensors of two devices, or of one and the CPU, do not meet."""
     found = played("strict")
     assert all("expected all tensors on the same device" in told for told in found.values()), found
+
+
+def test_streams_are_in_no_order_by_themselves():
+    """The control of what uses several: work on the same memory needs an event, a wait or the CPU between."""
+    found = played("ordered")
+    assert "does not wait for what stream" in found.pop("reads, nothing")
+    assert "overwrites what stream" in found.pop("overwrites, nothing")
+    assert found.pop("its stream") == str([7.0] * 3)
+    assert "7.0" not in found.pop("before") + found.pop("another stream")
+    assert set(found.values()) == {"nothing"}, found
 
 
 def test_a_checkpoint_waits_for_every_device():
@@ -87,10 +105,20 @@ def test_every_device_draws_numbers_of_its_own(strategy):
 
 @pytest.mark.slow
 def test_pushes_reach_a_server():
-    """`ps_async`, whose ranks are processes: the CPU's bits on all of them, each on a device of its own."""
+    """`ps_async`, whose ranks are processes: the CPU's bits on all, each on a device that each step waits for once."""
     for found in run_processes(device_programs.served, 3):
         assert (found["fake"][0], found["cpu"][0]) == ("fake", "cpu")
-        assert found["fake"][1:] == found["cpu"][1:]
+        assert (found["fake"][1], found["cpu"][1]) == ([1] * 6, [0] * 6)
+        assert found["fake"][2:] == found["cpu"][2:]
+
+
+@pytest.mark.slow
+def test_slices_are_gathered_and_reduced_on_streams_that_wait_for_each_other():
+    """`fsdp` on two processes, whose torch uses five streams: the bits of the CPU, and of `exact`; one wait a step."""
+    for found in run_processes(device_programs.sharded, 2):
+        assert (found["fake"][0], found["cpu"][0]) == ("fake", "cpu")
+        assert (found["fake"][1], found["cpu"][1]) == ([1] * 6, [0] * 6)
+        assert found["fake"][2:] == found["cpu"][2:] == found["exact"][2:]
 
 
 def test_rnns_draw_alike_in_stages():

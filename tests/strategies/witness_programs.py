@@ -95,7 +95,9 @@ class Bench:
     def leaf(self, replica):
         """Return the bits of a replica of this step, computed on this rank as it is."""
         kept = [buffer.clone() for buffer in self.model.buffers()]  # as the step has left them
-        found = self.witness._compute(replica, self.strategy._sum.trainable)
+        before = self.witness._own
+        self.witness._compute(replica, self.strategy._sum.trainable)
+        found, self.witness._own = self.witness._own, before
         for buffer, value in zip(self.model.buffers(), kept, strict=True):
             buffer.copy_(value)
         return found

@@ -50,18 +50,27 @@ def gather_rows(
     begins = [_FLAG_BYTES + most * sum(widths[:index]) for index in range(len(widths) + 1)]
     device = next((tensor.device for tensor in found if not tensor.is_cpu), torch.device("cpu"))
     message = torch.zeros(begins[-1], dtype=torch.uint8, device=device)
-    message[0] = is_flagged
+    if message.is_cpu:
+        message[0] = is_flagged
     for tensor, begin in zip([] if is_flagged else own, begins, strict=False):
         message[begin : begin + tensor.nbytes] = bytes_of(tensor)
     every = message.new_empty(len(counts), len(message))
     transport.all_gather(message, every.view(-1))
-    if every[:, 0].any():
+    flags = every[:, 0] if message.is_cpu else _told(transport, is_flagged)
+    if flags.any():
         return None
     for tensor, width, begin in zip(found, widths, begins, strict=False):
         parts = bytes_of(tensor).split([count * width for count in counts])
         for part, told in zip(parts, every, strict=True):
             part.copy_(told[begin : begin + len(part)])
     return found
+
+
+def _told(transport: Transport, is_flagged: bool) -> Tensor:
+    """Return what every rank says, on the CPU: nobody waits for a GPU."""
+    flags = torch.empty(transport.world_size, dtype=torch.uint8)
+    transport.all_gather(torch.tensor([is_flagged], dtype=torch.uint8), flags)
+    return flags
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

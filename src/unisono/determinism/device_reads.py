@@ -3,7 +3,7 @@
 In: tensors, and what is to be done with their values. Out: the same values on the CPU, bit for bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import torch
@@ -36,6 +36,11 @@ class DeviceReads:
     def forget(self) -> None:
         """Read nothing of what was asked for."""
         self._asked = []
+
+
+def reads_of(tensors: Iterable[Tensor]) -> DeviceReads | None:
+    """Return what reads together what a step tells of a model with these tensors; None where they are on the CPU."""
+    return DeviceReads() if any(devices.is_gpu(tensor.device) for tensor in tensors) else None
 
 
 def brought(tensors: Sequence[Tensor]) -> list[Tensor]:

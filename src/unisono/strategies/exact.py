@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.coding.rounding import ROUNDINGS
-from unisono.determinism.device_reads import DeviceReads
-from unisono.determinism.devices import is_gpu
+from unisono.determinism.device_reads import DeviceReads, reads_of
 from unisono.determinism.switches import Checksum, add_checksums
 from unisono.errors import StepError
 from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
@@ -46,7 +45,6 @@ class Exact(Strategy):
         self._held_alike = {**dict(model.named_parameters()), **self._buffers.saved_floats()}
         self._held = (*self._held_alike.values(),)
         self._checksum = Checksum()
-        on_gpu = any(is_gpu(tensor.device) for tensor in self._held)
         overlaps = {"auto": None, "on": True, "off": False}[options.overlap]
         kind = ROUNDINGS.get(options.compress)
         rounding = None if kind is None else kind(seed=context.seed)
@@ -54,11 +52,11 @@ class Exact(Strategy):
         self._sparse = sparse_parameters(model)
         how = (self._buffers, self.transport, overlaps, codec, rounding, frozenset(self._sparse))
         #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
-        self._reads = DeviceReads() if on_gpu else None
+        self._reads = reads_of(self._held)
         self._new_sum: Callable[[Any], LeafSum] = lambda parameters: LeafSum(parameters, *how)
         self._sum = self._new_sum(dict(model.named_parameters()))
         self._sums: dict[str | None, LeafSum] = {None: self._sum}  # by the optimizer that steps; None: there is one
-        self._whole = WholeBatch(context, self._buffers)
+        self._whole = WholeBatch(context, self._buffers, self._reads)
         self._second: SecondPass | None = None
         self._report = self._new_report()
         self.witness: Witness | None = None
@@ -134,7 +132,7 @@ class Exact(Strategy):
         report, buffers, shares = self._report, self._buffers, self._shares
         loss, weight = add_gradient(objective, micro, shares.num_samples, step=self._step, replicas=self.replicas)
         if micro.replica == self._signed and self.witness is not None:
-            self.witness.sign(loss.item(), weight, self._sum.trainable)
+            self.witness.sign(loss, weight, self._sum.trainable, self._reads)
         share = shares.weights[micro.replica]
         reads = self._reads
         floats = buffers.collect(share, report.changed, reads) if buffers.is_watched else ()
@@ -191,8 +189,12 @@ class Exact(Strategy):
             The word of every rank; the checksum of the sum; whether that is finite, where it matters.
         """
         self._send()
+        if self._second is not None:
+            self._second.blame(self._report)
         if self._buffers.is_watched:
             self._buffers.tell(self._report.counted)
+        if self.witness is not None:
+            self.witness.look_again(self._sum.trainable)
         own = self._own_word()
         say = None if self.transport.world_size == 1 else self._sum.tell(self._report.message(own))
         checksum = self._sum.finish()
@@ -203,6 +205,8 @@ class Exact(Strategy):
     def _read_and_tell(self, reads: DeviceReads) -> tuple[list[RankReport], int, bool]:
         """Do what `_tell` does after the tree is finished, with what is read from the GPU then, all at once."""
         self._send()
+        if self.witness is not None:
+            self.witness.look_again(self._sum.trainable, reads)
         total, sums, largest = self._sum.finish_unread(), list[int](), list[float]()
         if self._buffers.is_watched:
             self._buffers.tell(self._report.counted, reads)
@@ -210,6 +214,8 @@ class Exact(Strategy):
         if self._may_overflow():
             reads.ask(total.largest(), lambda *read: largest.extend(float(each) for each in read))
         reads.read()
+        if self._second is not None:
+            self._second.blame(self._report)
         told = self._report.merge(self.transport, self._own_word())
         return told, add_checksums(sums), all(map(math.isfinite, largest))
 
@@ -227,15 +233,15 @@ class Exact(Strategy):
             raise StepError(f"step {self._step}: this rank hosts replicas {hosted}, but got {self._computed}.")
         if not self._sum.send(self.placement):
             report.bad[self._expected[-1]] = True
-        if self._second is not None:
-            self._second.blame(report)
 
     def _own_word(self) -> RankReport:
         gradient = 0 if self._second is None else self._second.checksum
         if self.witness is not None:
-            gradient = self.witness.tell(self._sum.trainable)
-        told = self._step, self._weights, gradient, 1, 1, self.is_stop_asked(), self._busy_ns, 0, self.model.training
-        return _rank_report(told)
+            gradient = self.witness.tell()
+        return RankReport(
+            self._step, self._weights, gradient,
+            is_stop_asked=self.is_stop_asked(), busy_ns=self._busy_ns, is_training=self.model.training,
+        )  # fmt: skip
 
     def clip_gradients(self) -> None:
         """See `Strategy.clip_gradients`; what an optimizer for sparse gradients is to get is sparse from here on."""
@@ -276,4 +282,3 @@ class Exact(Strategy):
 
 
 _now_ns = time.perf_counter_ns
-_rank_report: Callable[[tuple[int, ...]], RankReport] = functools.partial(tuple.__new__, RankReport)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.determinism.device_reads import DeviceReads
-from unisono.determinism.devices import is_gpu
+from unisono.determinism.device_reads import reads_of
 from unisono.determinism.switches import Checksum, add_checksums, checksum, checksum_part
 from unisono.errors import RankDivergence, StepError
 from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
@@ -40,9 +39,8 @@ class Replicated(Strategy):
         self.front: Front = Front(model, self.forward)
         self.buffer_root = 0  # whose batch statistics are the run's
         self._parameters = dict(model.named_parameters())
-        on_gpu = any(is_gpu(parameter.device) for parameter in self._parameters.values())
         #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
-        self._reads = DeviceReads() if on_gpu else None
+        self._reads = reads_of(self._parameters.values())
         self._checksum = Checksum()
         self._weights = 0
 

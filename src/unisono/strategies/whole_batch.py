@@ -7,9 +7,11 @@ Memory Limited Setup", arXiv 2101.06983). What the loss itself learns, such as a
 replica 0's gradient, whoever computes that, so that sums, rounding and checks see nothing new.
 """
 
+import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +20,14 @@ from torch.utils import _pytree as pytree
 from unisono.collectives.placement import parts_of
 from unisono.collectives.rows import RowKind, bytes_of, gather_rows
 from unisono.determinism.backward import differentiate
+from unisono.determinism.device_reads import DeviceReads
 from unisono.determinism.seeding import mix
-from unisono.determinism.switches import checksum, set_generators
+from unisono.determinism.switches import add_checksums, checksum, checksum_part, set_generators
 from unisono.errors import RankDivergence, StepError
 from unisono.strategies.base import Micro, StrategyContext
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import checked_loss, explained
-from unisono.strategies.parts.flat import are_finite, strided
+from unisono.strategies.parts.flat import are_finite, largest_of, strided
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
 
@@ -41,10 +44,16 @@ class Rows(NamedTuple):
 
 @final
 class WholeBatch:
-    """Does the first pass of each step."""
+    """Does the first pass of each step.
 
-    def __init__(self, context: StrategyContext, buffers: ReplicaBuffers) -> None:
-        self._context, self._buffers = context, buffers
+    Args:
+        context: Where the strategy works.
+        buffers: Of the model.
+        reads: Is asked for what a GPU has to tell; None: it is told at once.
+    """
+
+    def __init__(self, context: StrategyContext, buffers: ReplicaBuffers, reads: DeviceReads | None = None) -> None:
+        self._context, self._buffers, self._reads = context, buffers, reads
         self._form: list[Any] | None = None  # as all ranks know it
 
     def forget(self) -> None:
@@ -63,7 +72,7 @@ class WholeBatch:
         """
         context, embed = self._context, objective.embed
         assert embed is not None
-        second = SecondPass(step, parts_of(num_samples, context.replicas), objective, context)
+        second = SecondPass(step, parts_of(num_samples, context.replicas), objective, context, self._reads)
         for micro in micros:
             self._buffers.start_replica()
             set_generators(mix(context.seed, "replica", *objective.key(step, micro.replica)))
@@ -73,12 +82,7 @@ class WholeBatch:
         whole = self._gather(second)
         if second.own:
             second.take(whole, trained)
-            if changed := self._buffers.changed():
-                raise StepError(
-                    f"step {step}: the loss over the whole batch has changed the buffer {changed[0]!r}, which every "
-                    "replica begins with as the step before has left it. Hint: change buffers in embed, where those of "
-                    "all replicas are merged, or in the loop, after run.step()."
-                )
+            self._buffers.ask_changed(self._reads, lambda changed: _refuse_changed(step, changed))
         return second
 
     def _gather(self, second: "SecondPass") -> list[Tensor]:
@@ -113,12 +117,25 @@ class WholeBatch:
         return list(found)
 
 
+def _refuse_changed(step: int, changed: Sequence[str]) -> None:
+    if changed:
+        raise StepError(
+            f"step {step}: the loss over the whole batch has changed the buffer {changed[0]!r}, which every "
+            "replica begins with as the step before has left it. Hint: change buffers in embed, where those of "
+            "all replicas are merged, or in the loop, after run.step()."
+        )
+
+
 @final
 class SecondPass:
     """What the second pass of a step needs, on one rank."""
 
-    def __init__(self, step: int, parts: Sequence[range], objective: Objective, context: StrategyContext) -> None:
-        self.step, self._objective, self._seed = step, objective, context.seed
+    def __init__(
+        self, step: int, parts: Sequence[range], objective: Objective, context: StrategyContext,
+        reads: DeviceReads | None = None,
+    ) -> None:  # fmt: skip
+        self.step, self._objective, self._seed, self._reads = step, objective, context.seed, reads
+        self._replicas = context.replicas
         #: Samples of each rank.
         self.counts = [sum(len(parts[replica]) for replica in hosted) for hosted in context.placement]
         self._parts = [part for part in parts if len(part)]
@@ -168,16 +185,30 @@ class SecondPass:
             parameter.grad = None
         computed = [self._loss, *(rows.grad for rows in learning if rows.grad is not None)]
         computed += [grad for _, grad in self._learned]
-        self.checksum = checksum(computed)
-        if not are_finite(computed):
-            of = [[rows[part.start : part.stop] for rows in learning] for part in self._parts]
-            culprits = [replica for replica, rows in enumerate(of) if not are_finite(rows)]
-            self._bad = culprits or [*range(len(of))]
+        if self._reads is None:
+            self.checksum = checksum(computed)
+            self._judge(learning, is_finite=are_finite(computed))
+        else:
+            self._reads.ask([checksum_part(each) for each in computed], self._take_checksum)
+            self._reads.ask(
+                largest_of(computed),
+                lambda *largest: self._judge(learning, is_finite=all(map(math.isfinite, largest))),
+            )
         parts = {replica: self._parts[replica] for replica in self.own}
         self._gradients = {
             replica: [None if rows.grad is None else _copy(rows.grad[part.start : part.stop]) for rows in learning]
             for replica, part in parts.items()
         }
+
+    def _take_checksum(self, *parts: Tensor) -> None:
+        self.checksum = add_checksums(map(int, parts))
+
+    def _judge(self, learning: Sequence[Tensor], *, is_finite: bool) -> None:
+        """Keep who is to blame for a loss or a gradient that is not finite."""
+        if not is_finite:
+            of = [[rows[part.start : part.stop] for rows in learning] for part in self._parts]
+            culprits = [replica for replica, rows in enumerate(of) if not are_finite(rows)]
+            self._bad = culprits or [*range(len(of))]
 
     def micros(self) -> Iterable[Micro]:
         """Return this rank's micro-batches once more."""
@@ -189,7 +220,7 @@ class SecondPass:
         def loss(data: Any) -> Tensor:
             assert self._objective.embed is not None
             rows = _rows(self._objective.embed(data), self.step, micro.num_samples)
-            self._compare(micro.replica, rows)
+            self._compare(micro, rows)
             if micro.replica == 0:
                 for parameter, grad in self._learned:
                     parameter.grad = grad
@@ -217,18 +248,34 @@ class SecondPass:
                     "returned and from the model alone; it knows no rank, no clock, and nothing of its own."
                 )
 
-    def _compare(self, replica: int, rows: Rows) -> None:
+    def _compare(self, micro: Micro, rows: Rows) -> None:
         """Refuse a second pass that is not like the first."""
-        first = self.own.pop(replica)
-        pairs = zip(rows.form[1], rows.tensors, first.tensors, strict=False)
-        others = [place for (place, *_), now, then in pairs if not torch.equal(bytes_of(now.detach()), bytes_of(then))]
-        if rows.form != first.form or others:
-            what = _words(rows.form) if rows.form != first.form else f"other numbers {' and '.join(others)}".rstrip()
-            raise StepError(
-                f"step {self.step}: embed has returned {what}, unlike in its first pass. Hint: it is called twice for "
-                "every micro-batch, with the same generators, buffers and data. What differs is kept elsewhere: an "
-                "attribute that counts calls, a generator of its own, the clock, a micro-batch changed in place."
-            )
+        first = self.own.pop(micro.replica)
+        if rows.form != first.form:
+            self._refuse(_words(rows.form))
+        both = zip(rows.tensors, first.tensors, strict=True)
+        pairs = [(bytes_of(now.detach()), bytes_of(then)) for now, then in both]
+        if self._reads is None:
+            self._take_equal(rows, *(torch.equal(now, then) for now, then in pairs))
+        else:
+            flags = [(now == then).all() for now, then in pairs]
+            self._reads.ask(flags, functools.partial(self._take_equal_read, micro, rows))
+
+    def _take_equal_read(self, micro: Micro, rows: Rows, *are_equal: Tensor) -> None:
+        with explained(self.step, micro, self._replicas):
+            self._take_equal(rows, *map(bool, are_equal))
+
+    def _take_equal(self, rows: Rows, *are_equal: bool) -> None:
+        others = [place for (place, *_), is_equal in zip(rows.form[1], are_equal, strict=True) if not is_equal]
+        if others:
+            self._refuse(f"other numbers {' and '.join(others)}".rstrip())
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise StepError(
+            f"step {self.step}: embed has returned {what}, unlike in its first pass. Hint: it is called twice for "
+            "every micro-batch, with the same generators, buffers and data. What differs is kept elsewhere: an "
+            "attribute that counts calls, a generator of its own, the clock, a micro-batch changed in place."
+        )
 
 
 class _Hand(torch.autograd.Function):

@@ -16,8 +16,10 @@ from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.determinism import optimizer_step
-from unisono.determinism.switches import Checksum
+from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.switches import Checksum, add_checksums
 from unisono.errors import StepError
+from unisono.strategies.parts.fold import Fold
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 
@@ -28,8 +30,8 @@ _OptimizerState = defaultdict[Any, dict[str, Any]]
 class Island:
     """Trains on its replicas' micro-batches.
 
-    A step is `start_step`, `start_replica` and `add` for each replica, `finish_step`, all within `inside`; and `update`
-    once nothing speaks against it.
+    A step is `start_step`, `start_replica` and `add` for each replica, `finish_step`, all within `inside`; `conclude`
+    within it, too, once all that was asked of `reads` is known; and `update` once nothing speaks against it.
 
     Args:
         number: Its index among all islands.
@@ -37,11 +39,14 @@ class Island:
         model: The program's; as it is whenever no island is inside.
         optimizer: Of its parameters; its groups are all islands', its state is empty whenever none is inside.
         state: What the optimizer has held of each parameter when the run began; copied.
+        reads: Is asked for what a GPU has to tell of a step; None: it is told at once.
     """
 
     def __init__(
-        self, number: int, replicas: range, model: nn.Module, optimizer: Optimizer, state: Mapping[Any, dict[str, Any]]
-    ) -> None:
+        self, number: int, replicas: range, model: nn.Module, optimizer: Optimizer,
+        state: Mapping[Any, dict[str, Any]], reads: DeviceReads | None = None,
+    ) -> None:  # fmt: skip
+        self._reads = reads
         self.number, self.replicas = number, replicas
         self._model, self._optimizer = model, optimizer
         self._parameters = dict(model.named_parameters())
@@ -59,6 +64,8 @@ class Island:
         self._size = 0  # its replicas with a sample in this step
         #: bool (trainable parameters,): it has a gradient for them in this step.
         self.present: npt.NDArray[np.bool_] = np.zeros(0, bool)
+        self.weights_sum = 0  #: Checksum of its weights and of those buffers that are saved, as a step has begun.
+        self.gradient_sum = 0  #: Checksum of the step's gradient.
 
     @property
     def trainable(self) -> Sequence[nn.Parameter]:
@@ -80,15 +87,25 @@ class Island:
             if name not in self.weights:
                 self.weights[name] = self._parameters[name].detach().clone()
 
-    def checksum(self) -> int:
-        """Return the checksum of its weights and of those buffers that are saved."""
+    def look_at_weights(self) -> None:
+        """Take the checksum of its weights and of those buffers that are saved."""
         saved = self._kept.saved()
         floats = [
             value
             for (name, live), value in zip(self._live.items(), self.buffers, strict=True)
             if name in saved and live.is_floating_point()
         ]
-        return self._checksum([*self.weights.values(), *floats])
+        held = [*self.weights.values(), *floats]
+        if self._reads is None:
+            self.weights_sum = self._checksum(held)
+        else:
+            self._reads.ask(self._checksum.parts(held), self._take_weights)
+
+    def _take_weights(self, *parts: Tensor) -> None:
+        self.weights_sum = add_checksums(map(int, parts))
+
+    def _take_gradient(self, *parts: Tensor) -> None:
+        self.gradient_sum = add_checksums(map(int, parts))
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -110,40 +127,54 @@ class Island:
 
     def start_step(self, size: int) -> None:
         """Begin a step in which so many of its replicas have a sample; within `inside`."""
-        self._size, self._gradients, self._left = size, [], []
+        self._size, self._gradients, self._left, self.gradient_sum = size, [], [], 0
         self._sum.start_step(max(1, size))
         self._kept.start_step()
         self.present = np.zeros(len(self._sum.trainable), bool)
         self._changed = np.zeros(self._kept.num_buffers, bool)
+        self._counted = np.zeros(self._kept.num_counted, np.int64)
 
     def start_replica(self) -> None:
         """Let a replica's passes begin with the island's buffers."""
         self._kept.start_replica()
 
-    def add(self, replica: int, weight: float) -> bool:
-        """Take what a replica's passes have left in the model, and return whether its gradient is finite.
+    def add(self, replica: int, weight: float) -> Any:
+        """Take what a replica's passes have left in the model.
+
+        Returns:
+            Whether its gradient is finite; of a GPU's, the magnitudes that say so, see `largest_of`.
 
         Args:
             replica: Among those of the whole step.
             weight: Its share of the island's samples, by which its gradient is weighted already.
         """
-        floats = self._kept.collect(weight, self._changed)
-        is_finite: bool = self._sum.add(replica - self.replicas.start, floats, self.present)
-        return is_finite
+        floats, place = self._kept.collect(weight, self._changed, self._reads), replica - self.replicas.start
+        if self._reads is None:
+            return self._sum.add(place, floats, self.present)
+        return self._sum.add(place, floats, self.present, Fold.largest)
 
-    def finish_step(self) -> int:
-        """Add up what the replicas have left, and return the gradient's checksum; within `inside`."""
+    def finish_step(self) -> None:
+        """Add up what the replicas have left; within `inside`."""
         if not self._size:
-            return 0
-        checksum, _ = self._sum.reduce([range(self._size)])
-        counted = np.zeros(self._kept.num_counted, np.int64)
-        self._kept.tell(counted)
-        self._sum.finish_step(self.present, self._changed, counted, is_kept=True)
+            return
+        self._sum.send([range(self._size)])
+        total = self._sum.finish_unread()
+        self._kept.tell(self._counted, self._reads)
+        if self._reads is None:
+            self.gradient_sum = total.checksum()
+            self.conclude()
+        else:
+            self._reads.ask(total.checksum_parts(), self._take_gradient)
+
+    def conclude(self) -> None:
+        """Keep what the step has left; within `inside`."""
+        if not self._size:
+            return
+        self._sum.finish_step(self.present, self._changed, self._counted, is_kept=True)
         self._left = [buffer.clone() for buffer in self._live.values()]
         trainable = self.trainable
         self._gradients = [parameter.grad for parameter in trainable]
         _clear(trainable)
-        return checksum
 
     def give_up(self) -> None:
         """Leave a step that has failed: no gradient stays in the model."""

@@ -7,7 +7,8 @@ start anew. A rank computes whole islands, one after the other; between steps th
 weights, the same on all ranks. Between two meetings the ranks exchange nothing but a report of a few bytes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -17,7 +18,8 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
-from unisono.determinism.switches import add_checksums, checksum
+from unisono.determinism.device_reads import DeviceReads, reads_of
+from unisono.determinism.switches import Checksum, add_checksums, checksum
 from unisono.errors import CheckpointError, ConfigError, StepError
 from unisono.strategies.base import Gradients, Micro, Shares, Strategy, StrategyContext, check_reached
 from unisono.strategies.islands.cut import island_size
@@ -51,9 +53,12 @@ class Islands(SpreadStrategy):
         self._count = self.replicas // self._size
         self._hosted = [range(hosted.start // self._size, hosted.stop // self._size) for hosted in self.placement]
         self._buffers = ReplicaBuffers(model.named_modules())
+        self._held, self._checksum = [*self._parameters.values(), *self._buffers.saved_floats().values()], Checksum()
         state, optimizer.state = optimizer.state, empty_state()
+        #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
+        self._reads = reads_of(model.parameters())
         self._islands = [
-            Island(number, range(number * self._size, (number + 1) * self._size), model, optimizer, state)
+            Island(number, range(number * self._size, (number + 1) * self._size), model, optimizer, state, self._reads)
             for number in self._hosted[self.transport.rank]
         ]
         self._moving: list[str] = []  # parameters that the islands have of their own in this round
@@ -69,22 +74,27 @@ class Islands(SpreadStrategy):
         """See `Strategy.compute_gradients`; each island keeps its gradient to itself."""
         self.whole, self.transport.step = None, step
         shares = self.shares(num_samples)
-        common = self._start_islands(step)
-        weights = add_checksums([island.checksum() for island in self._islands])
-        if self.transport.rank == 0:  # all have it alike: counted once
-            weights = add_checksums([weights, common])
+        self._start_islands(step)
+        for island in self._islands:
+            island.look_at_weights()
         trainable = sum(parameter.requires_grad for parameter in self._parameters.values())
-        report, mine, gradient = StepReport(self.replicas, trainable), iter(micros), 0
+        report, mine = StepReport(self.replicas, trainable), iter(micros)
         for island in self._islands:
             try:
-                gradient += self._compute(island, step, mine, shares, objective, report)
+                self._compute(island, step, mine, shares, objective, report)
             except BaseException:
                 island.give_up()
                 raise
+        if self._reads is not None:
+            self._read(self._reads)
         if next(mine, None) is not None:
             raise StepError(f"step {step}: this rank got a micro-batch of another rank's replica.")
         asked, is_training = self.is_stop_asked(), self.model.training
-        own = RankReport(step, weights, add_checksums([gradient]), is_stop_asked=asked, is_training=is_training)
+        weights = [island.weights_sum for island in self._islands]
+        if self.transport.rank == 0:  # all have it alike: counted once
+            weights.append(self._common)
+        gradient = add_checksums(island.gradient_sum for island in self._islands)
+        own = RankReport(step, add_checksums(weights), gradient, is_stop_asked=asked, is_training=is_training)
         told = report.merge(self.transport, own)
         compare([rank.head._replace(weights=0) for rank in told], self._parameters, self.transport)
         check_reached(step, is_reached=report.is_reached())
@@ -172,38 +182,53 @@ class Islands(SpreadStrategy):
         """See `Strategy.report`: how often the islands have met, and the steps since."""
         return {"islands": self._count, "island_rounds": self._rounds, "steps_since_round": self._since}
 
-    def _start_islands(self, step: int) -> int:
-        """Let the islands begin a round, or go on with it; return the checksum of what the model holds."""
+    def _start_islands(self, step: int) -> None:
+        """Let the islands begin a round, or go on with it."""
         if any(self.optimizer.state.values()):
             raise StepError(
                 f"step {step}: the optimizer was given a state between steps (load_state_dict?), which would be lost: "
                 "its islands hold their own. Hint: load it before run.prepare(), or leave island_steps out."
             )
-        common = self._checksum_of_model()
+        if self._reads is None:
+            self._look_at_common(step, self._checksum_of_model())
+        else:
+            self._reads.forget()
+            look: Callable[..., None] = lambda *parts: self._look_at_common(step, add_checksums(map(int, parts)))  # noqa: E731
+            self._reads.ask(self._checksum.parts(self._held), look)
         trainable = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         if self._since == 0:
-            self._common, self._moving = common, [name for name in self._parameters if name in trainable]
+            self._moving = [name for name in self._parameters if name in trainable]
             for island in self._islands:
                 island.start_round(self._moving)
-            return common
-        if common != self._common:
+        elif not trainable <= {*self._moving}:  # thawed on the way; what is frozen on the way still meets
+            self._moving = [name for name in self._parameters if name in trainable or name in self._moving]
+            for island in self._islands:
+                island.own(self._moving)
+
+    def _look_at_common(self, step: int, common: int) -> None:
+        """Keep the checksum of what the model holds as a round begins, and refuse another one within it."""
+        if self._since == 0:
+            self._common = common
+        elif common != self._common:
             raise StepError(
                 f"step {step}: the model's weights or buffers were changed between steps, {self._since} of "
                 f"{self._steps} steps after its islands have met: they hold their own until they meet again, and the "
                 f"change would be lost. Hint: change them where a round ends, after every {self._steps} updates, or "
                 "leave island_steps out."
             )
-        if not trainable <= {*self._moving}:  # thawed on the way; what is frozen on the way still meets
-            self._moving = [name for name in self._parameters if name in trainable or name in self._moving]
-            for island in self._islands:
-                island.own(self._moving)
-        return common
+
+    def _read(self, reads: DeviceReads) -> None:
+        """Wait for the GPU, and conclude what was open until then."""
+        reads.read()
+        for island in self._islands:
+            with island.inside():
+                island.conclude()
 
     def _compute(
         self, island: Island, step: int, mine: Iterator[Micro], shares: Shares, objective: Objective,
         report: StepReport,
-    ) -> int:  # fmt: skip
-        """Run the passes of an island's replicas, and return its gradient's checksum."""
+    ) -> None:  # fmt: skip
+        """Run the passes of an island's replicas."""
         expected = [replica for replica in island.replicas if replica < shares.leaves]
         samples = sum(shares.sizes[replica] for replica in expected)
         with island.inside():
@@ -218,10 +243,13 @@ class Islands(SpreadStrategy):
                 loss, _ = run_backward(
                     objective, micro, samples, seed=self.context.seed, step=step, replicas=self.replicas
                 )
-                report.note(replica, loss.item(), is_finite=island.add(replica, weight))
-            gradient = island.finish_step()
+                found = island.add(replica, weight)
+                if self._reads is None:
+                    report.note(replica, loss.item(), is_finite=found)
+                else:
+                    self._reads.ask([loss, *found], functools.partial(report.note_read, replica, 0.0))
+            island.finish_step()
         report.present |= island.present
-        return gradient
 
     def _meet(self) -> None:
         """Move the common weights by what the islands have moved by on average, and merge their buffers; collective."""
@@ -241,10 +269,13 @@ class Islands(SpreadStrategy):
                 parameter.grad = (live[name] - island.weights[name]).mul_(share)
             self._buffers.start_replica()
             island.put_buffers()
-            floats = self._buffers.collect(share, report.changed)
-            total.add(island.number, floats, report.present)
-        total.reduce(self._hosted)
-        self._buffers.tell(report.counted)
+            floats = self._buffers.collect(share, report.changed, self._reads)
+            total.add(island.number, floats, report.present, lambda *_: True)  # what is finite was looked at before
+        total.send(self._hosted)
+        total.finish_unread()
+        self._buffers.tell(report.counted, self._reads)
+        if self._reads is not None:
+            self._reads.read()
         heads = [told.head for told in report.merge(self.transport, RankReport(self.transport.step or 0, self._common))]
         self._buffers.start_replica()
         compare(heads, self._parameters, self.transport)
@@ -263,7 +294,7 @@ class Islands(SpreadStrategy):
             self._sum.close()
 
     def _checksum_of_model(self) -> int:
-        return checksum([*self._parameters.values(), *self._buffers.saved_floats().values()])
+        return checksum(self._held)
 
 
 def _check_apart(parameters: Mapping[str, nn.Parameter]) -> None:

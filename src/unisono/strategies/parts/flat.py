@@ -126,6 +126,7 @@ class FlatBuffer:
         views: Shaped and strided like the model's tensors, in the layout's order.
         gradients: Those of them that hold gradients; the others hold buffers.
         buffers: The others.
+        words: The flat tensors' 64-bit words, without the padding for the world.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class FlatBuffer:
         self._gradients = [flat[a:b] for flat, a, b in zip(flats, gradient_starts, lengths, strict=True)]
         # Without the padding, which depends on the world size.
         words = [flat[:length].view(torch.int64) for flat, length in zip(flats, lengths, strict=True)]
-        self._words, self._sums = words, [adder(piece) for piece in words]
+        self.words, self._sums = words, [adder(piece) for piece in words]
         self._covers: dict[tuple[int, ...], list[Tensor]] = {}
 
     def add_(self, other: "FlatBuffer") -> "FlatBuffer":
@@ -182,7 +183,7 @@ class FlatBuffer:
 
     def checksum_parts(self) -> list[Tensor]:
         """Return sums that `add_checksums` makes the `checksum` of, int64 () each, on the buffer's devices."""
-        return [piece.sum() for piece in self._words]
+        return [piece.sum() for piece in self.words]
 
     def largest(self) -> list[Tensor]:
         """Return what `largest_of` says of the gradients."""
@@ -305,15 +306,15 @@ def padding_checksum(tensors: Iterable[Tensor]) -> int:
     return checksum(ends)
 
 
-def slice_checksum(part: Tensor, start: int) -> int:
-    """Return what a slice of a tensor adds to the `checksum` of the whole.
+def slice_of_words(part: Tensor, start: int) -> Tensor:
+    """Return what a slice of a tensor adds to the `checksum` of the whole, as a tensor that has such a checksum.
 
     Args:
         part: The slice.
         start: Index of its first element in the flattened whole.
     """
     before = start % max(1, 8 // part.element_size())  # elements of the same 64 bits
-    return checksum([torch.cat([part.new_zeros(before), part.detach().reshape(-1)]) if before else part])
+    return torch.cat([part.new_zeros(before), part.detach().reshape(-1)]) if before else part
 
 
 def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -9,13 +9,15 @@ where a large mask has changed do the ranks meet once more, before anything in t
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from unisono.collectives.rows import bytes_of
 from unisono.collectives.transport import Transport
 from unisono.determinism.device_reads import DeviceReads
 from unisono.determinism.devices import is_gpu
@@ -104,8 +106,22 @@ class ReplicaBuffers:
         named = zip(self._paths, self._owners, self._start, strict=True)
         return [
             path for path, (module, name), start in named
-            if (buffer := module._buffers[name]) is None or not torch.equal(buffer, start)
+            if (buffer := module._buffers[name]) is None
+            or not (_is_like(buffer, start) and torch.equal(bytes_of(buffer), bytes_of(start)))  # of bits: NaN is NaN
         ]  # fmt: skip
+
+    def ask_changed(self, reads: DeviceReads | None, then: Callable[[Sequence[str]], None]) -> None:
+        """Give to `then` what `changed` says of now, at once; or let `reads` do it."""
+        if reads is None:
+            then(self.changed())
+        else:
+            now = [module._buffers[name] for module, name in self._owners]
+            named = [*zip(self._paths, now, self._start, strict=True)]
+            others = [path for path, new, old in named if new is None or not _is_like(new, old)]
+            alike = [(path, new, old) for path, new, old in named if new is not None and _is_like(new, old)]
+            flags = [(bytes_of(new) != bytes_of(old)).any() for _, new, old in alike]
+            paths = [path for path, *_ in alike]
+            reads.ask(flags, lambda *read: then([*others, *itertools.compress(paths, map(bool, read))]))
 
     def start_apart(self) -> None:
         """Give the next replica copies of its own of the starting values, which its backward pass may need later.

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from unisono.collectives.shm.operations import flat_of
 from unisono.collectives.transport import Transport
+from unisono.determinism.device_reads import brought
+from unisono.determinism.devices import carried
 
 
 def to_bytes(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the bytes of some tensors, one after the other, on the CPU."""
-    return _joined([flat_of(tensor.cpu()) for tensor in tensors])
+    """Return the bytes of some tensors, one after the other, on the CPU; a GPU is waited for once."""
+    return _joined([flat_of(tensor) for tensor in brought(tensors)])
 
 
 def _joined(flats: Sequence[Tensor]) -> Tensor:
@@ -20,9 +22,12 @@ def _joined(flats: Sequence[Tensor]) -> Tensor:
 
 
 def from_bytes(body: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Overwrite tensors with what `to_bytes` has returned for others like them."""
-    for tensor, piece in zip(tensors, body.split([tensor.nbytes for tensor in tensors]), strict=True):
-        tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+    """Overwrite tensors with what `to_bytes` has returned for others like them; nobody waits for a GPU."""
+    lengths, places = [tensor.nbytes for tensor in tensors], {tensor.device for tensor in tensors}
+    on = {place: body if body.device == place else carried(body, place) for place in places}
+    pieces = {place: whole.split(lengths) for place, whole in on.items()}
+    for index, tensor in enumerate(tensors):
+        tensor.detach().copy_(pieces[tensor.device][index].clone().view(tensor.dtype).view(tensor.shape))
 
 
 def broadcast(tensors: Sequence[Tensor], transport: Transport, root: int = 0) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.messages import Messages
+from unisono.determinism.device_reads import DeviceReads
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
@@ -38,6 +39,7 @@ class Work:
     report: StepReport  #: Gets the losses, on the rank that has the last stage.
     objective: Objective  #: What is minimised.
     micros: Iterator[Micro]  #: What it gets, in order; on the first and the last process of a pipeline only.
+    reads: DeviceReads | None = None  #: Is asked for what a GPU has to tell of losses; None: it is told at once.
     busy_s: float = 0.0  #: Seconds in which this rank has computed.
     fetched: dict[int, Micro] = field(default_factory=dict)
     num_fetched: int = 0
@@ -119,7 +121,10 @@ class Executor:
             if action.stage == self._last:
                 micro = work.take(action.micro, is_last_use=True)
                 loss = self._leave(work, stage, micro, arrived)
-                work.report.note(replica, loss.item())
+                if work.reads is None:
+                    work.report.note(replica, loss.item())
+                else:
+                    work.reads.ask([loss], functools.partial(work.report.note_read, replica, 0.0))
                 work.seeds[action.micro] = torch.full_like(loss, work.weight(action.micro))
                 return loss
             if arrived.streams:

@@ -23,7 +23,9 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
-from unisono.determinism.switches import add_checksums, checksum
+from unisono.determinism.device_reads import reads_of
+from unisono.determinism.devices import carried
+from unisono.determinism.switches import Checksum, add_checksums, checksum
 from unisono.errors import StepError
 from unisono.strategies.base import Gradients, Micro, StrategyContext, check_reached, norms_of, scale_gradients
 from unisono.strategies.objective import Objective
@@ -65,6 +67,8 @@ class Pipeline(SpreadStrategy):
         own = {id(parameter) for stage in self._stages.values() for parameter in stage.parameters.values()}
         self._foreign = [parameter for parameter in model.parameters() if id(parameter) not in own]
         self.front: Front = Front(model, self._called_outside)
+        #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
+        self._reads, self._checksum = reads_of(model.parameters()), Checksum()
         self._executor = Executor(self._stages, self._mesh, options.schedule, self.front, context, messages)
         self._reader = Reader(self._stages, self._mesh, context.device, messages)
         self.times = Times()  #: How busy the processes have been.
@@ -85,15 +89,17 @@ class Pipeline(SpreadStrategy):
         self.transport.step = step
         shares = self.shares(num_samples)
         mine = [replica for replica in self._rows[self._mesh.pipeline] if replica < shares.leaves]
-        weights = checksum(self._weights().values())
-        report = self._start_step(shares.leaves)
-        work = Work(step, mine, shares, report, objective, iter(micros))
+        report, reads = self._start_step(shares.leaves), self._reads
+        found = self._look_at_weights()
+        work = Work(step, mine, shares, report, objective, iter(micros), reads)
         began = time.perf_counter()
         self._executor.execute(work)
         span_s = time.perf_counter() - began
-        gradient = add_checksums(stage.sum.reduce(self._rows)[0] for stage in self._stages.values())
         for stage in self._stages.values():
-            stage.tell()
+            stage.finish_sum(self._rows)
+        if reads is not None:
+            reads.read()
+        weights, gradient = found[0], add_checksums(stage.gradient_sum for stage in self._stages.values())
         busy_ns, span_ns = int(work.busy_s * 1e9), int(span_s * 1e9)
         own = RankReport(step, weights, gradient, is_stop_asked=self.is_stop_asked(), busy_ns=busy_ns, span_ns=span_ns)
         told = report.merge(self.transport, own)
@@ -117,6 +123,16 @@ class Pipeline(SpreadStrategy):
             is_stop_asked=any(rank.is_stop_asked for rank in told),
         )
 
+    def _look_at_weights(self) -> list[int]:
+        """Return a list that has the checksum of this rank's weights, by the time that a step's read is over."""
+        held = [*self._weights().values()]
+        if self._reads is None:
+            return [checksum(held)]
+        found: list[int] = []
+        self._reads.forget()
+        self._reads.ask(self._checksum.parts(held), lambda *parts: found.append(add_checksums(map(int, parts))))
+        return found
+
     def _start_step(self, leaves: int) -> StepReport:
         """Prepare all stages of this rank; each notes its parameters and buffers at its place in the report."""
         parameters = np.cumsum([0, *(len(part.trainable()) for part in self._parts)]).tolist()
@@ -127,7 +143,7 @@ class Pipeline(SpreadStrategy):
             present = report.present[parameters[index] : parameters[index + 1]]
             changed = report.changed[buffers[index] : buffers[index + 1]]
             numbers = report.counted[counted[index] : counted[index + 1]]
-            stage.start_step(leaves, report.bad, present, changed, numbers)
+            stage.start_step(leaves, report.bad, present, changed, numbers, self._reads)
         return report
 
     def clip_norm(self, limit: float) -> None:
@@ -151,7 +167,7 @@ class Pipeline(SpreadStrategy):
             if name in places and known[places[name]] != -1.0
         ]
         if own:
-            norm = torch.linalg.vector_norm(torch.stack(present).to(self.context.device))
+            norm = torch.linalg.vector_norm(carried(torch.stack(present), self.context.device))
             scale_gradients([*own.values()], norm, limit)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:

@@ -1,7 +1,8 @@
 """One stage of a pipeline: some layers, and what is kept of a micro-batch between its forward and backward pass."""
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.transport import Transport
+from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.switches import add_checksums
+from unisono.strategies.parts.fold import Fold
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.pipelines.wire import Parcel, parcel_of
@@ -40,10 +44,12 @@ class Stage:
         # An in-place layer must not touch what came in: autograd forbids it, and the stage before may need it.
         self._is_in_place = any(getattr(part, "inplace", False) for layer in self._layers for part in layer.modules())
         self.sum = LeafSum(self.parameters, self.buffers, row)
+        self.gradient_sum = 0  #: Checksum of the step's gradient.
 
     def start_step(
-        self, leaves: int, bad: Flags, present: Flags, changed: Flags, counted: npt.NDArray[np.int64]
-    ) -> None:
+        self, leaves: int, bad: Flags, present: Flags, changed: Flags, counted: npt.NDArray[np.int64],
+        reads: DeviceReads | None = None,
+    ) -> None:  # fmt: skip
         """Forget the step before.
 
         Args:
@@ -51,8 +57,10 @@ class Stage:
             bad: bool (replicas,): is set where the stage's gradient is NaN or infinite.
             present: bool (trainable parameters,): is set where some replica has a gradient.
             changed: bool (buffers,): is set where some replica has changed it.
-            counted: int64 (numbers that are counted,): see `tell`.
+            counted: int64 (numbers that are counted,): set to the largest values that replicas have left in counters.
+            reads: Is asked for what a GPU has to tell of these; None: it is told at once.
         """
+        self._reads = reads
         self.sum.start_step(leaves)
         self.buffers.start_step()
         self._bad, self._present, self._changed, self._counted = bad, present, changed, counted
@@ -81,7 +89,7 @@ class Stage:
         self.buffers.start_apart()
         output = compute()
         with torch.no_grad():
-            floats = self.buffers.collect(weight, self._changed)
+            floats = self.buffers.collect(weight, self._changed, self._reads)
             self.buffers.start_replica()
         parcel = parcel_of(output, self.index)
         self._flights[micro] = _Flight(parcel.tensors, floats, gradients)
@@ -98,12 +106,32 @@ class Stage:
         if pairs:
             outputs, values = zip(*pairs, strict=True)
             torch.autograd.backward(outputs, values)
-        self._bad[replica] |= not self.sum.add(replica, flight.floats, self._present)
+        if self._reads is None:
+            self._bad[replica] |= not self.sum.add(replica, flight.floats, self._present)
+        else:
+            largest = self.sum.add(replica, flight.floats, self._present, Fold.largest)
+            self._reads.ask(largest, functools.partial(self._take_largest, replica))
         return Parcel(tensors=tuple(flight.gradients))
 
-    def tell(self) -> None:
-        """Write down the largest values that replicas have left in counters."""
-        self.buffers.tell(self._counted)
+    def finish_sum(self, rows: Sequence[range]) -> None:
+        """Finish the sum over all pipelines, and look at it and at counters; collective.
+
+        Args:
+            rows: The replicas of each pipeline.
+        """
+        self.sum.send(rows)
+        total = self.sum.finish_unread()
+        self.buffers.tell(self._counted, self._reads)
+        if self._reads is None:
+            self.gradient_sum = total.checksum()
+        else:
+            self._reads.ask(total.checksum_parts(), self._take_gradient)
+
+    def _take_gradient(self, *parts: Tensor) -> None:
+        self.gradient_sum = add_checksums(map(int, parts))
+
+    def _take_largest(self, replica: int, *largest: Tensor) -> None:
+        self._bad[replica] |= not all(math.isfinite(each) for each in largest)
 
     def finish_step(self, *, is_kept: bool) -> None:
         """Leave gradients and buffers in the model; flags and counters must be those of all ranks by now."""

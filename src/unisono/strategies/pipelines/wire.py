@@ -15,6 +15,8 @@ from torch import Tensor
 from unisono.collectives.messages import Messages
 from unisono.collectives.shm.board import as_bytes
 from unisono.collectives.shm.operations import flat_of
+from unisono.determinism.device_reads import brought
+from unisono.determinism.devices import carried
 from unisono.errors import StepError
 from unisono.strategies.parts.flat import is_dense
 
@@ -48,14 +50,15 @@ class Wire:
             if tensor is None:
                 rows.append(None)
                 continue
-            content = tensor.detach().cpu()
+            content = tensor.detach()
             if is_dense(content) and not (content.is_conj() or content.is_neg()):
                 flat = content.as_strided((content.numel(),), (1,), content.storage_offset())
             else:
                 content = content.resolve_conj().resolve_neg().contiguous()
                 flat = flat_of(content)
             rows.append([str(content.dtype)[6:], list(content.shape), list(content.stride()), tensor.requires_grad])
-            parts.append(as_bytes(flat))
+            parts.append(flat)
+        parts = [*map(as_bytes, brought(parts))]  # a GPU is waited for once
         if parcel.streams:
             parts.append(torch.frombuffer(bytearray(parcel.streams), dtype=torch.uint8))
         header = json.dumps([rows, parcel.is_single, len(parcel.streams), parcel.autocast]).encode()
@@ -83,7 +86,8 @@ class Wire:
             flat = torch.empty(torch.Size(shape).numel(), dtype=getattr(torch, dtype))
             if flat.numel():
                 self._messages.receive(as_bytes(flat), source, tag)
-            tensors.append(flat.as_strided(shape, strides).to(self._device).requires_grad_(requires_grad))
+            there = carried(flat, self._device).as_strided(shape, strides)
+            tensors.append(there.requires_grad_(requires_grad))
         streams = torch.empty(num_streams, dtype=torch.uint8)
         if num_streams:
             self._messages.receive(streams, source, tag)

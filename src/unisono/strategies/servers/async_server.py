@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from unisono.collectives.places import GuardedTransport
 from unisono.collectives.reductions import combine_values
+from unisono.determinism.device_reads import brought
 from unisono.determinism.switches import checksum
 from unisono.errors import PeerLost, RankDivergence, StepError
 from unisono.strategies.base import Gradients, Micro, StrategyContext, check_reached
@@ -68,6 +69,7 @@ class AsyncParameterServer(Replicated):
         self._asked: dict[int, Tensor] = {}  # buffers of workers that wait to settle
         self._staleness: Counter[int] = Counter()
         self._version = 0
+        self._sent: Tensor | None = None  # the weights' bytes, as they are since the last update of a step
         self._last_step = 0  # after which all ranks stop; 0 while nobody has asked
 
     def compute_gradients(
@@ -81,17 +83,22 @@ class AsyncParameterServer(Replicated):
         own = sum(self.shares(num_samples).sizes[replica] for replica in self.placement[self._rank])
         for parameter in self._parameters.values():
             parameter.grad = None
-        losses = []
+        shares, losses = list[float](), list[Tensor]()
         for micro in micros:
             loss, _ = run_backward(
                 objective, micro, num_samples, seed=self.context.seed, step=step, replicas=self.replicas
             )
-            losses.append(micro.num_samples / max(1, own) * loss.item())
-        loss_value = math.fsum(losses)
-        grads = [parameter.grad for parameter in self.trainable()]
-        is_finite = math.isfinite(loss_value) and self.are_finite(grad for grad in grads if grad is not None)
-        is_reached = not losses or any(grad is not None for grad in grads)  # a rank may have no sample
-        self._push(step, grads, loss_value * own / num_samples, is_finite=is_finite, is_reached=is_reached)
+            shares.append(micro.num_samples / max(1, own))
+            losses.append(loss)
+        present = [parameter.grad is not None for parameter in self.trainable()]
+        # All that a GPU has to tell comes in one copy.
+        told = brought([*losses, *(part.grad for part in self.trainable() if part.grad is not None)])
+        loss_value = math.fsum(share * loss.item() for share, loss in zip(shares, told, strict=False))
+        grads = told[len(losses) :]
+        is_finite = math.isfinite(loss_value) and self.are_finite(grads)
+        is_reached = not losses or bool(grads)  # a rank may have no sample
+        flags = _IS_FINITE * is_finite | _IS_STOP_ASKED * self.is_stop_asked() | _IS_REACHED * is_reached
+        self._push(step, present, grads, loss_value * own / num_samples, flags)
         for parameter in self._parameters.values():
             parameter.grad = None
         is_last = step == self._last_step
@@ -145,12 +152,11 @@ class AsyncParameterServer(Replicated):
             self.transport.replace(StarTransport(lines, live, self._rank))
         self._live = live
 
-    def _push(self, step: int, grads: list[Tensor | None], loss: float, *, is_finite: bool, is_reached: bool) -> None:
+    def _push(self, step: int, present: list[bool], grads: list[Tensor], loss: float, flags: int) -> None:
+        """Tell the server what this worker has computed, and take over its answer; the gradients are on the CPU."""
         assert self._line is not None
-        present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
-        body = torch.cat([present, to_bytes([grad for grad in grads if grad is not None])])
+        body = torch.cat([torch.tensor(present, dtype=torch.uint8), to_bytes(grads)])
         before = self._line.bytes_sent
-        flags = _IS_FINITE * is_finite | _IS_STOP_ASKED * self.is_stop_asked() | _IS_REACHED * is_reached
         answer = decode(self._line.ask(encode(PUSH, step, flags, loss, body)))
         self._last_step = answer.step
         self.transport.bytes_sent += self._line.bytes_sent - before
@@ -166,7 +172,7 @@ class AsyncParameterServer(Replicated):
         """Take pushes until every live worker has done `step`."""
         assert self._server is not None
         self._done = {rank: max(clock, step - 1) for rank, clock in self._done.items()}  # a resumed run starts later
-        is_stop_asked = self.is_stop_asked()
+        is_stop_asked, self._sent = self.is_stop_asked(), None
         while self._slowest() < step:
             before = self._server.bytes_sent
             for rank, question in self._server.take():
@@ -198,7 +204,7 @@ class AsyncParameterServer(Replicated):
         pushed = self._pushed.pop(step)
         return Gradients(
             loss=math.fsum(pushed.losses.values()), checksum=0,
-            weights=checksum(self._parameters.values()), bad_replicas=(), is_stop_asked=step == self._last_step,
+            weights=self._weights_checksum(), bad_replicas=(), is_stop_asked=step == self._last_step,
         )  # fmt: skip
 
     def _slowest(self) -> int:
@@ -240,7 +246,7 @@ class AsyncParameterServer(Replicated):
             parameter.grad = grad
         self.clip_gradients()
         self.optimizer.step()
-        self._version += 1
+        self._version, self._sent = self._version + 1, None
 
     def _answer_those_near_enough(self) -> None:
         assert self._server is not None
@@ -250,10 +256,20 @@ class AsyncParameterServer(Replicated):
         near = [rank for rank, clock in sorted(self._waiting.items()) if clock - slowest <= self._bound]
         if not near:
             return
-        answer = encode(GO, self._last_step, body=to_bytes(list(self._parameters.values())))
+        answer = encode(GO, self._last_step, body=self._weights_bytes())
         for rank in near:
             self._staleness[self._waiting.pop(rank) - slowest] += 1
             self._server.answer(rank, answer)
+
+    def _weights_bytes(self) -> Tensor:
+        """Return the bytes of the weights; within a step a GPU is waited for once for each update."""
+        if self._sent is None:
+            self._sent = to_bytes([*self._parameters.values()])
+        return self._sent
+
+    def _weights_checksum(self) -> int:
+        lengths = [parameter.nbytes for parameter in self._parameters.values()]
+        return checksum(self._weights_bytes().split(lengths))
 
     def _answer_stop(self, ranks: set[int], told: int) -> None:
         assert self._server is not None

@@ -9,6 +9,8 @@ All ranks must run equally many passes: a rank with fewer micro-batches than oth
 """
 
 import contextlib
+import functools
+import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,14 +27,15 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.tree import combine, push
-from unisono.determinism.switches import add_checksums, checksum
+from unisono.determinism.device_reads import reads_of
+from unisono.determinism.switches import add_checksums, checksum, checksum_part
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.base import Gradients, Micro, Shares, StrategyContext, check_reached, norms_of, scale_gradients
 from unisono.strategies.ddp import join_alone
 from unisono.strategies.objective import Objective
 from unisono.strategies.options import FSDPOptions
 from unisono.strategies.parts.backward import run_backward
-from unisono.strategies.parts.flat import padding_checksum, slice_checksum
+from unisono.strategies.parts.flat import largest_of, padding_checksum, slice_of_words
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
@@ -69,6 +72,8 @@ class FSDP(SpreadStrategy):
         self._buffers = ReplicaBuffers(model.named_modules())
         self._sum = LeafSum({}, self._buffers, self.transport)  # gradients are added as torch reduces them
         self._parameters = list(after.values())
+        #: What a step on a GPU has to tell, which the CPU waits for once; None: it is told at once.
+        self._reads = reads_of(self._parameters)
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
@@ -79,18 +84,22 @@ class FSDP(SpreadStrategy):
         self._rounds = Rounds(self.placement, shares.leaves)
         report = StepReport(self.replicas, 0, self._buffers.num_buffers, self._buffers.num_counted)
         kept = self._buffers.saved_floats().values() if self.transport.rank == 0 else ()
-        weights = add_checksums([self._checksum(self._parameters), checksum(kept)])
+        if self._reads is not None:
+            self._reads.forget()
+        weights = self._look([*self._words(self._parameters), *kept])
         is_reached = self._compute(step, micros, shares, objective, report)
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if objective.weight is not None:
-            report.merge(self.transport, RankReport(step, weights))
+            self._read()
+            report.merge(self.transport, RankReport(step, *weights))
             scale(map(local_of, grads), report.weigh(objective, shares).factor)
-        is_finite = all(bool(local_of(grad).isfinite().all()) for grad in grads)
-        buffers, _ = self._sum.reduce(self.placement)
-        self._buffers.tell(report.counted)
+        is_finite = self._look_whether_finite([*map(local_of, grads)])
+        self._sum.send(self.placement)
+        buffers, gradient = self._look(self._sum.finish_unread().words), self._look(self._words(grads))
+        self._buffers.tell(report.counted, self._reads)
+        self._read()
         told = report.merge(
-            self.transport,
-            RankReport(step, weights, self._checksum(grads), is_finite, is_reached, self.is_stop_asked()),
+            self.transport, RankReport(step, *weights, *gradient, all(is_finite), is_reached, self.is_stop_asked())
         )
         self._buffers.start_replica()
         weighed = report.weigh(objective, shares)
@@ -104,7 +113,7 @@ class FSDP(SpreadStrategy):
         return Gradients(
             loss=weighed.loss,
             samples_weight=weighed.total,
-            checksum=add_checksums([buffers, padding, *(rank.gradient for rank in told)]),
+            checksum=add_checksums([*buffers, padding, *(rank.gradient for rank in told)]),
             weights=add_checksums(rank.weights for rank in told),
             bad_replicas=bad,
             is_stop_asked=any(rank.is_stop_asked for rank in told),
@@ -188,8 +197,12 @@ class FSDP(SpreadStrategy):
             is_reached |= any(parameter.grad is not None for parameter in self._parameters)
             if replica is None:
                 continue
-            self._sum.add(replica, self._buffers.collect(shares.weights[replica], report.changed), report.present)
-            report.note(replica, loss.item(), weight)
+            floats = self._buffers.collect(shares.weights[replica], report.changed, self._reads)
+            self._sum.add(replica, floats, report.present, lambda *_: True)  # it has buffers only
+            if self._reads is None:
+                report.note(replica, loss.item(), weight)
+            else:
+                self._reads.ask([loss], functools.partial(report.note_read, replica, weight))
             if self.transport.world_size == 1:
                 push(alone, replica, self._take_slices(), rounds.leaves, add)
         if self.transport.world_size == 1:
@@ -241,14 +254,35 @@ class FSDP(SpreadStrategy):
             if hasattr(module, "set_reduce_scatter_unused_params"):
                 module.set_reduce_scatter_unused_params(True)
 
-    def _checksum(self, tensors: Sequence[Tensor]) -> int:
-        """Return what this rank's slices add to the checksum of the whole tensors."""
+    def _words(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return what has as its checksum what this rank's slices add to the checksum of the whole tensors."""
         found = []
         for tensor in tensors:
             rows = -(-tensor.shape[0] // self.transport.world_size) if tensor.dim() else 1
             start = self.transport.rank * rows * (tensor.numel() // max(1, tensor.shape[0])) if tensor.dim() else 0
-            found.append(slice_checksum(local_of(tensor), start))
-        return add_checksums(found)
+            found.append(slice_of_words(local_of(tensor), start))
+        return found
+
+    def _look(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Return a list that has the checksum of some tensors, on a GPU after `_read`."""
+        if self._reads is None:
+            return [checksum(tensors)]
+        found: list[int] = []
+        parts = [checksum_part(tensor) for tensor in tensors]
+        self._reads.ask(parts, lambda *read: found.append(add_checksums(map(int, read))))
+        return found
+
+    def _look_whether_finite(self, grads: Sequence[Tensor]) -> list[bool]:
+        """Return a list that says whether gradients are finite, on a GPU after `_read`."""
+        if self._reads is None:
+            return [bool(grad.isfinite().all()) for grad in grads]
+        found: list[bool] = []
+        self._reads.ask(largest_of(grads), lambda *read: found.extend(math.isfinite(each) for each in read))
+        return found
+
+    def _read(self) -> None:
+        if self._reads is not None:
+            self._reads.read()
 
     def _put(self, total: list[Tensor]) -> None:
         for parameter, value in zip(self._parameters, total, strict=True):

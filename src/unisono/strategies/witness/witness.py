@@ -5,6 +5,7 @@ It rides in the report that the ranks exchange in every step anyway. Only where 
 more, before anything of the model has been written to.
 """
 
+import functools
 import hashlib
 import os
 import socket
@@ -12,9 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, final
 
-from torch import nn
+from torch import Tensor, nn
 
-from unisono.determinism.switches import checksum
+from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.switches import add_checksums, checksum, checksum_part
 from unisono.errors import ConfigError, PeerLost, RankDivergence
 from unisono.strategies.base import Micro, StrategyContext
 from unisono.strategies.objective import Objective
@@ -69,14 +71,19 @@ class Witness:
         self._own = 0
         return watched.replica if watched is not None and watched.owner == rank else -1
 
-    def sign(self, loss: float, weight: float, trained: Mapping[str, nn.Parameter]) -> None:
-        """Look at what a replica has left in gradients and buffers."""
-        self._own = self._leaf(loss, weight, trained)
+    def sign(
+        self, loss: Tensor, weight: float, trained: Mapping[str, nn.Parameter], reads: DeviceReads | None = None
+    ) -> None:
+        """Look at what a replica has left in gradients and buffers, at once, or let `reads` do it."""
+        self._leaf(loss, weight, trained, reads)
 
-    def tell(self, trained: Mapping[str, nn.Parameter]) -> int:
-        """Return what this rank says of the replica that two compute, 0 if it is neither; the witness computes it."""
+    def look_again(self, trained: Mapping[str, nn.Parameter], reads: DeviceReads | None = None) -> None:
+        """Compute the replica that two compute, if this rank is its witness, as `sign` looks at one."""
         if self._watched is not None and self._watched.witness == self._context.transport.rank:
-            self._own = self._compute(self._watched.replica, trained)
+            self._compute(self._watched.replica, trained, reads)
+
+    def tell(self) -> int:
+        """Return what this rank says of the replica that two compute, 0 if it is neither."""
         return self._own
 
     def compare(self, told: Sequence[RankReport], trained: Mapping[str, nn.Parameter]) -> None:
@@ -119,7 +126,9 @@ class Witness:
 
     def _judge(self, watched: Watched, told: Sequence[RankReport], trained: Mapping[str, nn.Parameter]) -> None:
         transport, replica = self._context.transport, watched.replica
-        own = [self._compute(replica, trained), os.getpid(), socket.gethostname()]
+        self._own = 0  # where the replica has no micro-batch
+        self._compute(replica, trained)
+        own = [self._own, os.getpid(), socket.gethostname()]
         again = transport.all_gather_json(own)
         votes = [vote for vote, *_ in again]
         for rank in (watched.owner, watched.witness):
@@ -157,32 +166,38 @@ class Witness:
             f"most: {computed}. Nothing of the step has been applied. Hint: {few}{_HINT}"
         )
 
-    def _compute(self, replica: int, trained: Mapping[str, nn.Parameter]) -> int:
-        """Compute a replica, and put generators, buffers and gradients back as they were."""
+    def _compute(self, replica: int, trained: Mapping[str, nn.Parameter], reads: DeviceReads | None = None) -> None:
+        """Compute and sign a replica, and put generators, buffers and gradients back as they were."""
         context, objective, buffers = self._context, self._objective, self._buffers
-        streams, found = capture(context.device), 0
+        streams = capture(context.device)
         try:
             for micro in self.fetch(self._step, replica):
                 buffers.start_replica()
                 key_generators(context.seed, objective.key(self._step, replica))
                 how: Any = {"step": self._step, "replicas": context.replicas}
                 loss, weight = add_gradient(objective, micro, self._num_samples, **how)
-                found = self._leaf(loss.item(), weight, trained)
+                self._leaf(loss, weight, trained, reads)
         finally:
             for parameter in trained.values():
                 parameter.grad = None
             buffers.start_replica()
             restore(streams, context.device)
-        return found
 
-    def _leaf(self, loss: float, weight: float, trained: Mapping[str, nn.Parameter]) -> int:
-        """Return one number of what a replica has left."""
+    def _leaf(
+        self, loss: Tensor, weight: float, trained: Mapping[str, nn.Parameter], reads: DeviceReads | None
+    ) -> None:
+        """Make one number of what a replica has left."""
         found = [strided(name, parameter.grad, self._sparse) for name, parameter in trained.items()]
-        there = [grad for grad in found if grad is not None]
         absent = [index for index, grad in enumerate(found) if grad is None]
-        total = checksum([*there, *self._buffers.present()])
-        words = repr((total, loss.hex(), weight.hex(), absent)).encode()
-        return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+        there = [*(grad for grad in found if grad is not None), *self._buffers.present()]
+        if reads is None:
+            self._take(weight, absent, loss, checksum(there))
+        else:
+            reads.ask([loss, *map(checksum_part, there)], functools.partial(self._take, weight, absent))
+
+    def _take(self, weight: float, absent: Sequence[int], loss: Tensor, *parts: Tensor | int) -> None:
+        words = repr((add_checksums(map(int, parts)), loss.item().hex(), weight.hex(), absent)).encode()
+        self._own = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
 
 
 _HINT = (
