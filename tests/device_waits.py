@@ -4,11 +4,14 @@ Programs for a process of their own (see `devices`): each returns the waits of e
 must be those of the CPU.
 """
 
+import importlib
 import itertools
 import math
 import re
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,6 +120,36 @@ def counted(_: None) -> list[Any]:
     devices.install()
     torch.set_num_threads(1)
     return [[on_ranks(device, *case) for device in (devices.KIND, "cpu")] for case in CASES]
+
+
+def launches(_: None) -> dict[str, int]:
+    """Return how many kernels a step of ResNet-18 in 8 replicas launches, and its passes and its update alone."""
+    devices.install()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(16, 3, 32, 32, generator=generator), torch.randint(10, (16,), generator=generator)
+    with unisono.Run(seed=3, replicas=8, device=devices.KIND) as run:
+        torch.manual_seed(1)
+        sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+        model = importlib.import_module("exact_vs_ddp").resnet_18()
+        optimizer = torch.optim.SGD(model.to(devices.KIND).parameters(), lr=0.1, foreach=True)
+        front, optimizer = run.prepare(model, optimizer)
+        loss = lambda micro: F.cross_entropy(front(micro.x), micro.y)  # noqa: E731
+        found = {}
+        for batch in run.steps(run.loader(unisono.ArrayDataset(x, y), batch_size=16), max_steps=2):
+            found["step"] = launched(lambda batch=batch: run.step(batch, loss))
+    x, y = x[:2].to(devices.KIND), y[:2].to(devices.KIND)
+    model.zero_grad()
+    alone = launched(lambda: F.cross_entropy(model(x), y).backward())
+    again = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    return {**found, "pass": alone, "update": launched(again.step)}
+
+
+def launched(act: Callable[[], object]) -> int:
+    """Return how many kernels something launches."""
+    before = devices.counted["launches"]
+    act()
+    return devices.counted["launches"] - before
 
 
 def control(_: None) -> list[list[int]]:

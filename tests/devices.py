@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from device_launches import NO_KERNEL, kernels
 from device_streams import (
     COUNT,
     DEFAULTS,
@@ -39,12 +40,6 @@ from device_streams import (
 from unisono.determinism import devices
 
 _lock = threading.Lock()
-_NO_KERNEL = (
-    "view", "_unsafe_view", "detach", "alias", "t", "transpose", "expand", "as_strided", "slice", "select", "split",
-    "split_with_sizes", "unbind", "squeeze", "unsqueeze", "permute", "empty_like", "empty", "empty_strided",
-    "new_empty", "new_empty_strided", "_reshape_alias", "unfold", "diagonal", "view_as_real", "lift_fresh",
-    "is_same_size", "set_", "record_stream",
-)  # fmt: skip
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_")
 
 
@@ -204,8 +199,6 @@ class FakeTensor(torch.Tensor):
             arrive(stream_of(index).clock)
         elif name in ("aten::native_dropout", "aten::native_dropout_backward"):
             return _dropout(name, index, *args)
-        elif name not in _COPIES and name.partition("::")[2] not in _NO_KERNEL:
-            counted["launches"] += len(args[0]) if "_foreach_" in name else 1
         if name in _COPIES:
             return _copy(func, name, args, kwargs)
         device = kwargs.get("device")
@@ -215,7 +208,8 @@ class FakeTensor(torch.Tensor):
         kwargs.pop("pin_memory", None)
         with _drawing(index, is_random=torch.Tag.nondeterministic_seeded in func.tags):
             out = func(*pytree.tree_map(_raw, args), **pytree.tree_map(_raw, kwargs))
-        if name.partition("::")[2] not in _NO_KERNEL:
+        counted["launches"] += kernels(name, args, out)
+        if name.partition("::")[2] not in NO_KERNEL:
             order(name, stream_of(index), *_touched(func, args, kwargs, out))
         else:
             forget(_touched(func, args, kwargs, out)[2])
@@ -323,9 +317,7 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "aten::_to_copy":
         return _to_copy(func, args[0], kwargs)
     if name == "aten::_foreach_copy_":
-        for target, source in zip(args[0], args[1], strict=True):
-            target.copy_(source)
-        return None
+        return _copy_all(name, *args)
     target, source, *rest = args
     is_waited = not (rest[0] if rest else kwargs.get("non_blocking", False))
     if isinstance(target, FakeTensor):
@@ -346,6 +338,18 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     value = source.raw.clone()
     _fetch(name, source, is_waited, lambda: target.copy_(value))
     return target
+
+
+def _copy_all(name: str, targets: list[Tensor], sources: list[Tensor], *_: Any) -> None:
+    """Copy tensors in as many kernels as CUDA would, within one device."""
+    both = [each for each in (*targets, *sources) if isinstance(each, FakeTensor)]
+    if len(both) < len(targets) + len(sources) or len({each.index for each in both}) > 1:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+        return
+    counted["launches"] += kernels(name, (targets, sources), None)
+    torch._foreach_copy_([_raw(each) for each in targets], [_raw(each) for each in sources])
+    order(name, stream_of(both[0].index), [_raw(each) for each in sources], [_raw(each) for each in targets], [])
 
 
 def _fetch(name: str, source: FakeTensor, is_waited: bool, bring: Callable[[], object]) -> None:

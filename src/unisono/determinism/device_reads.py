@@ -11,6 +11,9 @@ from torch import Tensor
 
 from unisono.determinism import devices
 
+_FLAWED = (torch.float32, torch.float64)  # what `DeviceReads.flaw_of` knows
+_ZEROS = 64
+
 
 @final
 class DeviceReads:
@@ -18,6 +21,8 @@ class DeviceReads:
 
     def __init__(self) -> None:
         self._asked: list[tuple[Sequence[Tensor], Callable[..., Any]]] = []
+        self._zeros: dict[torch.device, list[Tensor]] = {}
+        self._ones: dict[torch.device, Tensor] = {}
 
     def ask(self, tensors: Sequence[Tensor], then: Callable[..., Any]) -> None:
         """Have tensors read: `then` is called by `read` with each of them, on the CPU.
@@ -32,6 +37,21 @@ class DeviceReads:
         found = iter(brought([tensor for tensors, _ in asked for tensor in tensors]))
         for tensors, then in asked:
             then(*[next(found) for _ in tensors])
+
+    def flaw_of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return what is 0 where all elements are finite, and 1 elsewhere: float32 (1,), on the tensors' device.
+
+        Args:
+            tensors: Of one device and float32 or float64, any number but none; they keep their bits.
+        """
+        device = tensors[0].device
+        if not self._zeros.get(device):
+            self._zeros[device] = [*torch.zeros(_ZEROS, device=device).split(1)]
+            self._ones.setdefault(device, torch.ones(1, device=device))
+        found = self._zeros[device].pop()
+        # Torch's kernel for scaled gradients looks at many tensors at a time; they are multiplied by one.
+        torch._amp_foreach_non_finite_check_and_unscale_([*tensors], found, self._ones[device])
+        return found
 
     def forget(self) -> None:
         """Read nothing of what was asked for."""
@@ -68,3 +88,30 @@ def _begin(groups: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     raw = torch.cat(flats)
     found: Sequence[Tensor] = devices.pinned(len(raw)).copy_(raw, non_blocking=True).split([*map(len, flats)])
     return found
+
+
+def largest_of(grads: Iterable[Tensor | None]) -> list[Tensor]:
+    """Return largest magnitudes, (1,) for each device, where they lie: they are finite where every element is."""
+    return [_largest(group) for group in _groups(grads).values()]
+
+
+def flaws_of(grads: Iterable[Tensor | None], reads: DeviceReads) -> list[Tensor]:
+    """Return numbers, (1,) for each device and dtype, where they lie: they are 0 where every element is finite."""
+    return [
+        reads.flaw_of(group) if dtype in _FLAWED else _largest(group) * 0.0
+        for (_, dtype), group in _groups(grads).items()
+    ]
+
+
+def _largest(group: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(list(group), float("inf"))).amax(0, keepdim=True)
+
+
+def _groups(grads: Iterable[Tensor | None]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    """Return what is there by device and dtype; a complex tensor as real."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in grads:
+        if grad is not None and grad.numel():
+            plain = torch.view_as_real(grad) if grad.is_complex() else grad
+            groups.setdefault((plain.device, plain.dtype), []).append(plain.detach())
+    return groups

@@ -39,6 +39,7 @@ UNLIKE = (
 """What to do where processes of one run compute on unlike hosts."""
 
 _SMALL_WORDS, _DOT_WORDS = 1 << 14, 1 << 12
+_SMALL_WORDS_OF_A_GPU, _PIECE_WORDS = 1 << 19, 1 << 22
 MODULUS = 1 << 64
 
 
@@ -132,8 +133,7 @@ class Checksum:
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return what `add_checksums` makes it of: int64 () each, where the tensors lie; nobody waits for them."""
         self._follow(tensors)
-        small = [torch.cat(self._small).sum()] if self._small else []
-        return small + [checksum_part(tensor) for tensor in self._others]
+        return [torch.cat(words).sum() for words in _pieces(self._small)] + [*map(checksum_part, self._others)]
 
     def _follow(self, tensors: Sequence[Tensor]) -> None:
         is_known = tensors is self._asked or (
@@ -162,13 +162,27 @@ def address_of(tensor: Tensor) -> int:
     return address
 
 
+def _pieces(words: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return tensors of 64-bit words in lists, each of which takes not much memory in one piece."""
+    found, room = list[list[Tensor]](), 0
+    for each in words:
+        if each.numel() > room:
+            found.append([])
+            room = _PIECE_WORDS
+        found[-1].append(each)
+        room -= each.numel()
+    return found
+
+
 def _words_of(tensor: Tensor) -> Tensor | None:
     """Return a view of a tensor's 64-bit words, if they are few and lie as such; else None.
+
+    On a GPU, which takes microseconds for a kernel and nobody shares memory with, more words are few.
 
     Of many, a view would save little, and hold memory that a checkpoint's snapshot must know to be nobody else's.
     """
     words = tensor.detach()
-    is_small = 0 < words.nbytes <= 8 * _SMALL_WORDS
+    is_small = 0 < words.nbytes <= 8 * (_SMALL_WORDS if words.is_cpu else _SMALL_WORDS_OF_A_GPU)
     is_plain = is_small and words.is_contiguous() and not words.nbytes % 8 and not address_of(words) % 8
     return words.view(-1).view(torch.int64) if is_plain else None
 

@@ -140,9 +140,9 @@ class Exact(Strategy):
             is_finite = self._sum.add(micro.replica, floats, report.present)
             report.note(micro.replica, loss.item(), weight, is_finite=is_finite)
         else:
-            found = self._sum.add(micro.replica, floats, report.present, Fold.largest)
-            largest = [torch.tensor([0.0 if found else math.inf])] if isinstance(found, bool) else found
-            reads.ask([loss, *largest], functools.partial(report.note_read, micro.replica, weight))
+            found = self._sum.add(micro.replica, floats, report.present, functools.partial(Fold.flaws, reads=reads))
+            flaws = [torch.tensor([0.0 if found else 1.0])] if isinstance(found, bool) else found
+            reads.ask([loss, *flaws], functools.partial(report.note_read, micro.replica, weight))
         self._busy_ns += _now_ns() - self._began_ns
 
     def finish(self) -> Gradients:

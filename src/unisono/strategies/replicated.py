@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.determinism.device_reads import reads_of
+from unisono.determinism.device_reads import largest_of, reads_of
 from unisono.determinism.switches import Checksum, add_checksums, checksum, checksum_part
 from unisono.errors import RankDivergence, StepError
 from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import run_backward
 from unisono.strategies.parts.drift import compare
-from unisono.strategies.parts.flat import largest_of
 from unisono.strategies.parts.front import Front, calling
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.parts.tensor_bytes import broadcast

@@ -20,14 +20,14 @@ from torch.utils import _pytree as pytree
 from unisono.collectives.placement import parts_of
 from unisono.collectives.rows import RowKind, bytes_of, gather_rows
 from unisono.determinism.backward import differentiate
-from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.device_reads import DeviceReads, largest_of
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import add_checksums, checksum, checksum_part, set_generators
 from unisono.errors import RankDivergence, StepError
 from unisono.strategies.base import Micro, StrategyContext
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import checked_loss, explained
-from unisono.strategies.parts.flat import are_finite, largest_of, strided
+from unisono.strategies.parts.flat import are_finite, strided
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -142,7 +143,7 @@ class Island:
         """Take what a replica's passes have left in the model.
 
         Returns:
-            Whether its gradient is finite; of a GPU's, the magnitudes that say so, see `largest_of`.
+            Whether its gradient is finite; of a GPU's, what `flaws_of` says.
 
         Args:
             replica: Among those of the whole step.
@@ -151,7 +152,7 @@ class Island:
         floats, place = self._kept.collect(weight, self._changed, self._reads), replica - self.replicas.start
         if self._reads is None:
             return self._sum.add(place, floats, self.present)
-        return self._sum.add(place, floats, self.present, Fold.largest)
+        return self._sum.add(place, floats, self.present, functools.partial(Fold.flaws, reads=self._reads))
 
     def finish_step(self) -> None:
         """Add up what the replicas have left; within `inside`."""

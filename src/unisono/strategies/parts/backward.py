@@ -90,7 +90,7 @@ def add_gradient(
             if not (factor <= 1 or factor <= torch.finfo(loss.dtype).max):
                 factor = math.inf
             differentiate(loss, factor)
-            return loss if loss.is_cpu else loss.detach(), weight  # a GPU's is read later: its graph is to go
+            return loss.detach(), weight
         if silenced is not None:
             with silenced():
                 differentiate(checked_loss(loss, step, objective.update), 0.0)

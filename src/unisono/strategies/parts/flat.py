@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.pieces import ALIGNMENT, cut_into_buckets, padded_length
+from unisono.determinism.device_reads import DeviceReads, flaws_of, largest_of
 from unisono.determinism.switches import MODULUS, add_checksums, adder, checksum
 from unisono.errors import StepError
 
@@ -189,6 +190,10 @@ class FlatBuffer:
         """Return what `largest_of` says of the gradients."""
         return largest_of(self._gradients)
 
+    def flaws(self, reads: DeviceReads) -> list[Tensor]:
+        """Return what `flaws_of` says of the gradients."""
+        return flaws_of(self._gradients, reads)
+
 
 def is_finite(piece: Tensor) -> bool:
     """Whether no element is NaN or infinite."""
@@ -199,16 +204,6 @@ def is_finite(piece: Tensor) -> bool:
 def are_finite(grads: Iterable[Tensor | None]) -> bool:
     """Whether no element of what is there is NaN or infinite."""
     return all(grad is None or bool(grad.isfinite().all()) for grad in grads)
-
-
-def largest_of(grads: Iterable[Tensor | None]) -> list[Tensor]:
-    """Return largest magnitudes, (1,) for each device, where they lie: they are finite where every element is."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for grad in grads:
-        if grad is not None and grad.numel():
-            plain = torch.view_as_real(grad) if grad.is_complex() else grad
-            groups.setdefault((plain.device, plain.dtype), []).append(plain.detach())
-    return [torch.stack(torch._foreach_norm(group, float("inf"))).amax(0, keepdim=True) for group in groups.values()]
 
 
 def fold(views: list[Tensor], tensors: Sequence[Tensor | None], *, adds: bool) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.tree import Node, are_siblings, push
+from unisono.determinism.device_reads import DeviceReads, flaws_of
 from unisono.determinism.switches import checksum
 from unisono.errors import StepError
-from unisono.strategies.parts.flat import Bucket, FlatBuffer, are_finite, fold, is_finite, largest_of
+from unisono.strategies.parts.flat import Bucket, FlatBuffer, are_finite, fold, is_finite
 
 T = TypeVar("T")
 
@@ -69,9 +70,9 @@ class Fold:
         """Whether no element of these gradients, which have been taken in, is NaN or infinite; indices ascend."""
         return all(map(is_finite, self.target.covering(indices))) or are_finite(grads)
 
-    def largest(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return what `largest_of` says of the replica's gradients, all of which have been taken in."""
-        return largest_of(grads) if self._adds else self.target.largest()
+    def flaws(self, grads: Sequence[Tensor | None], reads: DeviceReads) -> list[Tensor]:
+        """Return what `flaws_of` says of the replica's gradients, all of which have been taken in."""
+        return flaws_of(grads, reads) if self._adds else self.target.flaws(reads)
 
     def round_leaf(self, bucket: Bucket) -> None:
         """Round a piece of the replica's gradients, all of which have been taken in."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from unisono.collectives.rows import bytes_of
 from unisono.collectives.transport import Transport
 from unisono.determinism.device_reads import DeviceReads
+from unisono.determinism.device_rows import DeviceRows
 from unisono.determinism.devices import is_gpu
 from unisono.errors import StepError
 
@@ -45,17 +46,16 @@ class ReplicaBuffers:
         self._owners = [(module, name) for module, name, _ in ordered]
         self._buffers = [buffer for _, _, buffer in ordered]
         self._paths = [paths[id(buffer)] for buffer in self._buffers]
-        self._start = [buffer.clone() for buffer in self._buffers]
+        on_gpu = any(is_gpu(buffer.device) for buffer in self._buffers)
+        self._rows = _rows_of(self._buffers) if on_gpu else ()  # by device, with the buffers' indices
+        firsts = dict(pair for indices, rows in self._rows for pair in zip(indices, rows.first(), strict=True))
+        self._start = [firsts[index] if firsts else buffer.clone() for index, buffer in enumerate(self._buffers)]
         self.num_buffers = len(self._buffers)  #: Number of buffers; the floating-point ones come first.
         self.num_float = sum(_is_float(buffer) for buffer in self._buffers)  #: Number of floating-point buffers.
         #: Elements of the small buffers of whole numbers, which travel in the step's report.
         self.num_counted = num_counted(self._buffers)
         self._largest: list[Tensor] | None = None
-        self._lists = _lists(self._buffers)
-        self._pairs = [
-            ([self._buffers[index] for index in indices], [self._start[index] for index in indices])
-            for indices in self._lists
-        ]
+        self._is_as_started = False  # whether nobody can have changed any of them since `start_step`
         self.is_watched = bool(self._buffers or self._empty)  #: Whether there is anything to keep apart, or to refuse.
 
     def floats(self) -> list[Tensor]:
@@ -83,18 +83,27 @@ class ReplicaBuffers:
 
     def start_step(self) -> None:
         """Remember the values that every replica of the step starts from."""
-        self._largest = None
-        for live, start in self._pairs:
-            torch._foreach_copy_(start, live)
+        self._largest, self._is_as_started = None, True
+        for _, rows in self._rows:
+            rows.start()
+        if not self._rows and self._buffers:
+            torch._foreach_copy_(self._start, self._buffers)
 
     def start_replica(self) -> None:
         """Put the step's starting values back."""
         if not self._buffers:
             return
+        self._put_in_place()
+        if not self._rows:
+            torch._foreach_copy_(self._buffers, self._start)
+        elif not self._is_as_started:
+            for _, rows in self._rows:
+                rows.restore()
+        self._is_as_started = False
+
+    def _put_in_place(self) -> None:
         for (module, name), buffer in zip(self._owners, self._buffers, strict=True):
-            module._buffers[name] = buffer  # a module may have put another tensor in its place
-        for live, start in self._pairs:
-            torch._foreach_copy_(live, start)
+            module._buffers[name] = buffer  # a module may have put another tensor there
 
     def present(self) -> list[Tensor]:
         """Return what the buffers are now: a module may have put another tensor in the place of one."""
@@ -150,38 +159,57 @@ class ReplicaBuffers:
                 )
         if not self._buffers:
             return []
-        present = [module._buffers[name] for module, name in self._owners]
-        if reads is None:
+        present = self.present()
+        if reads is not None and self._rows:
+            self._keep(present, changed, reads)
+        else:
             for index, (buffer, start) in enumerate(zip(present, self._start, strict=True)):
-                assert buffer is not None
                 changed[index] |= not torch.equal(buffer, start)
-        else:
-            self._compare(present, changed, reads)
-        counters = [buffer.clone() for buffer in present[self.num_float :] if buffer is not None]
-        if self._largest is None:
-            self._largest = counters
-        else:
-            self._largest = [torch.maximum(a, b) for a, b in zip(self._largest, counters, strict=True)]
-        floats = [buffer for buffer in present[: self.num_float] if buffer is not None]
+            self._take_largest([buffer.clone() for buffer in present[self.num_float :]])
+        floats = present[: self.num_float]
         return list(torch._foreach_mul(floats, weight)) if floats else []
 
-    def _compare(self, present: Sequence[Tensor | None], changed: npt.NDArray[np.bool_], reads: DeviceReads) -> None:
-        """Ask for what `torch.equal` says of every buffer, and set it in `changed` where it is wrong."""
-        for indices in self._lists:
-            pairs = {index: (present[index], self._start[index]) for index in indices}
-            alike = {index: (new, old) for index, (new, old) in pairs.items() if new is not None and _is_like(new, old)}
-            changed[[index for index in indices if index not in alike]] = True
-            if found := [index for index, (_, old) in alike.items() if old.numel()]:
-                new, old = (torch.cat([alike[index][side].reshape(-1) for index in found]) for side in (0, 1))
-                flags = (new != old).view(torch.uint8).split([alike[index][1].numel() for index in found])
-                most = torch.stack(torch._foreach_max(flags))
-                reads.ask([most], functools.partial(_set_flags, changed, found))
+    def _take_largest(self, counters: list[Tensor]) -> None:
+        known = self._largest
+        self._largest = counters if known is None else [*map(torch.maximum, known, counters)]
+
+    def _keep(self, present: Sequence[Tensor], changed: npt.NDArray[np.bool_], reads: DeviceReads) -> None:
+        """Keep what a replica has left on a GPU, to be looked at with others by `_look`."""
+        self._changed = changed
+        now = [*present]
+        for index, (new, old) in enumerate(zip(present, self._start, strict=True)):
+            if not _is_like(new, old):
+                changed[index] = True
+                if index >= self.num_float:
+                    raise StepError(
+                        f"the buffer {self._paths[index]!r}, {old.dtype} {tuple(old.shape)}, has become {new.dtype} "
+                        f"{tuple(new.shape)} on {new.device}. Hint: keep shape, dtype and device of whole numbers."
+                    )
+                now[index] = old
+        if any(rows.num_taken == rows.capacity for _, rows in self._rows):
+            self._look(reads)
+        for indices, rows in self._rows:
+            rows.take([now[index] for index in indices])
+
+    def _look(self, reads: DeviceReads) -> None:
+        """Ask which buffers replicas have changed, and take the largest values, of all that has been kept."""
+        found: dict[int, Tensor] = {}
+        for indices, rows in self._rows:
+            if rows.num_taken:
+                order, counts = rows.differences()
+                reads.ask([counts], functools.partial(_set_flags, self._changed, [indices[place] for place in order]))
+                found |= {indices[place]: most for place, most in rows.largest().items()}
+                rows.num_taken = 0
+        if found:
+            self._take_largest([found[index] for index in sorted(found)])
 
     def tell(self, counted: npt.NDArray[np.int64], reads: DeviceReads | None = None) -> None:
         """Write into `counted` the largest values that this rank's replicas have left in the small buffers.
 
         At once, or by `reads`.
         """
+        if reads is not None:
+            self._look(reads)
         if self._largest is not None and self.num_counted:
             small = [value.reshape(-1) for value in self._largest if _is_small(value)]
             if reads is None:
@@ -211,13 +239,17 @@ class ReplicaBuffers:
         values = self._largest_of_all(transport, moved) if moved else {}
         small = [index for index, buffer in enumerate(whole) if _is_small(buffer)]
         values |= self._told(transport, counted, small)
-        self.start_replica()
-        for buffer, value, is_changed in zip(self._buffers, merged, changed, strict=False):
-            if is_changed:
-                buffer.copy_(value)
-        for index, piece in values.items():
-            if changed[self.num_float + index]:
-                whole[index].copy_(piece.view(whole[index].shape))
+        left = dict(enumerate(merged)) | {self.num_float + index: piece for index, piece in values.items()}
+        left = {index: left[index] for index in np.flatnonzero(changed).tolist()}
+        if not self._rows:
+            self.start_replica()
+            for index, value in left.items():
+                self._buffers[index].copy_(value.view(self._buffers[index].shape))
+            return
+        self._put_in_place()
+        for indices in _lists(self._buffers):
+            values_of = [left.get(index, self._start[index]).view(self._buffers[index].shape) for index in indices]
+            torch._foreach_copy_([self._buffers[index] for index in indices], values_of)
 
     def _told(self, transport: Transport, counted: npt.NDArray[np.int64], small: Sequence[int]) -> dict[int, Tensor]:
         """Return the largest values of the small buffers by index; a device has its own, if there is one rank."""
@@ -249,19 +281,27 @@ class ReplicaBuffers:
 
 
 def _lists(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of tensors that one kernel of a GPU takes together; on the CPU they are all one list."""
+    """Return the indices of tensors that one kernel of a GPU takes together."""
     found: dict[object, list[int]] = {}
     for index, tensor in enumerate(tensors):
-        found.setdefault((tensor.dtype, tensor.device) if is_gpu(tensor.device) else "cpu", []).append(index)
+        found.setdefault((tensor.dtype, tensor.device), []).append(index)
     return [*found.values()]
+
+
+def _rows_of(buffers: Sequence[Tensor]) -> Sequence[tuple[list[int], DeviceRows]]:
+    found: dict[torch.device, list[int]] = {}
+    for index, buffer in enumerate(buffers):
+        found.setdefault(buffer.device, []).append(index)
+    return [(indices, DeviceRows([buffers[index] for index in indices])) for indices in found.values()]
 
 
 def _is_like(new: Tensor, old: Tensor) -> bool:
     return (new.shape, new.dtype, new.device) == (old.shape, old.dtype, old.device)
 
 
-def _set_flags(changed: npt.NDArray[np.bool_], indices: Sequence[int], flags: Tensor) -> None:
-    changed[indices] |= flags.numpy() != 0
+def _set_flags(changed: npt.NDArray[np.bool_], indices: Sequence[int], counts: Tensor) -> None:
+    """Set which buffers have changed, from how many elements of each and of those before it have."""
+    changed[indices] |= np.diff(counts.numpy(), prepend=0) != 0
 
 
 def num_counted(buffers: Iterable[Tensor]) -> int:

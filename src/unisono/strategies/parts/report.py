@@ -78,9 +78,9 @@ class StepReport:
         if not (is_finite and math.isfinite(loss)):
             self.bad[replica] = True
 
-    def note_read(self, replica: int, weight: float, loss: Tensor, *largest: Tensor) -> None:
-        """Do what `note` does, with numbers that were read from a device: the loss, and the gradient's magnitudes."""
-        self.note(replica, loss.item(), weight, is_finite=all(math.isfinite(each.item()) for each in largest))
+    def note_read(self, replica: int, weight: float, loss: Tensor, *flaws: Tensor) -> None:
+        """Do what `note` does, with numbers that were read from a device: the loss, and what `flaws_of` has found."""
+        self.note(replica, loss.item(), weight, is_finite=not any(map(bool, flaws)))
 
     def bad_replicas(self) -> tuple[int, ...]:
         """Return the replicas whose loss or gradient is NaN or infinite, ascending."""

@@ -1,7 +1,6 @@
 """One stage of a pipeline: some layers, and what is kept of a micro-batch between its forward and backward pass."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -109,8 +108,9 @@ class Stage:
         if self._reads is None:
             self._bad[replica] |= not self.sum.add(replica, flight.floats, self._present)
         else:
-            largest = self.sum.add(replica, flight.floats, self._present, Fold.largest)
-            self._reads.ask(largest, functools.partial(self._take_largest, replica))
+            look = functools.partial(Fold.flaws, reads=self._reads)
+            flaws = self.sum.add(replica, flight.floats, self._present, look)
+            self._reads.ask(flaws, functools.partial(self._take_flaws, replica))
         return Parcel(tensors=tuple(flight.gradients))
 
     def finish_sum(self, rows: Sequence[range]) -> None:
@@ -130,8 +130,8 @@ class Stage:
     def _take_gradient(self, *parts: Tensor) -> None:
         self.gradient_sum = add_checksums(map(int, parts))
 
-    def _take_largest(self, replica: int, *largest: Tensor) -> None:
-        self._bad[replica] |= not all(math.isfinite(each) for each in largest)
+    def _take_flaws(self, replica: int, *flaws: Tensor) -> None:
+        self._bad[replica] |= any(map(bool, flaws))
 
     def finish_step(self, *, is_kept: bool) -> None:
         """Leave gradients and buffers in the model; flags and counters must be those of all ranks by now."""

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.tree import combine, push
-from unisono.determinism.device_reads import reads_of
+from unisono.determinism.device_reads import largest_of, reads_of
 from unisono.determinism.switches import add_checksums, checksum, checksum_part
 from unisono.errors import ConfigError, StepError
 from unisono.strategies.base import Gradients, Micro, Shares, StrategyContext, check_reached, norms_of, scale_gradients
@@ -35,7 +35,7 @@ from unisono.strategies.ddp import join_alone
 from unisono.strategies.objective import Objective
 from unisono.strategies.options import FSDPOptions
 from unisono.strategies.parts.backward import run_backward
-from unisono.strategies.parts.flat import largest_of, padding_checksum, slice_of_words
+from unisono.strategies.parts.flat import padding_checksum, slice_of_words
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
@@ -91,16 +91,15 @@ class FSDP(SpreadStrategy):
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if objective.weight is not None:
             self._read()
-            report.merge(self.transport, RankReport(step, *weights))
+            report.merge(self.transport, RankReport(step, weights[0]))
             scale(map(local_of, grads), report.weigh(objective, shares).factor)
         is_finite = self._look_whether_finite([*map(local_of, grads)])
         self._sum.send(self.placement)
         buffers, gradient = self._look(self._sum.finish_unread().words), self._look(self._words(grads))
         self._buffers.tell(report.counted, self._reads)
         self._read()
-        told = report.merge(
-            self.transport, RankReport(step, *weights, *gradient, all(is_finite), is_reached, self.is_stop_asked())
-        )
+        own = RankReport(step, weights[0], gradient[0], all(is_finite), is_reached, self.is_stop_asked())
+        told = report.merge(self.transport, own)
         self._buffers.start_replica()
         weighed = report.weigh(objective, shares)
         check_reached(step, is_reached=any(rank.is_reached for rank in told) or bool(weighed.bad))

@@ -196,7 +196,7 @@ class Witness:
             reads.ask([loss, *map(checksum_part, there)], functools.partial(self._take, weight, absent))
 
     def _take(self, weight: float, absent: Sequence[int], loss: Tensor, *parts: Tensor | int) -> None:
-        words = repr((add_checksums(map(int, parts)), loss.item().hex(), weight.hex(), absent)).encode()
+        words = repr((add_checksums(map(int, parts)), float(loss).hex(), weight.hex(), absent)).encode()
         self._own = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
 
 
