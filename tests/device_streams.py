@@ -18,7 +18,8 @@ from torch import Tensor
 
 KIND, COUNT = "fake", 4
 counted: Counter[str] = Counter()
-"""``waits``: the CPU has stood still for the device; ``launches``: kernels, had they been those of a GPU.
+"""``waits``: the CPU has stood still for the device; ``launches``: kernels, had they been those of a GPU; ``pageable``:
+copies to the device of memory that is not pinned.
 
 Waits are counted under the name of their thread, too: a rank's, in a world of threads.
 """

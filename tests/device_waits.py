@@ -24,6 +24,7 @@ from reference import bits
 from strategies.conformance import Parts, batch_norm_model, mlp
 from unisono.collectives.loopback import run_ranks
 from unisono.collectives.transport import Transport
+from unisono.data.batches import move
 from unisono.determinism.device_reads import DeviceReads
 
 
@@ -136,13 +137,29 @@ def launches(_: None) -> dict[str, int]:
         front, optimizer = run.prepare(model, optimizer)
         loss = lambda micro: F.cross_entropy(front(micro.x), micro.y)  # noqa: E731
         found = {}
-        for batch in run.steps(run.loader(unisono.ArrayDataset(x, y), batch_size=16), max_steps=2):
+        for batch in run.steps(run.loader(unisono.ArrayDataset(x, y), batch_size=16), epochs=2):
+            devices.counted["pageable"] = 0
             found["step"] = launched(lambda batch=batch: run.step(batch, loss))
+    found["pageable"] = devices.counted["pageable"]
     x, y = x[:2].to(devices.KIND), y[:2].to(devices.KIND)
+    found["control"] = devices.counted["pageable"]
     model.zero_grad()
     alone = launched(lambda: F.cross_entropy(model(x), y).backward())
     again = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
     return {**found, "pass": alone, "update": launched(again.step)}
+
+
+def carried(_: None) -> list[list[Any]]:
+    """Return what `move` and torch make of tensors of the CPU: their numbers, shape, strides and device."""
+    devices.install()
+    image = torch.arange(120.0).view(2, 3, 4, 5)
+    made = [
+        image, image.to(memory_format=torch.channels_last), image.transpose(1, 3), image[:, :1].expand(2, 3, 4, 5),
+        image[:, ::2], torch.zeros(0, 3), torch.tensor(7), torch.tensor([True, False]), image.half(),
+    ]  # fmt: skip
+    place = torch.device(devices.KIND, 1)
+    both = [[move(tensor, place), tensor.to(place)] for tensor in made]
+    return [[[t.cpu().tolist(), [*t.shape], [*t.stride()], str(t.device)] for t in pair] for pair in both]
 
 
 def launched(act: Callable[[], object]) -> int:

@@ -40,6 +40,7 @@ from device_streams import (
 from unisono.determinism import devices
 
 _lock = threading.Lock()
+_pinned: set[int] = set()
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_")
 
 
@@ -322,6 +323,7 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     is_waited = not (rest[0] if rest else kwargs.get("non_blocking", False))
     if isinstance(target, FakeTensor):
         counted["launches"] += 1
+        _look_where(source)
         stream, reads = stream_of(target.index), list[Tensor]()
         if isinstance(source, FakeTensor):
             reads.append(source.raw)
@@ -338,6 +340,17 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     value = source.raw.clone()
     _fetch(name, source, is_waited, lambda: target.copy_(value))
     return target
+
+
+def _look_where(source: Tensor) -> None:
+    """Count what comes from memory of the CPU that is not pinned: a GPU's driver copies it once more."""
+    counted["pageable"] += not isinstance(source, FakeTensor) and source.dim() > 0 and place_of(source) not in _pinned
+
+
+def _pin(num_bytes: int) -> Tensor:
+    made = torch.zeros(num_bytes, dtype=torch.uint8)
+    _pinned.add(place_of(made))
+    return made
 
 
 def _copy_all(name: str, targets: list[Tensor], sources: list[Tensor], *_: Any) -> None:
@@ -371,6 +384,7 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
     value = func(_raw(source), **kwargs)
     if device.type == KIND:
         counted["launches"] += 1
+        _look_where(source)
         index = source.index if isinstance(source, FakeTensor) else index_of(device)
         if not isinstance(source, FakeTensor) and is_waited:
             count_wait()
@@ -414,4 +428,4 @@ def install() -> None:
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # nothing is cast
     globals()["_libraries"] = library, everything
     devices.add_kind(KIND)
-    devices.pinned = lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8)
+    devices.pinned = _pin

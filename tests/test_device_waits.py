@@ -42,6 +42,18 @@ def test_a_step_launches_few_kernels():
     assert 40 < own < 80, found
 
 
+def test_batches_come_from_pinned_memory():
+    """Nothing that a step needs is copied from memory that the driver has to copy first; a plain ``to`` is counted."""
+    found = played("launches")
+    assert (found["pageable"], found["control"]) == (0, 2)
+
+
+def test_a_batch_lies_on_the_device_as_it_was():
+    """Its strides stay, as with ``to``: transposed, channels last, spread out, with a gap, empty, or of one number."""
+    told = played("carried")
+    assert all(ours == torchs for ours, torchs in told), told
+
+
 def test_a_read_more_is_counted():
     """The control: a loss function that reads its loss waits once more for each replica."""
     assert played("control") == [[2] * 4, [3] * 4]

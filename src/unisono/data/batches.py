@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from unisono.determinism.devices import carried
 from unisono.errors import ConfigError
 
 T = TypeVar("T")
@@ -80,8 +81,10 @@ def change_tensors(data: Any, change: Callable[[Tensor], Any]) -> Any:
 def move(data: Any, device: torch.device) -> Any:
     """Return `data` with every tensor in it on `device`; an object with a ``to(device)`` of its own is moved by it."""
     if isinstance(data, Tensor):
-        is_there = (data.is_cpu and device.type == "cpu") or data.device == device
-        return data if is_there else data.to(device, non_blocking=True)
+        if (data.is_cpu and device.type == "cpu") or data.device == device:
+            return data
+        is_plain = type(data) is Tensor and data.is_cpu and data.layout is torch.strided and not data.requires_grad
+        return carried(data, device) if is_plain else data.to(device, non_blocking=True)
     kind: Any = type(data)
     if kind is XY:
         x, y = data

@@ -162,10 +162,14 @@ def pinned(num_bytes: int) -> Tensor:
 
 
 def carried(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the CPU on a device; a GPU fetches it from pinned memory, and nobody waits for that."""
+    """Return a tensor of the CPU on a device; a GPU fetches it from pinned memory, and nobody waits for that.
+
+    It lies there as ``tensor.to(device)`` would: kernels may depend on strides.
+    """
     if not is_gpu(device):
-        return tensor
-    staged = pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return tensor.to(device)
+    strides = tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
+    staged = pinned(tensor.nbytes).view(tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
     return staged.to(device, non_blocking=True)  # torch gives the memory to nobody else until it has arrived
 
 

@@ -21,7 +21,7 @@ from unisono.collectives.rows import bytes_of
 from unisono.collectives.transport import Transport
 from unisono.determinism.device_reads import DeviceReads
 from unisono.determinism.device_rows import DeviceRows
-from unisono.determinism.devices import is_gpu
+from unisono.determinism.devices import carried, is_gpu
 from unisono.errors import StepError
 
 _SMALL = 16
@@ -258,7 +258,7 @@ class ReplicaBuffers:
             return {index: own[index] for index in small}
         whole = self._buffers[self.num_float :]
         told, found = torch.from_numpy(counted), dict[int, Tensor]()
-        on = {device: told.to(device, non_blocking=True) for device in {whole[index].device for index in small}}
+        on = {device: carried(told, device) for device in {whole[index].device for index in small}}
         start = 0
         for index in small:
             found[index] = on[whole[index].device][start : (start := start + whole[index].numel())]
