@@ -1,7 +1,14 @@
 """Small numbers of a device: all of them with one wait for each device, bit for bit."""
 
+import math
+
+import pytest
+import torch
+
 import device_waits
 from ranks import run_processes
+from reference import bits
+from unisono.determinism.device_reads import DeviceReads, flaws_of
 
 
 def test_all_kinds_come_together():
@@ -9,3 +16,20 @@ def test_all_kinds_come_together():
     waits, arrived = run_processes(device_waits.mixed, 1)[0]
     assert waits == 2
     assert arrived == [[True] * 18] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_flaw_is_found_and_nothing_else_is_touched(dtype, value):
+    """One element of many tensors; largest numbers, zeros and absent gradients are none."""
+    most = torch.finfo(dtype).max
+    extremes = torch.tensor([most, -most, -0.0, 1e-30], dtype=torch.float64).to(dtype)
+    grads = [extremes, None, torch.zeros(0, dtype=dtype), torch.ones(3).to(dtype)]
+    before, reads = [None if grad is None else bits(grad) for grad in grads], DeviceReads()
+    assert [bool(flaw) for flaw in flaws_of(grads, reads)] == [False]
+    assert [None if grad is None else bits(grad) for grad in grads] == before
+    grads[3][1] = value
+    for _ in range(70):  # more than are made at a time
+        assert [bool(flaw) for flaw in flaws_of(grads, reads)] == [True]
+    grads[3][1] = 0
+    assert [bool(flaw) for flaw in flaws_of(grads, reads)] == [False]
