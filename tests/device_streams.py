@@ -8,6 +8,7 @@ when their stream is waited for, and not before. Memory that is freed and used a
 
 import itertools
 import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -25,13 +26,16 @@ Waits are counted under the name of their thread, too: a rank's, in a world of t
 """
 _here = threading.local()
 _main: dict[str, int] = {}
+debug = {"mode": 0}
 _lock = threading.Lock()
 _pending: list[tuple["Stream", int, Callable[[], object]]] = []
 _host: dict[int, int] = {}  # what the CPU has waited for, as a clock of streams
 
 
-def count_wait() -> None:
-    """Count that the CPU waits."""
+def count_wait(*, is_event: bool = False) -> None:
+    """Count that the CPU waits, and say so in the debug mode, which is not told of events."""
+    if debug["mode"] and not is_event:
+        warnings.warn("called a synchronizing operation", stacklevel=2)
     counted["waits"] += 1
     counted[threading.current_thread().name] += 1
 
@@ -150,7 +154,7 @@ class Event:
     def synchronize(self) -> None:
         """Let the CPU wait for it."""
         if self.clock:
-            count_wait()
+            count_wait(is_event=True)
             arrive(self.clock)
 
 

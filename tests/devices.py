@@ -29,6 +29,7 @@ from device_streams import (
     count_wait,
     counted,
     current,
+    debug,
     forget,
     index_of,
     order,
@@ -74,6 +75,12 @@ class Module:
     max_memory_allocated = staticmethod(lambda device=None: 0)
     get_device_name = staticmethod(lambda device=None: "a fake device")
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
+
+    get_sync_debug_mode = staticmethod(lambda: debug["mode"])
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        """Warn of every wait, or of none."""
+        debug["mode"] = {"default": 0, "warn": 1}.get(str(mode), mode)  # type: ignore[assignment]
 
     def set_device(self, device: Any) -> None:
         """Make a device this thread's current one."""

@@ -5,6 +5,8 @@ this yet; tests run it on a device of their own (``tests/devices.py``), which ad
 """
 
 import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -179,6 +181,24 @@ def mark(device: torch.device) -> Any:
     event = module.Event()
     event.record(module.current_stream(device))
     return event
+
+
+@contextlib.contextmanager
+def told_of_waits(device: torch.device) -> Iterator[list[str]]:
+    """Yield a list that has afterwards what torch says of each time that the CPU has waited for a GPU inside.
+
+    Torch calls this mode a prototype: events, for one, it does not tell of.
+    """
+    module, found = module_of(device.type), list[str]()
+    before = module.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        module.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            module.set_sync_debug_mode(before)
+    found += [str(each.message) for each in said if "called a synchronizing" in str(each.message)]
 
 
 BUILT: list[Any] = [torch.cuda] if torch.backends.cuda.is_built() else []

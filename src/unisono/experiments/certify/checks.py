@@ -242,6 +242,27 @@ def timed(bench: Bench, rounds: int = 7) -> Row:
     )
 
 
+def waits(bench: Bench) -> Row:
+    """How often the CPU waits for the device in a step."""
+    row = Row(
+        name="waits of a step",
+        claim="Beside one event no operation of a step waits for the device, whatever the replicas: exact, islands "
+        "between their meetings, allreduce and fsdp in one process.",
+    )  # fmt: skip
+    if bench.device == CPU:
+        return replace(row, why_not="it is about GPUs: --device cpu was certified")
+    from unisono.experiments.certify.programs import READING, count_waits  # loads torch
+
+    found: dict[str, list[int]] = bench.run(count_waits, 1, bench.device)
+    control = found.pop(READING)
+    return replace(
+        row, held=not any(map(any, found.values())),
+        found=tuple(f"{name}: {' and '.join(map(str, each))}" for name, each in found.items()),
+        control=f"{READING}: {' and '.join(map(str, control))}", noticed=all(each == 2 for each in control),
+        numbers={**found, "control": control},
+    )  # fmt: skip
+
+
 def not_run(device: str) -> list[Row]:
     """Return the rows of what this version cannot run on a device, each with the reason."""
     why = "it is about GPUs: --device cpu was certified" if device == CPU else "this version has no program for it"
@@ -249,7 +270,7 @@ def not_run(device: str) -> list[Row]:
     return [
         Row(name=name, claim=claim, why_not=reasons.get(name, why))
         for name, claim in {
-            "waits and launches": "At most one wait for the device in a step.",
+            "launches": "Fewer than 80 kernels in a step of exact, beside its passes, its data and its update.",
             "NCCL": "Ranks that have a GPU each exchange over NCCL; its algorithms and channels change no bit.",
             "several devices": "One process a device, in any order, gives the bits of one device.",
             "memory pressure": "The bits are the same where a GPU's memory is short.",
@@ -267,6 +288,7 @@ def rows(bench: Bench) -> list[Row]:
         "same strategies": lambda: same_strategies(bench),
         "same operations": lambda: same_operations(bench),
         "same compiled": lambda: same_compiled(bench),
+        "waits of a step": lambda: waits(bench),
         "time of a step": lambda: timed(bench),
     }
     found = []

@@ -8,6 +8,7 @@ import os
 import signal
 import statistics
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from unisono.determinism.switches import describe_environment, set_determinism
 from unisono.errors import ConfigError, LeaderFailed
 from unisono.experiments.certify.models import MODELS, samples
 from unisono.experiments.certify.trainings import BATCH_SIZE, Training
+from unisono.strategies.catalog import find
 from unisono.train.run import Run
 from unisono.world import World
 
@@ -110,6 +112,48 @@ def time_steps(device: str, replicas: Sequence[int], rounds: int, out: str) -> N
         for count in replicas:
             taken.setdefault(f"exact, V = {count}", []).append(_exact(device, count))
     Path(out).write_text(json.dumps({name: statistics.median(times) for name, times in taken.items()}))
+
+
+def count_waits(device: str, out: str) -> None:
+    """Write by name how often steps of the CNN wait for a GPU, beside an event: of each step after the first two.
+
+    One process. The last one is a control: its loss function reads its loss.
+    """
+    found = {name: _waits(device, *how, reads=name == READING) for name, how in WAITING.items()}
+    Path(out).write_text(json.dumps(found))
+
+
+READING = "exact, V = 2, whose loss function reads its loss"
+WAITING: dict[str, tuple[str, int, dict[str, Any]]] = {
+    **{f"exact, V = {count}": ("exact", count, {}) for count in (1, 2, 8)},
+    "exact, V = 2, bf16 gradients": ("exact", 2, {"compress": "bf16"}),
+    "islands, between meetings": ("exact", 2, {"island_steps": 100}),
+    **{name: (name, 1, {}) for name in ("allreduce", "fsdp")},  # in ddp torch's own code waits, too
+    READING: ("exact", 2, {}),
+}
+"""Strategy, replicas, and options of what `count_waits` counts."""
+
+
+def _waits(device: str, strategy: str, replicas: int, options: dict[str, Any], *, reads: bool) -> list[int]:
+    waits = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the run ends .* after its islands have met")
+        with Run(seed=0, replicas=replicas, device=device, strategy=find(strategy, options)) as run:
+            model = MODELS["cnn"]().to(run.device)
+            model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=3e-3))
+            model.train()
+
+            def loss(micro: Any) -> torch.Tensor:
+                found = F.cross_entropy(model(micro.x), micro.y)
+                if reads:
+                    found.item()
+                return found
+
+            for batch in run.steps(run.loader(samples(), batch_size=BATCH_SIZE), epochs=4, max_steps=4):
+                with devices.told_of_waits(run.device) as told:
+                    run.step(batch, loss)
+                waits.append(len(told))
+    return waits[2:]
 
 
 _WARMUP, _TIMED = 3, 12
