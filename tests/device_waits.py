@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CASES = [
     *[(1, model, "plain", replicas) for model in MODELS for replicas in (1, 2, 8)],
-    *[(2, model, "plain", 2) for model in MODELS],
+    *[(2, model, "plain", 2) for model in MODELS], (1, "Odd", "plain", 24),
     (2, "Odd", "poisoned", 8), *[(1, "Odd", settings, 2) for settings in ("clip_norm", "fp16", "poisoned")],
     *[(ranks, "batch_norm_model", settings, 8) for ranks, settings in zip((1, 2) * 2, [*SETTINGS][4:8], strict=True)],
     *[(ranks, model, "embed", 4) for ranks in (1, 2) for model in ("mlp", "Odd")], (2, "Odd", "embed, poisoned", 4),
