@@ -1,5 +1,6 @@
 """The socket by which a run is told to shrink or grow: who may, where it lies, what is left of it."""
 
+import contextlib
 import os
 import queue
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -112,12 +114,40 @@ def test_nonsense(tmp_path):
     put, asked = answering({})
     with Control(put) as server:
         server.serve(str(tmp_path))
-        for line in (b"nonsense\n", b"[]\n", b"{}\n"):
+        for line in (
+            b"nonsense\n",
+            b"[]\n",
+            b"{}\n",
+            b"\xff\n",
+            b"[" * 60_000 + b"\n",
+            b'{"workers": ' + b"9" * 5000 + b"}\n",
+        ):
             with socket.socket(socket.AF_UNIX) as caller:
+                caller.settimeout(30)
                 caller.connect(str(tmp_path / CONTROL_FILE))
                 caller.sendall(line)
                 assert b"refused" in caller.recv(1000)
     assert asked == []
+
+
+def test_many_who_say_nothing(tmp_path):
+    """They take no more descriptors of the launcher than a few; whoever asks when they have gone is answered."""
+    put, asked = answering({"workers": 2})
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with Control(put) as server, contextlib.ExitStack() as stack:
+        server.serve(str(tmp_path))
+        callers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
+        for caller in callers:
+            caller.settimeout(30)
+            caller.connect(str(tmp_path / CONTROL_FILE))
+        assert b"others are asking" in callers[-1].recv(1000)
+        assert len([*Path("/proc/self/fd").iterdir()]) - before < len(callers) + 50
+        for caller in callers:
+            caller.close()
+        deadline = time.monotonic() + 60
+        while (answer := ask(tmp_path, 2)) != {"workers": 2}:
+            assert "others are asking" in answer["refused"] and time.monotonic() < deadline
+    assert asked == [2]
 
 
 def test_a_place_without_sockets(tmp_path):

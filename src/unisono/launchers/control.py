@@ -25,6 +25,7 @@ from unisono.system.directory import Directory
 CONTROL_FILE = "control.sock"
 _REQUEST_S = 5.0
 _BYTES = 1 << 16
+_MOST = 32  # callers at once: the launcher's descriptors are for its workers
 _OVER = {"failed": "the run has ended before"}
 
 
@@ -94,6 +95,9 @@ class Control:
                 caller, _ = self._listener.accept()
                 with self._lock:
                     self._open.add(caller)
+                if len(self._open) > _MOST:
+                    self._answer(caller, {"refused": f"{_MOST} others are asking; ask again"})
+                    continue
                 threading.Thread(target=self._hear, args=(caller,), name="unisono-control", daemon=True).start()
 
     def _hear(self, caller: socket.socket) -> None:
@@ -104,7 +108,7 @@ class Control:
                 self._answer(caller, {"refused": "only the user whose run it is may change it"})
                 return
             workers = json.loads(line)["workers"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             self._answer(caller, {"refused": 'a request is a line such as {"workers": 2}'})
             return
         self._put(Asked(workers, lambda answer: self._answer(caller, answer)))

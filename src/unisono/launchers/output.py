@@ -63,11 +63,14 @@ class _Stream:
     target_fd: int | None
     cleaner: LineCleaner
     file_fd: int | None = None
+    is_closed: bool = False
 
     def close(self) -> None:
-        os.close(self.read_fd)
-        if self.file_fd is not None:
-            os.close(self.file_fd)
+        if not self.is_closed:
+            self.is_closed = True
+            os.close(self.read_fd)
+            if self.file_fd is not None:
+                os.close(self.file_fd)
 
 
 @final
@@ -126,11 +129,18 @@ class OutputPump:
                 for key in ready:
                     if key.fd != stop_fd and not self._copy(key.data):
                         selector.unregister(key.fd)
+                        self._close(key.data)
             self._drain([key.data for key in selector.get_map().values() if key.fd != stop_fd])
         for stream in self._streams:
             stream.close()
         os.close(stop_fd)
         self.on_done()
+
+    def _close(self, stream: _Stream) -> None:
+        """Close one that has ended, since others may come for as long as the launch lasts."""
+        stream.close()
+        if stream.file_fd is not None:
+            self._dead_targets.discard(stream.file_fd)  # another file may get the number
 
     def _drain(self, streams: list[_Stream]) -> None:
         for stream in streams:

@@ -200,9 +200,9 @@ class WorkerGroup:
                 # Like a terminal, SIGINT would make every data loader print a traceback of its own.
                 (os.kill if signum == signal.SIGINT else os.killpg)(pid, signum)
 
-    def readings(self) -> dict[int, Reading]:
-        """Return what the running workers have told, by rank; nothing of those that wait to join."""
-        return {rank: self._heartbeats[rank].read() for rank in self.running if rank not in self.guests}
+    def readings(self, *, of_guests: bool = False) -> dict[int, Reading]:
+        """Return what the running workers have told, by rank; of those that wait to join, or of the others."""
+        return {rank: self._heartbeats[rank].read() for rank in self.running if (rank in self.guests) == of_guests}
 
     def last_reading(self, rank: int) -> Reading:
         """Return what a worker has told, also after its end."""
@@ -247,8 +247,10 @@ class WorkerGroup:
         return found
 
     def _signal(self, rank: int, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._workers[rank].pid, signum)
+        worker = self._workers.get(rank)  # none where it could not be started
+        if worker is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signum)
 
     def close(self) -> None:
         """Kill and reap whatever is left, also the descendants of dead workers, and write the last output."""
@@ -277,9 +279,17 @@ class WorkerGroup:
     def note(self, event: Event) -> None:
         """Take an event into account."""
         if isinstance(event, WorkerExit):
+            if event.rank not in self.exits:
+                self._let_go(event.rank)
             self.exits[event.rank] = event
         elif isinstance(event, OutputBroken):
             self.is_output_broken = True
+
+    def _let_go(self, rank: int) -> None:
+        """Free the descriptors that a worker has taken: a run may outlive hundreds of them."""
+        self._heartbeats[rank].keep()
+        if self.channels is not None:
+            self.channels.forget(rank)
 
     def root(self) -> Failure | None:
         """Return the root cause as far as it is known."""

@@ -84,6 +84,12 @@ class HeartbeatPage:
         _INT.pack_into(heartbeat._page, _REPLICA, -1)
         return heartbeat
 
+    def keep(self) -> None:
+        """Keep what a worker has told that has ended, without its file, which holds a descriptor."""
+        page, self._page = self._page, mmap.mmap(-1, _BYTES)
+        self._page[:] = page[:]
+        page.close()
+
     def read(self) -> Reading:
         """Return what the worker has told so far."""
         beats, pid, step, done, saved, ticks, state, replica, count, phase = _HEAD.unpack_from(self._page, 0)

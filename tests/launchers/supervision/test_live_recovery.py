@@ -91,7 +91,7 @@ def test_a_death_at_the_last_meeting(have_ended):
         ),
         (lambda one: one.dies(1) or one.ready(1, 2, refusal="it is busy"), "it is busy", True),
         (lambda one: one.live.ended(2) or one.dies(1), "a worker has ended already", True),
-        (lambda one: one.leaves(2) or one.dies(1), "not all workers had begun", True),
+        (lambda one: one.leaves(2) or one.dies(1), "a worker has left its steps", True),
         (lambda one: one.dies(1) or one.leaves(2), "a worker has left its steps early", True),
         (lambda one: one.finishes(1) or one.dies(1), "its steps were over", True),
         (lambda one: one.finishes(2) or one.dies(1) or one.begins(2), "a worker that had finished has begun", True),
@@ -184,6 +184,21 @@ def test_a_spare_is_started_with_the_others():
         launcher.live.heard(Told(rank, {"up": 1}))
     assert launcher.sent[-2:] == [(0, {"knock": True}), (2, {"knock": True})]
     assert launcher.live.start() == []
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "then"),
+    [(False, "Nobody takes the place of one that dies."), (True, "The run goes on with fewer workers.")],
+)
+def test_a_spare_that_does_not_fit(is_lost, then):
+    """What follows is said as it is: a run that has lost nobody has not fewer workers."""
+    launcher = Launcher(spares=1)
+    launcher.live.start()
+    if is_lost:
+        launcher.dies(1)
+    launcher.live.heard(Told(3, {"refused": "it has another score"}))
+    assert launcher.said[-1] == f"rank 3 cannot join: it has another score. {then}"
+    assert launcher.live.unwanted == {3}
 
 
 def test_who_dies_while_it_joins():

@@ -1,6 +1,7 @@
 """Restarts, the right culprit and the right code, with plain programs that train nothing."""
 
 import os
+import queue
 import signal
 import sys
 import time
@@ -10,7 +11,12 @@ import pytest
 
 from unisono.errors import WorkerFailed
 from unisono.launchers import local, worker_group
+from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
+from unisono.launchers.supervision.live_recovery import LiveRecovery
+from unisono.launchers.supervision.replacements import Replacements
+from unisono.launchers.supervision.supervisor import Supervisor
+from unisono.launchers.worker_group import WorkerGroup, next_event
 
 ONCE = """
 import os, sys, time
@@ -263,3 +269,42 @@ def test_an_interrupted_run_says_what_is_kept(place, note, said, told):
     (line,) = result.stderr.splitlines()
     assert told in line
     assert line.endswith(" with: unisono -n2 script.py 'two words'")  # the test starts the verb without its name
+
+
+SILENT = """
+import os, time
+from unisono.system.heartbeat import HeartbeatPage
+page = HeartbeatPage(os.environ["UNISONO_HEARTBEAT"])
+page.join(os.getpid())
+while True:
+    time.sleep(0.02)
+    if not os.environ["UNISONO_HEARTBEAT"].endswith("-2"):
+        page.beat()
+"""
+
+
+def test_one_that_waits_to_join_and_shows_no_sign_of_life(tmp_path, capfd):
+    """It is killed as a worker would be, so that another one can be started; those that beat are left alone."""
+    (tmp_path / "script.py").write_text(SILENT)
+    spec = LaunchSpec(
+        target=ScriptTarget(path=str(tmp_path / "script.py")), workers=2, live="auto", spares=1, heartbeat_s=2, hang_s=0
+    )
+    deadline = time.monotonic() + 120
+    with scratch_directory() as directory:
+        group = WorkerGroup(spec, directory, queue.SimpleQueue())
+        live = LiveRecovery(spec.ranks, group.channels.send, print, Replacements(2, spares=1))
+        try:
+            group.start(1)
+            assert live.start() == [2]
+            group.add(2)
+            group.guests = live.guests
+            supervisor = Supervisor(group, live)
+            while 2 in group.running:
+                assert time.monotonic() < deadline, capfd.readouterr()
+                supervisor.look()
+                if (event := next_event(group._events, time.monotonic() + 0.1)) is not None:
+                    group.note(event)
+            assert (group.running, [*group.killed], group.exits[2].code) == ([0, 1], [2], -signal.SIGKILL)
+        finally:
+            group.close()
+    assert "rank 2 has shown no sign of life for 2 s" in capfd.readouterr().err

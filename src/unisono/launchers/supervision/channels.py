@@ -58,6 +58,11 @@ class Channels:
             self._sockets[rank].shutdown(socket.SHUT_RD)  # what is in the socket can still be read
         self._threads[rank].join()
 
+    def forget(self, rank: int) -> None:
+        """Close the socket of a worker that has ended, and has been heard out; by the thread that sends."""
+        with contextlib.suppress(OSError):
+            self._sockets[rank].close()
+
     def send(self, rank: int, message: dict[str, Any]) -> None:
         """Say something to a worker, which may be gone or never read it."""
         with contextlib.suppress(OSError):

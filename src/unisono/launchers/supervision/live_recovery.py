@@ -52,7 +52,7 @@ class LiveRecovery:
         self._released: set[int] = set()
         self._replacements = replacements or Replacements(len(ranks))
         self._open: set[int] = set()
-        self._why_not = ""
+        self._why_not, self._has_left = "", False
         self._deadline = self._lost_s = 0.0
         self._pending: set[int] = set()
         self._places: set[tuple[int, int]] = set()
@@ -113,6 +113,7 @@ class LiveRecovery:
 
     def _heard_open(self, rank: int, message: dict[str, Any]) -> str:
         (self._open.add if message["open"] else self._open.discard)(rank)
+        self._has_left |= not message["open"] and not message["why"]
         if message["why"] and not self._why_not:
             self._why_not = message["why"]
             self._tell(off(self._why_not))
@@ -142,7 +143,9 @@ class LiveRecovery:
     def dismiss(self, why: str = "") -> None:
         """Let nobody join any more."""
         if why and not self._replacements.why_not:
-            self._tell(f"{why}. The run goes on with fewer workers.")
+            is_short = len(self._members.active) < self.wanted
+            then = "The run goes on with fewer workers" if is_short else "Nobody takes the place of one that dies"
+            self._tell(f"{why}. {then}.")
         self.unwanted |= {*self._replacements.stop(why)}
 
     def died(
@@ -184,7 +187,8 @@ class LiveRecovery:
             # The same error would come to every rank that takes over.
             return self._leave("it ended by an error of its own", is_told=False)
         if not self._can_lose_any():
-            return self._leave(self._why_not or "not all workers had begun their steps")
+            where = "a worker has left its steps" if self._has_left else "not all workers had begun their steps"
+            return self._leave(self._why_not or where)
         if place[1] >= 0 and place in self._places:
             return self._leave(f"a worker died in step {place[0]}, replica {place[1]} before")
         self._places.add(place)

@@ -32,10 +32,12 @@ class Supervisor:
         self._group, self.live = group, live
         self._is_quiet = group.spec.output == "quiet"
         self._liveness = Liveness(group.spec.heartbeat_s, group.spec.hang_s)
+        self._of_guests = Liveness(group.spec.heartbeat_s, hang_s=0)  # they wait, and may do so for ever
 
     def look(self) -> None:
         """Look at all workers, and act; quick while all is well."""
-        for finding in self._liveness.look(time.monotonic(), self._group.readings()):
+        now, guests = time.monotonic(), self._group.readings(of_guests=True)
+        for finding in (*self._liveness.look(now, self._group.readings()), *self._of_guests.look(now, guests)):
             if isinstance(finding, Silent):
                 self._treat(finding)
             elif isinstance(finding, Back):
