@@ -2,7 +2,7 @@
 
     python benchmarks/live_kills.py [DIRECTORY] [--kills 1000] [--minutes M]    # goes on where it was
     python benchmarks/live_kills.py --only cost [--rounds 6]      # an undisturbed step with live recovery on and off
-    python benchmarks/live_kills.py --only restart [--rounds 5]   # beside it: a restart, torchrun
+    python benchmarks/live_kills.py --only restart [--rounds 6]   # beside it: a restart, torchrun; goes on where it was
     python benchmarks/live_kills.py --only picture                # writes docs/pictures/live.svg
     python benchmarks/live_kills.py --quick                       # two kills
 

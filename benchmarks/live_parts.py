@@ -5,13 +5,15 @@ three is killed and another one joins.
 """
 
 import argparse
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -22,7 +24,8 @@ from pathlib import Path
 import kills_stage
 import live_job
 import restart_time
-from harness import UNISONO, in_turn, rounds_of
+from harness import UNISONO, rounds_of
+from origin import commit
 from results import ROOT, Bar, Result
 
 from unisono.experiments.chaos.live_run import LiveRun
@@ -32,22 +35,22 @@ HERE = Path(__file__).parent
 PICTURE = ROOT / "docs" / "pictures" / "live.svg"
 TOPIC = "Faults and recovery"
 COMMAND = "python benchmarks/live_kills.py --only "
-BLOCK_STEPS, BLOCKS = 20, 24
+COST_STEPS, WARM_UP = 600, 40
 KILLED_AFTER, LAST = 25, 60
 
 
 def play(kind: str, folder: Path) -> None:
     """Be a worker of `cost` or `restart`."""
     if kind == "cost":
-        _play_blocks(folder)
+        _play_steps(folder)
     elif kind == "live":
         live_job.train("cnn", str(folder / "run"), LAST)
     else:
         {"restart": restart_time.train_unisono, "torchrun": restart_time.train_torchrun}[kind](folder)
 
 
-def _play_blocks(folder: Path) -> None:
-    """Train SimpleCNN in blocks, with the looks of live recovery on and off in turn; write down what each has taken."""
+def _play_steps(folder: Path) -> None:
+    """Train SimpleCNN, live recovery on and off by turns of a step each; write down what each step has taken."""
     import torch
     from torch.nn import functional as F
 
@@ -57,53 +60,56 @@ def _play_blocks(folder: Path) -> None:
     with unisono.Run(seed=0, replicas=4, out=folder / "run") as run:
         model = SimpleCNN()
         model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5))
-        data, lines, began = live_job.images(1, 640), [], 0.0
-        boards = run._joined.live._boards if run._joined.live is not None else None
-        for batch in run.steps(run.loader(data, batch_size=32), epochs=999, max_steps=BLOCK_STEPS * BLOCKS):
-            block, place = divmod(batch.step - 1, BLOCK_STEPS)
-            if place == 0 and boards is not None:
-                boards.watch(is_on=block % 4 in (0, 3))  # on, off, off, on
-            if place == 2:  # what a block begins with is not counted
-                began = time.monotonic()
+        data, lines = live_job.images(1, 640), []
+        live = run._joined.live
+        if live is None or live._boards is None:
+            raise RuntimeError("this run has no live recovery over shared memory")
+        for batch in run.steps(run.loader(data, batch_size=32), epochs=999, max_steps=COST_STEPS):
+            is_on = batch.step % 4 in (0, 1)  # so of four: on, off, off, on
+            live._boards.watch(is_on=is_on)
+            run._stepper._live = live if is_on else None
+            began = time.perf_counter()
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
-            if place == BLOCK_STEPS - 1:
-                lines.append(f"{block} {(time.monotonic() - began) / (BLOCK_STEPS - 2)}\n")
-        if boards is not None:
-            boards.watch(is_on=True)
+            lines.append(f"{1000 * (time.perf_counter() - began)}\n")
+            live._boards.watch(is_on=True)
+            run._stepper._live = live
         if run.world.is_leader:
-            (folder / "blocks").write_text("".join(lines))
+            (folder / "steps").write_text("".join(lines))
 
 
 def cost(given: argparse.Namespace) -> list[Result]:
-    """Return what live recovery adds to an undisturbed step."""
-    pairs: list[tuple[float, float]] = []
+    """Return what live recovery adds to an undisturbed step: the median of pairs in one run."""
+    on: list[float] = []
+    off: list[float] = []
     for _ in range(rounds_of(given, quick=1)):
         with tempfile.TemporaryDirectory() as scratch:
             program = [str(HERE / "live_kills.py"), "--play", "cost", scratch]
             command = [*UNISONO, "run", "-n", "2", "--threads", "1", "--live", "auto", *program]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            told = [float(line.split()[1]) for line in Path(scratch, "blocks").read_text().splitlines()]
-        for first in range(0, len(told) - 3, 4):
-            on, off = told[first] + told[first + 3], told[first + 1] + told[first + 2]
-            pairs.append((on / 2, off / 2))
-    added = [100 * (on / off - 1) for on, off in pairs]
+            told = [float(line) for line in Path(scratch, "steps").read_text().splitlines()]
+        for first in range(WARM_UP - 1, len(told) - 3, 4):  # step 1 is the first line
+            begin, *between, end = told[first : first + 4]
+            on.append((begin + end) / 2)
+            off.append(sum(between) / 2)
     return [
         Result.of(
-            "live-cost", added, what="what live recovery adds to an undisturbed step (SimpleCNN, 2 workers)", unit="%",
-            bar=Bar(at_most=1), topic=TOPIC, command=f"{COMMAND}cost",
-            settings={"pairs of blocks": len(pairs), "steps of a block": BLOCK_STEPS - 2},
+            "live-cost", on, what="an undisturbed step with live recovery (SimpleCNN, 2 workers, shared memory)",
+            unit="ms", peer="live recovery off, steps by turns", against=off, bar=Bar(of="ratio", at_least=0.99),
+            topic=TOPIC, command=f"{COMMAND}cost", settings={"pairs of two steps each": len(on)},
         )
     ]  # fmt: skip
 
 
 def restart(given: argparse.Namespace) -> list[Result]:
-    """Return the seconds from a kill to the next step: live recovery, a restart, torchrun."""
+    """Return the seconds from a kill to the next step: live recovery, a restart, torchrun; goes on where it was."""
     ways = {
         "live": _live_gap,
         "restart": partial(_restart_gap, "restart"),
         "torchrun": partial(_restart_gap, "torchrun"),
     }
-    times = in_turn(ways, given.rounds or (1 if given.quick else 5), warm_up=0)
+    with contextlib.nullcontext(given.directory) if not given.quick else tempfile.TemporaryDirectory() as place:
+        kept = Path(place, f"beside-{commit()}.jsonl")  # what different code has taken is not mixed
+        times = _rounds(kept, ways, rounds_of(given, quick=1))
     try:
         peer = f"torchft {version('torchft')} is installed, and not measured"
     except PackageNotFoundError:
@@ -124,6 +130,19 @@ def restart(given: argparse.Namespace) -> list[Result]:
             note="; ".join(filter(None, (note, peer if kind == "torchrun" else ""))),
         ))  # fmt: skip
     return found
+
+
+def _rounds(kept: Path, ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Return what each way has given in so many rounds, every other one backwards; a file keeps whole ones."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    content = kept.read_text() if kept.exists() else ""
+    done = [json.loads(line) for line in content[: content.rfind("\n") + 1].splitlines()][:rounds]
+    for index in range(len(done), rounds):
+        done.append({name: ways[name]() for name in (ways if index % 2 == 0 else reversed(ways))})
+        print(f"{time.strftime('%T')} round {index + 1} of {rounds}: {done[-1]}", flush=True)
+        with kept.open("w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in done)
+    return {name: [row[name] for row in done] for name in ways}
 
 
 def _live_gap() -> float:
