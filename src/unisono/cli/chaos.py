@@ -16,8 +16,8 @@ from unisono.cli.output.tables import answer
 from unisono.errors import ConfigError
 from unisono.experiments.fault_schedule import KINDS
 from unisono.experiments.trials import flag_of
-from unisono.options.fields import OUTPUT
-from unisono.options.quantities import RUNS, SEED, STEPS, WORKERS
+from unisono.options.fields import HOSTS, OUTPUT
+from unisono.options.quantities import NODES, RUNS, SEED, SILENCE, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from unisono.experiments.chaos import ChaosReport
@@ -37,7 +37,7 @@ _NOT = ("out", "live", "spares", "elastic", "checkpoint_every")
 @click.command(cls=ExplainedCommand, short_help="Kill a run's processes, and prove that its bits stay the same.")
 @target_arguments
 @config_option("out", "live", "spares", "elastic", *HOST)
-@single("workers", "Processes.", of=WORKERS, default=2, short="-n", word="N", basic=True)
+@single("workers", "Processes (on each host).", of=WORKERS, default=2, short="-n", word="N", basic=True)
 @single("kills", "Faults in all.", of=RUNS, default=10, basic=True)
 @single("fault_seed", "Repeats the schedule of faults.", of=SEED, default=0, word="S", basic=True)
 @click.option("--fault", "kinds", type=click.Choice(list(KINDS)), multiple=True,
@@ -47,6 +47,10 @@ _NOT = ("out", "live", "spares", "elastic", "checkpoint_every")
 @click.option("--grow", is_flag=True, help="With --live: others join for those that have died, and may die as well.")
 @click.option("--every-meeting", is_flag=True,
               help="With --live: no schedule, but each worker dies at each meeting of a step.")  # fmt: skip
+@single("hosts", "With --live: so many launchers on this machine, as if on a host each; workers and whole hosts "
+        "die.", of=NODES, default=1, word="H", group=HOSTS)  # fmt: skip
+@single("silence", "With --hosts: seconds without a sign of life after which the others go on without a host.",
+        of=SILENCE, usual="1", word="S", group=HOSTS)  # fmt: skip
 @single("checkpoint_every", "Recipes: steps between checkpoints.", of=STEPS, word="STEPS", group=OUTPUT, basic=True,
         usual="a quarter of the steps between faults")  # fmt: skip
 @out_option("Keep both run directories and the log here.", word="DIR")
@@ -68,16 +72,22 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
     waits: members die, two within one recovery, and those that are about to join. With ``--every-meeting`` each worker
     dies before, inside and behind each meeting of a step, in as many runs as that takes.
 
+    With ``--hosts H`` each run has H launchers, which meet over loopback as if on H hosts, with N workers each. Workers
+    die, two within one recovery, launchers with their workers and alone; or all processes of a host are stopped, as by
+    a cut network, and woken when the others have gone on. The host whose launcher decides keeps a worker.
+
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
     settings; 130 after Ctrl-C.
     """
-    if not live and (wrong := "grow" if grow else "every_meeting" if every_meeting else ""):
+    many = given.pop("hosts"), given.pop("silence")
+    asked = {"grow": grow, "every_meeting": every_meeting, "hosts": many[0] > 1}
+    if not live and (wrong := next(filter(asked.get, asked), "")):
         _refuse(f"expected --live with {flag_of(wrong)}. Hint: --live {flag_of(wrong)}")
     from unisono.experiments import chaos as experiment
 
     given["launch"] = typed_launch(given)
     if live:
-        return _chaos_live(target, args, kinds, as_json, given | {"grow": grow, "every_meeting": every_meeting})
+        return _chaos_live(target, args, kinds, as_json, given | _of_hosts(*many, asked))
     found = experiment.chaos(target, args, env=os.environ, kinds=kinds, tell=tell, **given)
     parted = found.parted
     plain = {
@@ -97,6 +107,14 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(message)
 
 
+def _of_hosts(hosts: int, silence: float | None, asked: dict[str, bool]) -> dict[str, Any]:
+    if hosts > 1 and asked["grow"]:
+        raise ConfigError("expected --hosts or --grow, got both: nobody joins a run on several hosts.")
+    if hosts == 1 and silence is not None:
+        raise ConfigError(f"expected --hosts with --silence {silence:g}. Hint: --hosts 2, or leave it out.")
+    return {**asked, "hosts": hosts, "silence": silence or 1.0}
+
+
 def _chaos_live(
     target: str, args: tuple[str, ...], kinds: tuple[str, ...], as_json: bool, given: dict[str, Any]
 ) -> int:  # fmt: skip
@@ -107,7 +125,8 @@ def _chaos_live(
     if given["grow"] and given["every_meeting"]:
         raise ConfigError("expected --grow or --every-meeting, got both. Hint: one after the other.")
     found = chaos_live(target, args, env=os.environ, tell=tell, **given)
-    more = {"landed": len(found.deaths), "table": [list(row) for row in found.table()], "beyond": found.beyond()}
+    tables = {"table": [list(row) for row in found.table()], "kinds": [list(row) for row in found.kinds()]}
+    more = {"landed": len(found.deaths), "beyond": found.beyond(), **tables}
     plain = asdict(found) | more
     answer(plain, as_json, lambda: _live_lines(found))
     for fault in found.faults:
@@ -116,10 +135,15 @@ def _chaos_live(
     return conclude(found.equal) or (0 if len(found.deaths) == wanted else FAILED)
 
 
+_LOST = {"member": "a worker", "second": "a second worker", "host": "a host", "launcher": "a launcher",
+         "silent": "a stopped host"}  # fmt: skip
+
+
 def _live_lines(found: "LiveReport") -> Iterator[str]:
-    yield f"{'doing':<18}{'deaths':>7}{'gap, median':>13}{'longest':>9}"
-    for phase, count, usual, longest in found.table():
-        yield f"{phase:<18}{count:>7}" + (f"{usual:>11.3f} s{longest:>7.3f} s" if longest else "")
+    for head, rows in (("doing", found.table()), *([("lost", found.kinds())] if found.hosts > 1 else [])):
+        yield f"{head:<18}{'deaths':>7}{'gap, median':>13}{'longest':>9}"
+        for name, count, usual, longest in rows:
+            yield f"{_LOST.get(name, name):<18}{count:>7}" + (f"{usual:>11.3f} s{longest:>7.3f} s" if longest else "")
     if spread := found.beyond():
         yield f"gap beyond two undisturbed steps: {spread[0]:.3f} s (median), {spread[1]:.3f} s (99th percentile)"
     yield (

@@ -1,7 +1,8 @@
 """Which workers die when, and what came of it: pure rules of a seed.
 
 In: a seed. Out: planned deaths, and tables of those that came. A run whose workers are not replaced loses up to N - 1
-of N. One that grows back may lose any number: members, two within one recovery, and those that are about to join.
+of N. One that grows back may lose any number: members, two within one recovery, and those that are about to join. One
+on several hosts loses whole hosts, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,15 @@ from unisono.errors import ConfigError
 AIMS = ("", "data", "compute", "reduce", "update", "record", "save", "evaluate", "between steps")
 """What a worker may be doing when it is killed, as its heartbeat page tells it; empty: whatever it is."""
 
-Kind = Literal["member", "second", "guest"]
-"""A worker; another one before the others have recovered from the first; one that waits to join, or joins."""
+Kind = Literal["member", "second", "guest", "host", "launcher", "silent"]
+"""A worker; another one before the others have recovered from the first; one that waits to join, or joins; a launcher
+with its workers; a launcher alone, with which its workers die; all of a host stopped, and woken when it is left out.
+"""
 
 _USED_SHARE = 0.8  # of the run: the last death must still find it going
 _DELAY_S, _SECOND_S, _GUEST_S = 0.05, 0.08, 0.25
 _KINDS: tuple[Kind, ...] = ("member",) * 7 + ("second",) + ("guest",) * 2
+_OF_HOSTS: tuple[Kind, ...] = ("member", "host", "silent", "second", "launcher")
 _TAIL = 0.99
 
 
@@ -99,12 +103,26 @@ def plan_growing(seed: int, number: int, workers: int) -> Iterator[Death]:
         place += 1
 
 
-def table_of(deaths: Sequence[Died]) -> list[tuple[str, int, float, float]]:
-    """Return phase, deaths, median and longest gap in seconds, of each phase that was hit."""
-    phases = sorted({died.phase for died in deaths})
-    gaps = {name: [died.gap_s for died in deaths if died.phase == name] for name in phases}
+def plan_on_hosts(seed: int, number: int, *, steps: int, workers: int) -> Iterator[Death]:
+    """Yield the deaths of a run of so many workers on several hosts, without end: each kind in its turn."""
+    room, step, place = last_step(steps, workers), 1, 0
+    while True:
+        step += 1 + mix(seed, "live step", number, place) % max(1, room // workers)
+        kind = _OF_HOSTS[(number + place) % len(_OF_HOSTS)]
+        yield Death(
+            step=min(step, room), rank=mix(seed, "live rank", number, place) % workers, kind=kind,
+            aim=AIMS[mix(seed, "live aim", number, place) % len(AIMS)],
+            delay_s=mix(seed, "live delay", number, place) % 1000 / 1000 * _DELAY_S,
+        )  # fmt: skip
+        place += 1
+
+
+def table_of(deaths: Sequence[Died], by: Literal["phase", "kind"] = "phase") -> list[tuple[str, int, float, float]]:
+    """Return phase, deaths, median and longest gap in seconds, of each phase that was hit; or of each kind."""
+    names = sorted({getattr(died, by) for died in deaths})
+    gaps = {name: [died.gap_s for died in deaths if getattr(died, by) == name] for name in names}
     known = {name: [gap for gap in found if gap is not None] or [0.0] for name, found in gaps.items()}
-    return [(name, len(gaps[name]), median(known[name]), max(known[name])) for name in phases]
+    return [(name, len(gaps[name]), median(known[name]), max(known[name])) for name in names]
 
 
 def spread_of(gaps: Sequence[float], undisturbed_s: float = 0.0) -> tuple[float, float] | None:

@@ -9,10 +9,10 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, final
+from typing import Protocol
 
 from unisono.experiments.chaos.deaths import Death, Died, Kind
 from unisono.experiments.injector import heartbeat_files
@@ -29,7 +29,6 @@ class Launcher(Protocol):
         """Return its exit code, None while it lives."""
 
 
-@final
 class LiveRun:
     """One run whose workers die; none is killed after step `latest`, and `saw` gets its number and what it does before
     it is.
@@ -78,7 +77,8 @@ class LiveRun:
         if death.kind == "guest":
             return self._strike_guest(death)
         members = self.members()
-        number = death.rank if death.rank in members else [*members][death.rank % len(members)]
+        may_die = self._may_die(members)
+        number = death.rank if death.rank in may_die else may_die[death.rank % len(may_die)]
         if not self._aim(members[number], death):
             return None
         first = self._kill(number)
@@ -90,15 +90,21 @@ class LiveRun:
             found += self._strike_second()
         return [self._recovered(died) for died in found]
 
+    def _may_die(self, members: Mapping[int, HeartbeatPage]) -> list[int]:
+        """Return those members without whom the others can go on."""
+        return [*members]
+
     def _is_due(self, death: Death, count: int) -> bool:
         members = self.members()
-        return len(members) >= count and max(page.read().step for page in members.values()) >= death.step
+        is_whole = len(members) >= count and bool(self._may_die(members))
+        return is_whole and max(page.read().step for page in members.values()) >= death.step
 
     def _strike_second(self) -> list[Died]:
         """Kill one more, wherever it is, but not in the replica at which the first one has died: that is a poison."""
         members = self.members()
-        for number, page in members.items() if len(members) > 1 else ():
-            if self._replica not in (page.read().replica, page.read().replica + 1):
+        for number in self._may_die(members) if len(members) > 1 else ():
+            replica = members[number].read().replica
+            if self._replica not in (replica, replica + 1):
                 second = self._kill(number, "second")
                 return [] if second is None else [second]
         return []
@@ -156,9 +162,12 @@ class LiveRun:
             return None
         finally:
             os.close(descriptor)
-        last = page.read()
+        return self._gone(number, kind)
+
+    def _gone(self, number: int, kind: Kind) -> Died | None:
+        """Take into account that one is no member any more, or will never be; None where the work was done."""
+        last = self._pages.pop(number).read()
         self._replica = last.replica
-        del self._pages[number]
         self._dead.add(number)
         left = len(self.members())
         if not last.step:
@@ -178,8 +187,11 @@ class LiveRun:
                 return died
         return replace(died, gap_s=round(time.monotonic() - self._began[died.rank], 4))
 
+    def _files(self) -> list[Path]:
+        return heartbeat_files(self._temporary)
+
     def _find_pages(self) -> None:
-        for path in heartbeat_files(self._temporary):
+        for path in self._files():
             number = int(path.name.rpartition("-")[2])
             if number not in self._pages and number not in self._dead:
                 with contextlib.suppress(FileNotFoundError, ValueError):

@@ -1,0 +1,82 @@
+"""Launchers that stand for hosts: who is lost when, how each has to end, and whether the others' bits stay the same."""
+
+import itertools
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.experiments.chaos.deaths import plan_on_hosts
+from unisono.experiments.chaos.hosts import HostsRun, Launchers
+from unisono.experiments.chaos.live import chaos_live
+
+HOME = Path(__file__).parent
+KINDS = {"member", "host", "second", "silent", "launcher"}
+
+
+def test_the_seed_decides_who_is_lost():
+    """Each run begins with another kind, each kind has its turn; the steps grow, up to where deaths still count."""
+    plans = [[*itertools.islice(plan_on_hosts(3, number, steps=60, workers=4), 12)] for number in range(5)]
+    assert plans[2] == [*itertools.islice(plan_on_hosts(3, 2, steps=60, workers=4), 12)] != plans[3]
+    assert {plan[0].kind for plan in plans} == {death.kind for death in plans[0]} == KINDS
+    for plan in plans:
+        steps = [death.step for death in plan]
+        assert steps == sorted(steps) and 2 <= steps[0] <= 13 and steps[-1] == 48
+
+
+def test_the_deciding_host_keeps_a_worker(tmp_path):
+    """Of those that are there, all may die but the last one of the first host."""
+    with Launchers([], {}, tmp_path) as launchers:
+        launchers.temporary = [tmp_path] * 3
+        run = HostsRun(launchers, 2, 10)
+        found = {members: run._may_die(dict.fromkeys(members)) for members in ((0, 1, 2), (1, 2, 5), (1,))}
+    assert found == {(0, 1, 2): [0, 1, 2], (1, 2, 5): [2, 5], (1,): []}
+
+
+@pytest.mark.parametrize(
+    ("codes", "lost", "wrong"),
+    [
+        ((0, 0), {}, []),
+        ((0, 1), {}, ["the launcher of host 1 ended with exit code 1:\nbye 1\n"]),
+        ((3, 0), {}, ["the launcher of host 0 ended with exit code 3:\nbye 3\n"]),
+        ((0, 1), {1: signal.SIGCONT}, []),
+        ((0, 0), {1: signal.SIGCONT}, ["the launcher of host 1 ended with exit code 0, though its host was left out"]),
+    ],
+)
+def test_how_launchers_have_to_end(tmp_path, codes, lost, wrong):
+    """Well, but for one whose host was left out: that it takes itself for done would be an error."""
+    program = "import sys; print('bye', sys.argv[1]); sys.exit(int(sys.argv[1]))"
+    commands = [[sys.executable, "-c", program, str(code)] for code in codes]
+    with Launchers(commands, {**os.environ}, tmp_path / "place") as launchers:
+        for host, signum in lost.items():
+            launchers.signal(host, signum)
+        found = launchers.end()
+    assert len(found) == len(wrong)
+    assert all(told.startswith(words) for told, words in zip(found, wrong, strict=True)), found
+
+
+def play(job, **how):
+    """Play with a silence that a loaded machine does not reach."""
+    return chaos_live(str(HOME / job), env=os.environ, workers=1, silence=5.0, replicas=6, fault_seed=4, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_losses_change_nothing():
+    """Workers and whole hosts are lost, killed or stopped, two of three in each run: equal bits, no step done again."""
+    found = play("live_job.py", hosts=3, kills=4)
+    assert (found.equal, found.replayed, found.faults, found.runs) == (True, 0, [], 2)
+    assert {died.kind for died in found.deaths} == {"member", "host", "silent"}
+    assert all(died.gap_s for died in found.deaths)
+    assert sum(count for _, count, *_ in found.kinds()) == len(found.deaths) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_loss_that_looks_at_the_world_is_found():
+    """The negative control: it depends on how many ranks there are."""
+    found = play("live_job_of_the_world.py", hosts=2, kills=1)
+    assert (found.equal, found.replayed, len(found.deaths)) == (False, 0, 1)
+    assert any("fingerprint differ" in fault for fault in found.faults)
