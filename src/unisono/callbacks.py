@@ -1,8 +1,5 @@
 """Callbacks and schedules for the trainer, under one name: ``from unisono import callbacks``."""
 
-from typing import NoReturn
-
-from unisono.system.hints import instead
 from unisono.train.callbacks.averages import EMA as EMA
 from unisono.train.callbacks.averages import SWA as SWA
 from unisono.train.callbacks.averages import WeightAverage as WeightAverage
@@ -24,7 +21,9 @@ from unisono.train.schedulers import warmup_cosine as warmup_cosine
 from unisono.train.schedulers import warmup_linear as warmup_linear
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> object:
     """Say what there is in place of a name that is not here."""
-    known = [each for each, what in globals().items() if getattr(what, "__module__", "").startswith("unisono.train")]
-    raise AttributeError(f"module 'unisono.callbacks' has no attribute {name!r}.{instead(name, known)}")
+    from unisono.system.hints import instead
+
+    names = [each for each, what in globals().items() if getattr(what, "__module__", "").startswith("unisono.train")]
+    raise AttributeError(f"module 'unisono.callbacks' has no attribute {name!r}.{instead(name, names)}")

@@ -31,6 +31,7 @@ def test_this_torch_has_every_name():
     assert len(names()) > 10
 
 
+@pytest.mark.slow
 def test_everything_is_put_back(toy):
     """Open runs change torch, the last one's end changes it back; a run that nobody closes goes with its object."""
     gc.collect()

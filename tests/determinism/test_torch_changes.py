@@ -115,6 +115,7 @@ def plain():
     return alone(STATE + WARM + "before = state()\n" + RUN + TOLD, UNISONO_PLAIN_TORCH="1")
 
 
+@pytest.mark.slow
 def test_with_the_switch_torch_is_as_it_was(plain):
     """While the run is open and after it, every attribute is the one that torch has put there."""
     assert plain["open"] == plain["closed"] == []
@@ -163,6 +164,7 @@ print(json.dumps(changed(before, state())))
 )
 
 
+@pytest.mark.slow
 def test_an_import_changes_nothing():
     """Only what a run does may change torch; a change that is planted is seen, whatever its kind."""
     assert alone(IMPORT.replace("{planted}", "")) == []

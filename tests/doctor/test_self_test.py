@@ -14,6 +14,7 @@ SEEN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_real_processes_talk():
     """Through our launcher and the transport of training; a world around us does not get in."""
     outer = {"RANK": "5", "WORLD_SIZE": "9", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}

@@ -42,7 +42,9 @@ def test_an_unknown_recipe_names_the_nearest(typed, meant):
 
 def test_a_recipe_like_no_other_lists_them():
     """Without a near match the message lists what there is and guesses nothing."""
-    with pytest.raises(ConfigError, match=r"digits, mnist, imdb, text, images, lm, got 'zzz'\.$"):
+    with pytest.raises(
+        ConfigError, match=r"digits, mnist, imdb, text, images, lm, got 'zzz'\. Hint: `unisono run SCRIPT`"
+    ):
         find("zzz")
     assert find("mnist").name == "mnist"
 

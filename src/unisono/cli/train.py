@@ -108,7 +108,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
             return
         lines = {"fingerprint": result["fingerprint"]}
         lines |= {name: f"{float(value):.4f}" for name, value in result["metrics"].items()}
-        from unisono.observe.compare import read_object  # it imports NumPy
+        from unisono.observe.run_json import read_object
 
         committed = read_object(out / COMMITMENT).get("sha256") if kept else None
         lines |= {"commitment": str(committed)} if committed else {}

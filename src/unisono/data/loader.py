@@ -263,7 +263,7 @@ class Loader:
     def _tasks(self, first_step: int, last_step: int, hosted: range) -> Iterator[Task]:
         sampler, start, stop = self.sampler, hosted.start, hosted.stop
         for step in range(first_step, last_step + 1):
-            epoch, batch = sampler.at(step)
+            epoch, batch = sampler.epoch_with_batch(step)
             epochs = sampler.epochs(step)
             for part in parts_of(len(batch), sampler.replicas)[start:stop]:
                 if part:

@@ -124,9 +124,9 @@ class ExactSampler:
 
     def batch(self, step: int) -> Indices:
         """Return the sample indices of `step` (1-based): int64, ``batch_size`` long but for an epoch's last."""
-        return self.at(step)[1][:]
+        return self.epoch_with_batch(step)[1][:]
 
-    def at(self, step: int) -> tuple[int, Indices]:
+    def epoch_with_batch(self, step: int) -> tuple[int, Indices]:
         """Return the epoch of `step` and its sample indices, which others are given too: slice before you write."""
         found = self._cut.get(step)
         return self._cut_from(step) if found is None else found

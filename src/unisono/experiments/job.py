@@ -90,7 +90,7 @@ def _check_score(recorded: dict[str, Any], options: "Options") -> None:
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
     from unisono.errors import ConfigError
-    from unisono.observe.compare import object_in
+    from unisono.observe.run_json import object_in
     from unisono.system.files import read_file
 
     if out is None:

@@ -1,14 +1,11 @@
 """Compare what two runs have left: field by field, step by step (reads files, imports no torch)."""
 
 import itertools
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from unisono.errors import ConfigError
 from unisono.observe.ledger import changed_line, read_lines
-from unisono.system.files import read_file
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -34,24 +31,6 @@ def said_now(score: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"precision": "bf16", "settings": kept}
     if isinstance(strategy, Mapping) and strategy.get("amp", "none") != "none":
         found |= {"precision": strategy["amp"], "strategy": {**strategy, "amp": "none"}}
-    return found
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """Return one of the JSON files of a run directory, empty where there is none."""
-    return object_in(file, lambda: read_file(file)) or {}
-
-
-def object_in(file: Path, read: Callable[[], bytes | None], hint: str = "") -> dict[str, Any] | None:
-    """Return the JSON object in what `read` gives of a run directory's file, None where it gives nothing; as above."""
-    try:
-        data = read()
-        content: Any = None if data is None else json.loads(data)
-        if data is not None and not isinstance(content, dict):
-            raise TypeError(f"expected an object, got {type(content).__name__}")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{file} is not the JSON that a run writes: {error}.{hint}") from error
-    found: dict[str, Any] | None = content
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from unisono.errors import DataError
-from unisono.observe.compare import read_object
+from unisono.observe.run_json import read_object
 
 _LATER = ("fingerprint", "metrics")  # shown by themselves
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from unisono.observe.compare import diff, read_object, said_now
+from unisono.observe.compare import diff, said_now
+from unisono.observe.run_json import read_object
 from unisono.report.charts import Span, span_chart
 from unisono.report.content import Chart, Remark, Section, Table, unique
 from unisono.report.run_view import RunView

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
-from unisono.observe.compare import changed_ledger, read_object
+from unisono.observe.compare import changed_ledger
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
+from unisono.observe.run_json import read_object
 from unisono.scaling.study import STEP_PHASES
 
 

@@ -104,6 +104,7 @@ def test_one_name_is_one_host():
         assert seen["own"]
 
 
+@pytest.mark.slow
 def test_ranks_in_turn_fall_back():
     """Where a host's ranks are not consecutive, the way is rank by rank, and rank 0 says so and what to do."""
     first, *others = launched(4)

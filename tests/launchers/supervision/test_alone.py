@@ -24,6 +24,7 @@ if "group" in sys.argv:
 NOTE = "unisono: each of the 2 workers has trained by itself: none has joined the others"
 
 
+@pytest.mark.slow
 def test_workers_that_never_meet(place):
     """A plain training on two workers gives two of the same: said once, at the end, and the exit code stays 0."""
     result = place.run(SCRIPT, "-n2")

@@ -82,5 +82,5 @@ def handed_out(
         yield from loader.batches(first, last)
         return
     for step in range(first, last + 1):
-        epoch, batch = loader.sampler.at(step)
+        epoch, batch = loader.sampler.epoch_with_batch(step)
         yield step, epoch, batch[:], None, ""

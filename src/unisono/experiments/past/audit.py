@@ -17,8 +17,9 @@ from unisono.determinism.seeding import mix
 from unisono.errors import CheckpointError, ConfigError, WorkerFailed
 from unisono.experiments.past.replay import read_score, recompute, step_of
 from unisono.experiments.trials import Tell, silent
-from unisono.observe.compare import diff, read_object
+from unisono.observe.compare import diff
 from unisono.observe.ledger import changed_line, damaged_from, read_lines
+from unisono.observe.run_json import read_object
 from unisono.system.directory import Directory
 from unisono.train.run_directory.commitment import FILE_NAME, describe_commitment, is_whole
 from unisono.train.run_directory.fork import FILE_NAME as FORK

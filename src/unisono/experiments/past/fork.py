@@ -24,8 +24,8 @@ from unisono.experiments.past.replay import (
     workers_of,
 )
 from unisono.experiments.trials import Tell, run_script, silent
-from unisono.observe.compare import read_object
 from unisono.observe.ledger import read_lines
+from unisono.observe.run_json import read_object
 from unisono.options.fields import options_of
 from unisono.strategies.catalog import CATALOG
 from unisono.system.directory import Directory

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
-from unisono.observe.compare import object_in
+from unisono.observe.run_json import object_in
 from unisono.options.quantities import shown
 from unisono.recipes.catalog import Options
 from unisono.system.directory import Directory

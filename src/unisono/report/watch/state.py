@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
-from unisono.observe.compare import read_object
 from unisono.observe.phases import FOLDER
+from unisono.observe.run_json import read_object
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
 from unisono.report.run_view import check_run

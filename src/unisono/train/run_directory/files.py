@@ -15,7 +15,7 @@ from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Manifest, read_manifest
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError, ConfigError
-from unisono.observe.compare import object_in
+from unisono.observe.run_json import object_in
 from unisono.system.directory import Directory
 from unisono.system.disk import explained
 from unisono.system.owners import PROBE, adopt

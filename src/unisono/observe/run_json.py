@@ -1,0 +1,27 @@
+"""The JSON files of a run directory, as objects (imports neither torch nor NumPy: launchers read them, too)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import ConfigError
+from unisono.system.files import read_file
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return one of the JSON files of a run directory, empty where there is none."""
+    return object_in(file, lambda: read_file(file)) or {}
+
+
+def object_in(file: Path, read: Callable[[], bytes | None], hint: str = "") -> dict[str, Any] | None:
+    """Return the JSON object in what `read` gives of a run directory's file, None where it gives nothing; as above."""
+    try:
+        data = read()
+        content: Any = None if data is None else json.loads(data)
+        if data is not None and not isinstance(content, dict):
+            raise TypeError(f"expected an object, got {type(content).__name__}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not the JSON that a run writes: {error}.{hint}") from error
+    found: dict[str, Any] | None = content
+    return found
