@@ -33,3 +33,13 @@ def test_a_flaw_is_found_and_nothing_else_is_touched(dtype, value):
         assert [bool(flaw) for flaw in flaws_of(grads, reads)] == [True]
     grads[3][1] = 0
     assert [bool(flaw) for flaw in flaws_of(grads, reads)] == [False]
+
+
+def test_flaws_are_found_whatever_the_default_dtype():
+    """Torch's kernel takes float32 alone for what it writes to."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        grads = [torch.ones(3), torch.ones(2, dtype=torch.float32)]
+        assert [bool(flaw) for flaw in flaws_of(grads, DeviceReads())] == [False, False]
+    finally:
+        torch.set_default_dtype(torch.float32)

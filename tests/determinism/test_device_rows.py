@@ -78,6 +78,13 @@ def test_memory_that_is_another_one_is_followed():
     made[0].zero_()
     rows.restore()
     assert made[0].tolist() == [5, 6, 7]
+    made[0].data = torch.tensor([[1.0, 9.0], [2.0, 9.0], [3.0, 9.0]])[:, 0]  # not contiguous, as it was
+    rows.restore()
+    assert made[0].tolist() == [5, 6, 7]
+    made[0].fill_(8)
+    rows.take(made)
+    rows.restore()
+    assert (made[0].tolist(), told(rows)) == ([5, 6, 7], {0})
 
 
 def test_the_largest_whole_numbers_are_those_of_all_later_rows():

@@ -46,8 +46,8 @@ class DeviceReads:
         """
         device = tensors[0].device
         if not self._zeros.get(device):
-            self._zeros[device] = [*torch.zeros(_ZEROS, device=device).split(1)]
-            self._ones.setdefault(device, torch.ones(1, device=device))
+            self._zeros[device] = [*torch.zeros(_ZEROS, dtype=torch.float32, device=device).split(1)]
+            self._ones.setdefault(device, torch.ones(1, dtype=torch.float32, device=device))
         found = self._zeros[device].pop()
         # Torch's kernel for scaled gradients looks at many tensors at a time; they are multiplied by one.
         torch._amp_foreach_non_finite_check_and_unscale_([*tensors], found, self._ones[device])
@@ -85,7 +85,7 @@ def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _begin(groups: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     """Begin to copy groups of tensors, of one dtype each; return the bytes of each group, which are still to come."""
     flats = [torch.cat([tensor.reshape(-1) for tensor in group]).view(torch.uint8) for group in groups]
-    raw = torch.cat(flats)
+    raw = torch.cat(flats) if len(flats) > 1 else flats[0]
     found: Sequence[Tensor] = devices.pinned(len(raw)).copy_(raw, non_blocking=True).split([*map(len, flats)])
     return found
 

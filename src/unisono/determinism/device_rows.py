@@ -44,12 +44,14 @@ class DeviceRows:
         self._typed = {dtype: rows[:, start:end].view(dtype) for dtype, (start, end) in self._spans.items()}
         self._copies: dict[int, list[list[Tensor]]] = {}
         self._groups = _groups(kinds)
-        self._odd = [index for index, tensor in enumerate(tensors) if not tensor.is_contiguous()]
-        self._live, self._addresses = self._words_of(self._tensors), [*map(address_of, tensors)]
+        self._addresses: list[int] | None = None
+        self._look()
         self.num_taken = 0  #: Rows after the first one that are in use.
         self._counted = [index for indices in kinds.values() for index in indices if tensors[index].numel()]
         ends = itertools.accumulate(tensors[index].numel() for index in self._counted)
-        self._ends = carried(torch.tensor([end - 1 for end in ends], dtype=torch.int64), tensors[0].device)
+        self._ends = carried(
+            torch.tensor([end - 1 for end in ends], dtype=torch.int64, device="cpu"), tensors[0].device
+        )
 
     def first(self) -> list[Tensor]:
         """Return the first row's copies, in the order of the tensors."""
@@ -65,6 +67,7 @@ class DeviceRows:
 
     def restore(self) -> None:
         """Give the tensors the first row's numbers."""
+        self._look()
         for row, live in zip(self._row(0), self._live, strict=True):
             torch._foreach_copy_(live, row)
         if self._odd:
@@ -95,10 +98,15 @@ class DeviceRows:
                     found[index] = part.view(self._tensors[index].shape)
         return found
 
-    def _write(self, row: int, present: Sequence[Tensor]) -> None:
+    def _look(self) -> None:
+        """See where the tensors are, if their memory is another one than before."""
         addresses = [*map(address_of, self._tensors)]
-        if addresses != self._addresses:  # their memory is another one
+        if addresses != self._addresses:
             self._addresses, self._live = addresses, self._words_of(self._tensors)
+            self._odd = [index for index, tensor in enumerate(self._tensors) if not tensor.is_contiguous()]
+
+    def _write(self, row: int, present: Sequence[Tensor]) -> None:
+        self._look()
         are_known = not self._odd and all(map(operator.is_, present, self._tensors))
         found = self._live if are_known else self._words_of(present)
         for copies, now in zip(self._row(row), found, strict=True):

@@ -160,7 +160,7 @@ def begin_rnn_anew(device: torch.device) -> None:
 
 def pinned(num_bytes: int) -> Tensor:
     """Return memory that a GPU reads and writes beside the CPU's work: uint8 (num_bytes,)."""
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def carried(tensor: Tensor, device: torch.device) -> Tensor:

@@ -256,17 +256,17 @@ class SecondPass:
         both = zip(rows.tensors, first.tensors, strict=True)
         pairs = [(bytes_of(now.detach()), bytes_of(then)) for now, then in both]
         if self._reads is None:
-            self._take_equal(rows, *(torch.equal(now, then) for now, then in pairs))
+            self._take_equal(rows.form, *(torch.equal(now, then) for now, then in pairs))
         else:
             flags = [(now == then).all() for now, then in pairs]
-            self._reads.ask(flags, functools.partial(self._take_equal_read, micro, rows))
+            self._reads.ask(flags, functools.partial(self._take_equal_read, micro, rows.form))
 
-    def _take_equal_read(self, micro: Micro, rows: Rows, *are_equal: Tensor) -> None:
+    def _take_equal_read(self, micro: Micro, form: list[Any], *are_equal: Tensor) -> None:
         with explained(self.step, micro, self._replicas):
-            self._take_equal(rows, *map(bool, are_equal))
+            self._take_equal(form, *map(bool, are_equal))
 
-    def _take_equal(self, rows: Rows, *are_equal: bool) -> None:
-        others = [place for (place, *_), is_equal in zip(rows.form[1], are_equal, strict=True) if not is_equal]
+    def _take_equal(self, form: list[Any], *are_equal: bool) -> None:
+        others = [place for (place, *_), is_equal in zip(form[1], are_equal, strict=True) if not is_equal]
         if others:
             self._refuse(f"other numbers {' and '.join(others)}".rstrip())
 

@@ -121,13 +121,20 @@ def test_other_parameters_late(tmp_path):
     assert not list((tmp_path / "checkpoints").glob("*3*"))
 
 
-def rates(moves, gives=True, **how):
-    """Train three steps with a schedule that halves the rate; return the rate of each, as the optimizer has it."""
+def halves(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def rates(moves, gives=True, make=halves, **how):
+    """Train three steps with a schedule, one that halves the rate; return the rate of each, as the optimizer has it.
+
+    What `moves` says is done with the schedule after each step.
+    """
     found = []
     with unisono.Run(seed=0, **how) as run:
         model = nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.8)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        schedule = make(optimizer)
         run.prepare(model, optimizer, schedule if gives else None)
         if not gives:
             run.register("schedule", schedule)
@@ -136,19 +143,50 @@ def rates(moves, gives=True, **how):
             found.append(optimizer.param_groups[0]["lr"])
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
             if moves:
-                schedule.step()
+                moves(schedule)
     return found
 
 
+def move(schedule):
+    schedule.step()
+
+
+def of_two(kind):
+    """Return a maker of a schedule that is made of two."""
+    parts = torch.optim.lr_scheduler
+    return lambda optimizer: {
+        "in turn": lambda both: parts.SequentialLR(optimizer, both, milestones=[2]),
+        "at once": parts.ChainedScheduler,
+        "restarts": lambda both: parts.CosineAnnealingWarmRestarts(optimizer, 5),
+    }[kind]([halves(optimizer), halves(optimizer)])
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
-def test_a_schedule_that_the_loop_moves_too():
+@pytest.mark.parametrize("make", [halves, of_two("in turn"), of_two("at once"), of_two("restarts")])
+def test_a_schedule_that_the_loop_moves_too(make):
     """It would move twice as fast, which is refused in the same step; moved by one of both it goes as planned."""
     with pytest.raises(StepError, match=r"step 1: scheduler\.step\(\) was called in the loop.*run\.register\("):
-        rates(moves=True)
-    assert rates(moves=False) == rates(moves=True, gives=False) == [0.8, 0.4, 0.2]
+        rates(move, make=make)
+    planned = rates(None, make=make)
+    assert rates(move, make=make, gives=False) == planned
     with pytest.MonkeyPatch.context() as patch:  # the control
         patch.setattr(BetweenSteps, "check_schedules", lambda *_: None)
-        assert rates(moves=True) == [0.8, 0.2, 0.05]
+        assert rates(move, make=make) != planned
+
+
+def test_a_schedule_that_begins_anew():
+    """What the loop puts back is no move; a checkpoint has it."""
+    begun = []
+
+    def begin_anew(schedule):
+        schedule.load_state_dict(begun[0])
+
+    def make(optimizer):
+        schedule = halves(optimizer)
+        begun.append(dict(schedule.state_dict()))
+        return schedule
+
+    assert len(rates(begin_anew, make=make)) == 3
 
 
 def test_a_schedule_is_resumed(tmp_path):
@@ -163,4 +201,4 @@ def test_a_schedule_is_resumed(tmp_path):
             if batch.step == 3:
                 break
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
-    assert rates(moves=False, **how) == [0.2]
+    assert rates(None, **how) == [0.2]

@@ -137,8 +137,10 @@ class ReplicaBuffers:
 
         For passes that overlap; after `collect`, `start_replica` puts the model's own buffers back.
         """
-        for (module, name), start in zip(self._owners, self._start, strict=True):
-            module._buffers[name] = start.clone()
+        for (module, name), buffer, start in zip(self._owners, self._buffers, self._start, strict=True):
+            module._buffers[name] = torch.empty_like(buffer).copy_(
+                start
+            )  # with its strides: kernels may depend on them
 
     def collect(self, weight: float, changed: npt.NDArray[np.bool_], reads: DeviceReads | None = None) -> list[Tensor]:
         """Return the weighted values that a replica has left in floating-point buffers.

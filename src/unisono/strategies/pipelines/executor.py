@@ -124,7 +124,7 @@ class Executor:
                 if work.reads is None:
                     work.report.note(replica, loss.item())
                 else:
-                    work.reads.ask([loss], functools.partial(work.report.note_read, replica, 0.0))
+                    work.reads.ask([loss.detach()], functools.partial(work.report.note_read, replica, 0.0))
                 work.seeds[action.micro] = torch.full_like(loss, work.weight(action.micro))
                 return loss
             if arrived.streams:

@@ -3,7 +3,7 @@
 Both are looked at where a step begins and where the loop asks for the next batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -33,13 +33,13 @@ class BetweenSteps:
         self._all = [*self._held.values()]
         self._witness: Tensor | None = None if not self._all else self._all[0]
         self._version = -1  # none to compare with
-        self._schedulers = [each for each in schedulers if hasattr(each, "_step_count")]  # as torch's own have
-        self._counts: list[int] | None = None
+        self._schedulers = [*_with_parts(schedulers)]
+        self._moves: float | None = None
 
     def note(self) -> None:
         """Note the gradients as an update leaves them, one of them, since all lie in one buffer; and the schedules."""
         if self._schedulers:
-            self._counts = [each._step_count for each in self._schedulers]
+            self._moves = _moves(self._schedulers)
         witness = self._witness
         grad = None if witness is None else witness.grad
         if grad is None:
@@ -64,7 +64,7 @@ class BetweenSteps:
 
     def check_schedules(self, step: int) -> None:
         """Refuse (`StepError`) a schedule that the loop has moved: every update moves it already."""
-        if self._counts is None or self._counts == [each._step_count for each in self._schedulers]:
+        if self._moves is None or _moves(self._schedulers) <= self._moves:  # one that begins anew is put back
             return
         raise StepError(
             f"step {step}: scheduler.step() was called in the loop, but run.step() steps the schedule that "
@@ -96,3 +96,15 @@ class BetweenSteps:
 
     def _all_stepped(self) -> list[int]:
         return [id(each) for one in self._optimizers for group in one.param_groups for each in group["params"]]
+
+
+def _with_parts(schedulers: Iterable[Any]) -> Iterator[Any]:
+    """Yield schedules, and those of which they are made (`SequentialLR`, `ChainedScheduler`)."""
+    for each in schedulers:
+        yield each
+        yield from _with_parts(getattr(each, "_schedulers", ()))
+
+
+def _moves(schedulers: Iterable[Any]) -> float:
+    """Return a number that grows with each move of a schedule of torch's: not all of them count in the same place."""
+    return sum(getattr(each, "_step_count", 0) + getattr(each, "last_epoch", 0) for each in schedulers)

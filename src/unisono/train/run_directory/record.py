@@ -70,6 +70,7 @@ class RunRecord:
         self._lock: RunLock | None = None
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self._drift: tuple[dict[str, Any], list[Any], list[str]] | None = None  # environment, past changes, new ones
+        self._drifted: dict[str, Any] | None = None  # the environment with all of them, to be written with a first step
         self.fencing_token, self.launches = 0, 1
         self.result: dict[str, Any] = {}
         self.spent: dict[str, float] = {}
@@ -172,6 +173,7 @@ class RunRecord:
             score=score,
             environment=(self._files.read("environment.json") if self._keeps else None) or {},
         )
+        self._drifted = None if self._drift is None else _drifted_from(step, *self._drift)
         home = self._files.directory
         if not self._directories.is_shared:
             bring_files(self.transport, self._home, home, self.ledgers.names, is_kept=self._keeps)
@@ -243,20 +245,17 @@ class RunRecord:
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only), made when it is written; raise what the save in flight has met."""
-        if self._drift is not None and self._keeps:
-            self._record_drift(*self._drift)
+        if self._drifted is not None and self._keeps:
+            self._record_drift(self._drifted)
+            self._drifted = None
         self.ledgers.append(entry)
         if self.checkpoints is not None:
             self.checkpoints.check()
 
-    def _record_drift(self, environment: dict[str, Any], past: list[list[str]], lines: list[str]) -> None:
+    def _record_drift(self, environment: dict[str, Any]) -> None:
         assert self.checkpoints is not None
-        step = self.checkpoints.facts.parent_step or 0
-        new = [[f"after step {step}: {line}" for line in lines]] if lines else []
-        environment = environment | {"drifted": [*past, *new]}
         self._files.write("environment.json", environment)
         self.checkpoints.facts = replace(self.checkpoints.facts, environment=environment)
-        self._drift = None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replace ``result.json`` where it says something else (keepers only)."""
@@ -321,3 +320,9 @@ class RunRecord:
         self._files.enter(writes=self._directories.keepers[self.transport.rank] == self.transport.rank)
         if self.checkpoints is not None:
             self.checkpoints.run, self.checkpoints.is_keeper = self._files.directory, self._keeps
+
+
+def _drifted_from(step: int, environment: dict[str, Any], past: list[Any], lines: list[str]) -> dict[str, Any]:
+    """Return the environment with what has changed in it before a launch that goes on from `step`, and then."""
+    new = [[f"after step {step}: {line}" for line in lines]] if lines else []
+    return environment | {"drifted": [*past, *new]}
