@@ -10,7 +10,7 @@ from unisono.store.client import Client, StoreLate, StoreLost, StoreRefused, mil
 
 @final
 class SharedValues:
-    """JSON values under the keys of a store; only `take` waits for one. `cut_off` says, while a call waits for the
+    """JSON values under the keys of a store; only `look` may wait for one. `cut_off` says, while a call waits for the
     network, why to give up.
 
     Every call may raise `PeerLost`: the store cannot be reached any more.
@@ -31,22 +31,16 @@ class SharedValues:
         """Write a value, whatever was there."""
         self._ask(b"set", self._name(key), json.dumps(value).encode())
 
-    def look(self, key: str) -> Any:
-        """Return a value, None where there is none (yet)."""
+    def look(self, key: str, wait_s: float = 0.0) -> Any:
+        """Return a value, None where there is none (yet); may wait for it."""
         try:
-            return json.loads(self._ask(b"get", b"0", self._name(key))[0])
+            return json.loads(self._ask(b"get", milliseconds(wait_s), self._name(key), wait_s=wait_s)[0])
         except StoreLate:
             return None
 
-    def take(self, key: str, wait_s: float) -> Any:
-        """Return a value and forget it, waiting for it; None where none has come in time."""
-        name = self._name(key)
-        try:
-            found = self._ask(b"get", milliseconds(wait_s), name, wait_s=wait_s)[0]
-        except StoreLate:
-            return None
-        self._ask(b"delete", name)
-        return json.loads(found)
+    def forget(self, key: str) -> None:
+        """Forget a value, if there is one."""
+        self._ask(b"delete", self._name(key))
 
     def settle(self, key: str, value: Any) -> Any:
         """Write a value unless another was faster; return the one that counts."""

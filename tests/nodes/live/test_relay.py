@@ -1,7 +1,9 @@
 """Words and signs of life between launchers, over real stores: in order, once; a majority leaves out who is lost."""
 
+import contextlib
 import queue
 import socket
+import threading
 import time
 
 import pytest
@@ -72,6 +74,69 @@ def test_words_come_in_order_to_whom_they_are_for(start):
         assert [said.message["n"] for said in found if said.node == node] == [*range(20)]
     deciding.relay.close()
     assert [other.heard.get(timeout=60) for other in others] == [HostSaid(0, {"over": True})] * 2
+
+
+@contextlib.contextmanager
+def answering_nobody(*launchers):
+    """Let stores answer nothing meanwhile, also to those that are connected."""
+    going_on = threading.Event()
+    for server in (one.server for one in launchers):
+        attend = server._attend
+        server._attend = lambda peer, attend=attend: (going_on.wait(), attend(peer))
+    try:
+        yield
+    finally:
+        going_on.set()
+
+
+def test_what_has_not_been_said_in_the_end(start):
+    """A launcher that stands still while the deciding one ends hears its last words later, in order, once."""
+    first, second = start(2)
+    with answering_nobody(second):
+        for number in range(3):
+            first.relay.send(1, {"n": number})
+        first.relay.close()
+    words = [second.heard.get(timeout=60).message for _ in range(4)]
+    assert words == [{"n": 0}, {"n": 1}, {"n": 2}, {"over": True}]
+    with pytest.raises(queue.Empty):
+        second.heard.get(timeout=0.5)
+
+
+def test_a_connection_that_breaks(start):
+    """Words of others are heard all the same, in order, once."""
+    first, second = start(2)
+    for number in range(20):
+        for peer in list(first.server._peers):
+            with contextlib.suppress(OSError):  # it has been closed just now
+                peer.sock.shutdown(socket.SHUT_RDWR)
+        second.relay.send(0, {"n": number})
+        assert first.heard.get(timeout=60).message == {"n": number}
+    assert first.heard.empty()
+
+
+def test_an_answer_to_an_old_question(start):
+    """It does not make that silence count which is to be forgotten."""
+    first, second = start(2)
+    mesh = first.relay._mesh
+    with answering_nobody(second):
+        time.sleep(1)
+        since = time.monotonic()
+        mesh.forget()
+    while time.monotonic() < since + 1:
+        silent_s = mesh.silent_s()[1]
+        assert silent_s <= time.monotonic() - since
+
+
+def test_a_host_that_is_cut_off_ends_nothing(start):
+    """The deciding one, which hears no majority, does not say that all is over, though the others are back in time."""
+    first, second, third = start(3, QUIET_S)
+    arm(first)
+    with answering_nobody(second, third):
+        assert "no majority of the 3" in first.cuts.get(timeout=60)
+    first.relay.close()
+    for other in (second, third):
+        with pytest.raises(queue.Empty):
+            other.heard.get(timeout=1)
 
 
 def test_a_host_that_falls_silent(start):

@@ -3,7 +3,8 @@
 In: messages as plain values. Out: what others have said, in the order in which they said it, once; and for how long
 each has not answered. Each launcher keeps a store of its own, with a key that only the launchers of this attempt have.
 Others write there what they say, under numbered keys; in between they ask it, again and again, whether the hosts go on
-without them. An answer is a sign of life.
+without them. An answer is a sign of life. What has not reached another launcher when this one ends its part, it finds
+with that question.
 """
 
 import contextlib
@@ -48,11 +49,12 @@ class Mesh:
         self, node: int, places: Places, hear: Callable[[int, Any], None], left_out: Callable[[], None]
     ) -> None:
         self._stopped, self._hear = threading.Event(), hear
+        self._since_s = time.monotonic()  # when silence has begun to count
         self._clients = [Client(host, port, places.key) for host, port in places.stores]
         self._values = [SharedValues(client, "live", self._why_closed) for client in self._clients]
         self._own = self._values[node]
         others = [other for other in range(len(self._values)) if other != node]
-        self._lines = {other: _Line(self._values[other], node, self._stopped, left_out) for other in others}
+        self._lines = {other: _Line((node, other), self._values, self._stopped, left_out) for other in others}
         self._readers = [
             threading.Thread(target=functools.partial(self._read, other), name="unisono-live-mesh", daemon=True)
             for other in others
@@ -70,12 +72,11 @@ class Mesh:
     def silent_s(self) -> dict[int, float]:
         """Return for how long each other launcher has answered no question, in seconds."""
         now = time.monotonic()
-        return {node: now - line.answered_s for node, line in self._lines.items()}
+        return {node: now - max(line.answered_s, self._since_s) for node, line in self._lines.items()}
 
     def forget(self) -> None:
         """Let silence count from now on: before, nobody has listened."""
-        for line in self._lines.values():
-            line.answered_s = time.monotonic()
+        self._since_s = time.monotonic()
 
     def leave_out(self, node: int) -> None:
         """Let a host be told, whenever it asks again, that the others go on without it."""
@@ -84,15 +85,20 @@ class Mesh:
 
     def close(self, hosts: Collection[int]) -> None:
         """Say what has not been said yet to these hosts, and fall silent; safe to call twice."""
-        deadline, lines = time.monotonic() + _JOIN_S, [self._lines[node] for node in hosts if node in self._lines]
-        for line in lines if not self._stopped.is_set() else ():
+        deadline = time.monotonic() + _JOIN_S
+        lines = {} if self._stopped.is_set() else {node: line for node, line in self._lines.items() if node in hosts}
+        for line in lines.values():
             line.words.put(None)
-        for line in lines:
+        for line in lines.values():
             line.thread.join(max(0.0, deadline - time.monotonic()))
         self._stopped.set()
         deadline = time.monotonic() + _JOIN_S
         for thread in (*self._readers, *(line.thread for line in self._lines.values())):
             thread.join(max(0.0, deadline - time.monotonic()))  # one that connects to a lost host ends with the process
+        for node, line in lines.items():
+            if unsaid := line.unsaid():
+                with contextlib.suppress(PeerLost):  # our own store is being closed
+                    self._own.guarded(None).put(f"out/{node}", [line.number, unsaid])
         for client in self._clients:
             client.close()
 
@@ -101,55 +107,92 @@ class Mesh:
 
     def _read(self, other: int) -> None:
         number = 0
-        with contextlib.suppress(PeerLost):  # our own store is being closed
-            while not self._stopped.is_set():
-                word = self._own.take(f"said/{other}/{number}", _WAIT_S)
-                if word is not None:
+        while not self._stopped.is_set():
+            key = f"said/{other}/{number}"
+            try:
+                if (word := self._own.look(key, _WAIT_S)) is not None:
                     number += 1
                     self._hear(other, word)
+                    self._own.forget(key)
+            except PeerLost:  # our own store is being closed, or has no room for a connection now
+                self._stopped.wait(_BEAT_S)
 
 
 @final
 class _Line:
-    """What is said to one launcher."""
+    """What is said to one launcher, and asked of it.
 
-    def __init__(self, values: SharedValues, node: int, stopped: threading.Event, left_out: Callable[[], None]) -> None:
+    Args:
+        nodes: Who says it, to whom.
+        values: In the launchers' stores.
+        stopped: Ends it.
+        left_out: As `Mesh` has it.
+    """
+
+    def __init__(
+        self, nodes: tuple[int, int], values: Sequence[SharedValues], stopped: threading.Event,
+        left_out: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.words: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the last one
+        self.number, self._saying = 0, list[Any]()  # of the next word; one that is not answered yet
         self.answered_s = time.monotonic()
-        self._values, self._node, self._stopped, self._left_out = values, node, stopped, left_out
+        self._node, self._other = nodes
+        self._own, self._values = (values[node] for node in nodes)
+        self._stopped, self._left_out = stopped, left_out
         self.thread = threading.Thread(target=self._talk, name="unisono-live-mesh", daemon=True)
 
+    def unsaid(self) -> list[Any]:
+        """Return the words that have not been answered, when nothing is said any more."""
+        words = self._saying
+        with contextlib.suppress(queue.Empty):
+            while True:
+                words.append(self.words.get_nowait())
+        return [word for word in words if word is not None]
+
     def _talk(self) -> None:
-        number, is_told = 0, False
+        is_told = False
         while not self._stopped.is_set():
             word = None
             with contextlib.suppress(queue.Empty):
                 if (word := self.words.get(timeout=_BEAT_S)) is None:
                     return
             if word is not None:
-                number = self._say(number, word)
-            elif self._ask() and not is_told:
-                is_told = True
-                self._left_out()
+                self._say(word)
+            elif (found := self._ask()) and not is_told:
+                is_told = self._take(found)
 
-    def _say(self, number: int, word: Any) -> int:
+    def _say(self, word: Any) -> None:
         """Say it until it is answered: one that has been taken already is not looked for again."""
+        self._saying = [word]
         while not self._stopped.is_set():
             asked_s = time.monotonic()
             try:
-                self._values.put(f"said/{self._node}/{number}", word)
+                self._values.put(f"said/{self._node}/{self.number}", word)
             except PeerLost:
                 self._stopped.wait(_BEAT_S)
                 continue
             self.answered_s = asked_s
+            self.number, self._saying = self.number + 1, []
             break
-        return number + 1
 
-    def _ask(self) -> bool:
+    def _ask(self) -> Any:
         asked_s = time.monotonic()
         try:
-            is_out = self._values.look(f"out/{self._node}") is not None
+            found = self._values.look(f"out/{self._node}")
         except PeerLost:
-            return False
+            return None
         self.answered_s = asked_s
-        return is_out
+        return found
+
+    def _take(self, found: Any) -> bool:
+        """Take in that this host is left out, or what the other launcher could not say any more; whether it has."""
+        if found is True:
+            self._left_out()
+            return True
+        number, words = found
+        try:
+            for later, word in enumerate(words):
+                self._own.put(f"said/{self._other}/{number + later}", word)
+        except PeerLost:  # see `Mesh._read`
+            return False
+        return True

@@ -61,7 +61,7 @@ class LiveRelay:
         self._settled = self._side.settled  # acted by
         self._asked: frozenset[int] = frozenset()
         self._stood_s = self._lost_s = 0.0  # 0: it has not
-        self._is_armed, self._stopped = threading.Event(), threading.Event()
+        self._is_armed, self._stopped, self._is_cut = threading.Event(), threading.Event(), False
         self._mesh = Mesh(node, places, self._hear, self._is_left_out)
         self._judge = threading.Thread(target=self._judge_on, name="unisono-live-relay", daemon=True)
         self._mesh.start()
@@ -94,9 +94,9 @@ class LiveRelay:
         (self._is_armed.set if is_on else self._is_armed.clear)()
 
     def close(self) -> None:
-        """Fall silent; who decides says so before. Safe to call twice."""
+        """Fall silent; who decides says so before, unless the others may go on without it. Safe to call twice."""
         self._is_armed.clear()
-        if self.decider == self.node and not self._stopped.is_set():
+        if self.decider == self.node and not self._is_cut and not self._stopped.is_set():
             for other in self._others():
                 self.send(other, {"over": True})
         self._stopped.set()
@@ -220,6 +220,7 @@ class LiveRelay:
 
     def _lose(self, why: str) -> None:
         if not self._stopped.is_set():
+            self._is_cut = True
             self._cut(why)
 
 
