@@ -130,9 +130,24 @@ def test_a_worker_of_another_host_dies():
     hosts.form(1, (0, 1, 2))
     assert [one.excluded for one in hosts.all] == [{3}, {3}]
     assert (hosts.all[1].is_waiting, hosts.all[1].look(), hosts.reasons) == (True, "", {})
+    hosts.ended(2)
     hosts.wires[0].send(1, {"over": True})
     hosts.deliver_all()
     assert (hosts.all[1].is_waiting, hosts.all[1].look(), hosts.reasons) == (False, "", {})
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_all_is_over_for_the_deciding_launcher(ends):
+    """A worker that runs still has been interrupted; the control: one that has ended well has not."""
+    hosts = Hosts(1, 2)
+    hosts.begin()
+    hosts.ended(1)
+    if ends:
+        hosts.ended(2)
+    hosts.wires[0].send(1, {"over": True})
+    hosts.deliver_all()
+    assert hosts.reasons == ({} if ends else {1: "the deciding launcher has ended its part"})
+    assert not hosts.all[1].is_waiting
 
 
 def test_a_host_that_is_silent():
@@ -199,6 +214,7 @@ def test_the_deciding_launcher_ends_first():
     hosts = Hosts(1, 1, 1)
     hosts.begin()
     hosts.dies(1)
+    hosts.ended(2)
     hosts.lines.clear()  # that is not heard
     for node in (1, 2):
         hosts.take(node, hosts.all[node].heard_host(HostSaid(0, {"over": True})))
@@ -331,6 +347,10 @@ class Game:
         self.hosts.hears(worker.side.number, {"finished": worker.side.passed})
 
 
+def _died(side):
+    return {rank for rank, how in side._account._workers.items() if how["died"]}
+
+
 def play_all(seeds):
     """Play games; return how many went on without somebody, to the end. Raises where a promise is broken."""
     lived_through = succeeded = 0
@@ -345,7 +365,7 @@ def play_all(seeds):
         assert left <= finished, seed
         assert left & {*hosts.spans[hosts.decider]} or "the others had finished" in hosts.said[-1], seed
         following = [one for one in hosts.all if one._relay.node not in {*hosts.cuts, hosts.decider}]
-        assert all(one._dead <= one.excluded for one in following), seed
+        assert all(_died(one) <= one.excluded for one in following), seed
         lived_through += game.deaths == 0 and bool(game.worlds)
         succeeded += hosts.decider > 0
     return lived_through, succeeded

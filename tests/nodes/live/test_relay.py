@@ -24,11 +24,11 @@ LOST_S = pytest.approx(1.5 * QUIET_S)
 class Launcher:
     """One end: what it hears, and why it is cut off."""
 
-    def __init__(self, node, servers, silence_s):
+    def __init__(self, node, servers, silence_s, heartbeat_s):
         self.heard, self.cuts, self.server = queue.SimpleQueue(), queue.SimpleQueue(), servers[node]
         places = Places([("127.0.0.1", server.port) for server in servers], KEY)
         spans = [range(number, number + 1) for number in range(len(servers))]
-        self.relay = LiveRelay(places, spans, node, silence_s, self.heard.put, self.cuts.put)
+        self.relay = LiveRelay(places, spans, node, (silence_s, heartbeat_s), self.heard.put, self.cuts.put)
 
     def die(self):
         """Be gone, without a word."""
@@ -42,9 +42,9 @@ def start():
     """Start so many launchers."""
     started = []
 
-    def start(count, silence_s=60.0):
+    def start(count, silence_s=60.0, heartbeat_s=60.0):
         servers = [Server(listen("127.0.0.1", 0), KEY) for _ in range(count)]
-        started.extend(Launcher(node, servers, silence_s) for node in range(count))
+        started.extend(Launcher(node, servers, silence_s, heartbeat_s) for node in range(count))
         return started
 
     yield start
@@ -172,6 +172,36 @@ def test_the_deciding_host_is_lost(start):
     assert second.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
     assert second.relay.hosts == (1,)
     assert second.cuts.empty()
+
+
+def without_keeper(start):
+    """Return the second and the third of three launchers, when they go on without the first."""
+    first, second, third = start(3, QUIET_S, heartbeat_s=3.0)
+    arm(first, second, third)
+    first.die()
+    for other in (second, third):
+        assert "succeeds" in other.heard.get(timeout=60).message
+    return second, third
+
+
+def test_nobody_keeps_the_store(start):
+    """A host that is lost when workers cannot go on without it ends them: no peer monitor hears of it any more."""
+    second, third = without_keeper(start)
+    second.relay.arm(is_on=False)
+    third.die()
+    assert "host 2 has not answered for" in second.cuts.get(timeout=60)
+    assert (second.heard.empty(), second.relay.hosts) == (True, (1, 2))
+
+
+def test_the_deciding_host_is_gone_when_all_is_over(start):
+    """Its silence means nothing to one that has not got round to its last word; the control is above."""
+    second, third = without_keeper(start)
+    second.relay.close()
+    second.server.close()
+    with pytest.raises(queue.Empty):
+        third.cuts.get(timeout=5)
+    assert third.heard.get(timeout=60) == HostSaid(1, {"over": True})
+    assert not third.relay.is_armed
 
 
 def test_of_two_the_first_is_lost(start):

@@ -42,6 +42,10 @@ class Account:
         """Take in that a worker has ended well; or died, and `how`."""
         self._workers[rank].update({"ended": True} if how is None else {"died": how})
 
+    def left(self) -> set[int]:
+        """Return the ranks of those that have not ended well."""
+        return {rank for rank, how in self._workers.items() if not how["ended"]}
+
     def packed(self, excluded: Collection[int]) -> dict[str, Any]:
         """Return it in JSON's types, with the ranks whose deaths have been lived through."""
         workers = {str(rank): dict(how) for rank, how in self._workers.items()}
@@ -70,7 +74,6 @@ class FollowingRecovery:
         self._relay, self._send_here, self._tell = relay, send, tell
         self.wanted, self.place = len(relay.spans[relay.node]), ""
         self._reason, self._can_lose, self._is_over = "", False, False
-        self._dead: set[int] = set()
         self.excluded: set[int] = set()
         self.guests: set[int] = set()
         self.unwanted: set[int] = set()
@@ -117,7 +120,7 @@ class FollowingRecovery:
         elif "over" in message:
             self._can_lose, self._is_over = False, True
             self._relay.arm(is_on=False)
-            if not self._dead <= self.excluded:
+            if not self._account.left() <= self.excluded:  # they are dead, or nobody decides for them any more
                 self._reason = "the deciding launcher has ended its part"
         else:
             self.excluded, self._can_lose = {*message["excluded"]}, message["can_lose"]
@@ -162,7 +165,6 @@ class FollowingRecovery:
         self, rank: int, code: int, place: tuple[int, int], *, has_report: bool, reached: tuple[int, int] = (0, 0)
     ) -> str:
         """Tell of a death; see `LiveRecovery.died`. What comes of it is heard later."""
-        self._dead.add(rank)
         how = {"code": code, "place": place, "has_report": has_report, "reached": reached}
         self._account.ended(rank, how)
         return self._say({"rank": rank, "died": how})

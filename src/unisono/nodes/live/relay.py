@@ -25,7 +25,7 @@ from unisono.launchers.supervision.channels import HostSaid
 from unisono.launchers.supervision.live_recovery import off
 from unisono.nodes.live.mesh import Mesh, Places
 from unisono.nodes.live.succession import Decree, Launcher, Vote, advise, begin
-from unisono.nodes.peer_monitor import PeerMonitor
+from unisono.nodes.peer_monitor import KEEPER, PeerMonitor
 from unisono.nodes.plan import NodesPlan
 from unisono.nodes.roll import NodeInfo, first_ranks
 from unisono.system.messages import tell
@@ -45,23 +45,25 @@ class LiveRelay:
         places: Of the launchers' stores, by node rank.
         spans: The ranks of each host, by node rank.
         node: Node rank of this host.
-        silence_s: Silence after which a host is not counted any more.
+        silence_s: Silence after which a host is not counted any more; and where workers cannot go on without it, after
+            which they are ended when nobody keeps the launchers' store: 0 allows any.
         put: Takes what is heard; called in threads.
         cut: Takes why this host has to end its workers.
     """
 
     def __init__(
-        self, places: Places, spans: Sequence[range], node: int, silence_s: float, put: Callable[[HostSaid], None],
-        cut: Callable[[str], None],
+        self, places: Places, spans: Sequence[range], node: int, silence_s: tuple[float, float],
+        put: Callable[[HostSaid], None], cut: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.spans, self.node = spans, node
-        self._silence_s, self._put, self._cut = silence_s, put, cut
+        (self._silence_s, self._heartbeat_s), self._put, self._cut = silence_s, put, cut
         self._lock = threading.RLock()
         self._side = begin(node, len(spans))
         self._settled = self._side.settled  # acted by
         self._asked: frozenset[int] = frozenset()
         self._stood_s = self._lost_s = 0.0  # 0: it has not
-        self._is_armed, self._stopped, self._is_cut = threading.Event(), threading.Event(), False
+        self._is_armed, self._stopped = threading.Event(), threading.Event()
+        self._is_cut = self._is_over = False
         self._mesh = Mesh(node, places, self._hear, self._is_left_out)
         self._judge = threading.Thread(target=self._judge_on, name="unisono-live-relay", daemon=True)
         self._mesh.start()
@@ -80,7 +82,7 @@ class LiveRelay:
     @property
     def is_armed(self) -> bool:
         """Whether workers can go on without a host that is silent."""
-        return self._is_armed.is_set()
+        return self._is_armed.is_set() and not self._is_over
 
     def send(self, node: int, message: dict[str, Any]) -> None:
         """Say something to another launcher; nothing to one of a host that is left out."""
@@ -111,6 +113,7 @@ class LiveRelay:
             side = self._side
             if "word" in said:
                 if node in side.settled.hosts:
+                    self._is_over |= node == side.settled.decider and "over" in said["word"]
                     self._put(HostSaid(node, said["word"]))
             elif "ask" in said:
                 self._vote(node, said["ask"])
@@ -177,10 +180,11 @@ class LiveRelay:
                 self._mesh.forget()  # we have stood still ourselves: their silence means nothing
             looked_s = now
             with self._lock:
-                if self._is_armed.is_set():
+                if self.is_armed:
                     self._look(now)
                 else:
                     self._stood_s = self._lost_s = 0.0
+                    self._look_without_keeper()
 
     def _look(self, now: float) -> None:
         silent_s = self._mesh.silent_s()
@@ -193,6 +197,16 @@ class LiveRelay:
             self._stop_alone(silent_s)
         elif advice == "stand" and now - self._stood_s > _AGREE * self._silence_s:
             self._stand(now, left)
+
+    def _look_without_keeper(self) -> None:
+        """Notice a lost host where workers cannot go on without it: the peer monitor has no store any more."""
+        if self._is_over or KEEPER in self.hosts or not self._heartbeat_s:
+            return
+        silent_s = self._mesh.silent_s()
+        for node in self._others():
+            if silent_s[node] > self._heartbeat_s:
+                why = f"host {node} has not answered for {silent_s[node]:.1f} s (--heartbeat)"
+                self._lose(f"{why}, and the workers cannot go on without it")
 
     def _stand(self, now: float, left: frozenset[int]) -> None:
         """Ask for votes; or, where some have not answered in time, go on with those that have."""
@@ -264,6 +278,7 @@ def relay_of(
         yield None
         return
     spans = [range(start, stop) for start, stop in itertools.pairwise(first_ranks(infos))]
-    relay = LiveRelay(places, spans, spec.placement.node_rank, plan.silence_s, signals.events.put, monitor.cut)
+    silence_s = plan.silence_s, spec.heartbeat_s
+    relay = LiveRelay(places, spans, spec.placement.node_rank, silence_s, signals.events.put, monitor.cut)
     with contextlib.closing(relay):
         yield relay
