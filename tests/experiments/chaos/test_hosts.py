@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono.experiments.chaos import hosts as chaos_hosts
 from unisono.experiments.chaos.deaths import plan_on_hosts
 from unisono.experiments.chaos.hosts import HostsRun, Launchers
 from unisono.experiments.chaos.live import chaos_live
@@ -52,9 +53,19 @@ def test_how_launchers_have_to_end(tmp_path, codes, lost, wrong):
     with Launchers(commands, {**os.environ}, tmp_path / "place") as launchers:
         for host, signum in lost.items():
             launchers.signal(host, signum)
-        found = launchers.end()
+        found = launchers.end(60)
     assert len(found) == len(wrong)
     assert all(told.startswith(words) for told, words in zip(found, wrong, strict=True)), found
+
+
+@pytest.mark.parametrize("hangs", [0, 1])
+def test_launchers_that_do_not_end(tmp_path, monkeypatch, hangs):
+    """They are waited for only so long, and told of, also where their host was not lost; the control is above."""
+    monkeypatch.setattr(chaos_hosts, "_END_S", 5.0)
+    program = "import sys, time; time.sleep(int(sys.argv[1]))"
+    commands = [[sys.executable, "-c", program, "600" if host == hangs else "0"] for host in range(2)]
+    with Launchers(commands, {**os.environ}, tmp_path / "place") as launchers:
+        assert launchers.end(1) == [f"the launcher of host {hangs} did not end:\n"]
 
 
 def play(job, **how):

@@ -65,18 +65,22 @@ class Launchers:
         self._lost.add(host)
         self._processes[host].send_signal(signum)
 
-    def end(self) -> list[str]:
-        """Wait until all have ended; return what is wrong with how they have, with their last words."""
-        self._processes[0].wait()
+    def end(self, longest_s: float) -> list[str]:
+        """Wait until all have ended, at most so long for the first one; return what is wrong with how they have, with
+        their last words.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[0].wait(longest_s)
         deadline, found = time.monotonic() + _END_S, []
         for host, process in enumerate(self._processes):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            if (process.poll() in (None, 0)) == (host in self._lost):
+            code = process.poll()
+            if code is None or (code == 0) == (host in self._lost):
                 lines = self._log(self.temporary[host]).read_text(errors="replace").splitlines(keepends=True)
                 name = f"the launcher of host {host}" if len(self._processes) > 1 else "it"
                 late = ", though its host was left out" if host in self._lost else ""
-                how = "did not end" if process.poll() is None else f"ended with exit code {process.poll()}"
+                how = "did not end" if code is None else f"ended with exit code {code}"
                 found.append(f"{name} {how}{late}:\n{''.join(lines[-_LAST_LINES:])}")
         return found
 
