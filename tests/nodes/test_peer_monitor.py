@@ -43,9 +43,9 @@ def start(boards):
     """Start a peer monitor with its attempt."""
     started = []
 
-    def start(number, silence_s, num_waiting=None):
+    def start(number, silence_s, num_waiting=None, others=None):
         peer_monitor = PeerMonitor(boards[0], number, silence_s, Signals())
-        attempt = Attempt(boards[1], [0, 1], number, num_waiting)
+        attempt = Attempt(boards[1], [0, 1], number, num_waiting, others)
         peer_monitor.enter(attempt)
         started.append(peer_monitor)
         return peer_monitor, attempt, peer_monitor._signals.events
@@ -169,6 +169,25 @@ def test_a_store_that_workers_can_do_without(start, server, others):
     assert not peer_monitor.cut_off
     attempt.others = Others(0, 1, is_armed=False)
     assert isinstance(events.get(timeout=60), Called)
+
+
+def test_silence_that_workers_can_do_without(start):
+    """Others judge it; the control: once workers cannot go on without a host, it is a loss."""
+    _, attempt, events = start(0, 0.5, others=Others(0, 1, is_armed=True))
+    with pytest.raises(queue.Empty):
+        events.get(timeout=2)
+    attempt.others.is_armed = False
+    assert events.get(timeout=60) == Called("a host is lost")
+
+
+def test_a_store_in_the_place_of_a_lost_one(start, boards):
+    """What is said there concerns another attempt; the control: in our own store it ends the workers."""
+    boards[1].put("ending/1", asdict(NodeEnding(kind="failed", exit_code=1)))
+    _, attempt, events = start(2, 0, others=Others(1, 2, is_armed=False))
+    with pytest.raises(queue.Empty):
+        events.get(timeout=2)
+    attempt.others.hosts = (0, 1, 2)
+    assert events.get(timeout=60) == Called("the workers of host 1 have ended")
 
 
 def test_a_host_that_was_left_out(start):

@@ -112,31 +112,39 @@ class PeerMonitor:
                     return
 
     def _talk(self) -> None:
+        attempt = self._attempt
+        others = None if attempt is None else attempt.others
+        if others is not None and KEEPER not in others.hosts:
+            return  # whoever answers there now is another one, with another attempt
         self._count += 1
         self._values.put(beat_key(self._number), [self._count, time.time()])
         now = self._contact_s = time.monotonic()
         if now - self._talked_s > _OWN_GAP_S:
             self._pulse.forget()
         self._talked_s = now
-        attempt = self._attempt
         if attempt is None:
             return
         for node, number in enumerate(attempt.numbers):
-            if attempt.others is not None and node not in attempt.others.hosts:
+            if others is not None and node not in others.hosts:
                 attempt.left_out.add(node)
-                continue
-            if node not in attempt.endings and (told := attempt.values.look(f"ending/{node}")) is not None:
-                attempt.endings[node] = NodeEnding.unpacked(told)
-            if node != attempt.node_rank and node not in attempt.endings:
-                self._pulse.hear(number, self._values.look(beat_key(number)), now)
-                if self._pulse.is_silent(number, now):
-                    attempt.lost.add(node)
+            else:
+                self._listen(attempt, node, number, now)
         is_over = any(ending.kind == "done" for ending in attempt.endings.values())
         if attempt.num_waiting and not is_over and now - self._looked_s > _LOOK_FOR_NEWCOMERS_S:
             self._looked_s = now
             if attempt.num_waiting():
                 attempt.values.settle("call", "a host has come")
         self._pass_on(attempt)
+
+    def _listen(self, attempt: Attempt, node: int, number: int, now: float) -> None:
+        """Look how it has ended on a host, and whether it shows signs of life."""
+        if node not in attempt.endings and (told := attempt.values.look(f"ending/{node}")) is not None:
+            attempt.endings[node] = NodeEnding.unpacked(told)
+        if node != attempt.node_rank and node not in attempt.endings:
+            self._pulse.hear(number, self._values.look(beat_key(number)), now)
+            is_judged = attempt.others is not None and attempt.others.is_armed  # by `live.relay`
+            if self._pulse.is_silent(number, now) and not is_judged:
+                attempt.lost.add(node)
 
     def _pass_on(self, attempt: Attempt) -> None:
         """Tell the supervisor what its workers must know, once each."""
