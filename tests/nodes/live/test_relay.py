@@ -24,9 +24,10 @@ LOST_S = pytest.approx(1.5 * QUIET_S)
 class Launcher:
     """One end: what it hears, and why it is cut off."""
 
-    def __init__(self, node, servers, silence_s, heartbeat_s):
+    def __init__(self, node, servers, silence_s, heartbeat_s, cut):
         self.heard, self.cuts, self.server = queue.SimpleQueue(), queue.SimpleQueue(), servers[node]
-        places = Places([("127.0.0.1", server.port) for server in servers], KEY)
+        ports = [0 if {node, other} == cut else server.port for other, server in enumerate(servers)]
+        places = Places([("127.0.0.1", port) for port in ports], KEY)
         spans = [range(number, number + 1) for number in range(len(servers))]
         self.relay = LiveRelay(places, spans, node, (silence_s, heartbeat_s), self.heard.put, self.cuts.put)
 
@@ -42,9 +43,9 @@ def start():
     """Start so many launchers."""
     started = []
 
-    def start(count, silence_s=60.0, heartbeat_s=60.0):
+    def start(count, silence_s=60.0, heartbeat_s=60.0, cut=frozenset()):
         servers = [Server(listen("127.0.0.1", 0), KEY) for _ in range(count)]
-        started.extend(Launcher(node, servers, silence_s, heartbeat_s) for node in range(count))
+        started.extend(Launcher(node, servers, silence_s, heartbeat_s, cut) for node in range(count))
         return started
 
     yield start
@@ -172,6 +173,19 @@ def test_the_deciding_host_is_lost(start):
     assert second.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
     assert second.relay.hosts == (1,)
     assert second.cuts.empty()
+
+
+def test_two_that_do_not_hear_each_other(start):
+    """The higher-numbered one ends, and the other goes on with the deciding one, which hears both."""
+    first, second, third = start(3, QUIET_S, cut={1, 2})
+    arm(first, second, third)
+    assert "host 1 has not answered for" in third.cuts.get(timeout=60)
+    third.relay.close()
+    third.server.close()
+    assert first.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+    first.relay.send(1, {"n": 1})  # behind the decree
+    assert second.heard.get(timeout=60) == HostSaid(0, {"n": 1})
+    assert (second.relay.hosts, second.cuts.empty()) == ((0, 1), True)
 
 
 def without_keeper(start):

@@ -33,8 +33,9 @@ from unisono.system.messages import tell
 _LOOK_S = 0.05
 _JOIN_S = 1.0
 _LONGER = 1.5
-_AGREE = 0.5  # of the silence: how long a candidate waits for the others
-_GIVE_UP = 4.0  # times the silence: how long hosts are lost before somebody must have agreed on it
+# Times the silence:
+_AGREE = 1.1  # so long a candidate waits for hosts that have been in reach
+_GIVE_UP, _GIVE_UP_LAST = 4.0, 10.0  # so long hosts are lost before somebody must have agreed on it
 
 
 @final
@@ -193,7 +194,10 @@ class LiveRelay:
             self._lost_s = self._lost_s or now
         else:
             self._lost_s = 0.0
-        if advice == "stop" or (self._lost_s and now - self._lost_s > _GIVE_UP * self._silence_s):
+        # Of two that do not hear each other the higher-numbered one ends first; the other goes on with the rest.
+        is_last = min({*self.hosts} - left, default=self.node) > self.node
+        patience_s = (_GIVE_UP_LAST if is_last else _GIVE_UP) * self._silence_s
+        if advice == "stop" or (self._lost_s and now - self._lost_s > patience_s):
             self._stop_alone(silent_s)
         elif advice == "stand" and now - self._stood_s > _AGREE * self._silence_s:
             self._stand(now, left)
