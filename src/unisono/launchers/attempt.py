@@ -126,7 +126,8 @@ def _stop_between_steps(
     """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
     if isinstance(asked, Called) and not asked.is_gentle:
         return Ended(asked.why, is_gentle=False)
-    if any(reading.state != STEPPING for reading in group.readings().values()):
+    all_dead = not group.running and not any(_is_well(group, end) for end in group.exits.values())
+    if all_dead or any(reading.state != STEPPING for reading in group.readings().values()):
         return Ended(asked.why, is_gentle=True) if isinstance(asked, Called) else asked
     group.ask_stop()
     deadline = time.monotonic() + group.spec.stop_grace_s
@@ -143,10 +144,13 @@ def _stop_between_steps(
         if isinstance(event, Called) and not event.is_gentle:
             return Ended(event.why, is_gentle=False)
     counting = (end for rank, end in group.exits.items() if rank not in group.excluded)
-    are_well = all(end.code == 0 or group.has_stopped(end) for end in counting)
-    if not group.running and are_well:
+    if not group.running and all(_is_well(group, end) for end in counting):
         return stopped(group)
     return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
+
+
+def _is_well(group: WorkerGroup, end: WorkerExit) -> bool:
+    return end.code == 0 or group.has_stopped(end)
 
 
 def _find_failure(group: WorkerGroup, events: Events, memory_kills: int, why: str = "") -> Outcome:
