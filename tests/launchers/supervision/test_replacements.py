@@ -33,6 +33,13 @@ def test_deaths_at_one_place_come_to_an_end():
     assert "made no progress" in rule.why_not
 
 
+def test_where_none_were_asked_for_there_is_no_reason():
+    """How a run that has ended would go on, by its checkpoint, is none: this one goes on."""
+    none = Replacements(2, 0, 0)
+    none.died(Ending(rank=-1, what="was killed", step=9, done=8, saved=8), has_joined=True)
+    assert (none.why_not, none.start(1)) == ("", [])
+
+
 def test_workers_that_never_join_come_to_an_end():
     """Also where the others make progress meanwhile."""
     rule = Replacements(2, max_restarts=1)

@@ -90,7 +90,8 @@ class Replacements:
         if not has_joined and self._failures > self._max_restarts:
             self.stop(f"{self._failures} workers in a row have ended before they had joined")
         elif isinstance(decision, GiveUp):
-            self.why_not = decision.reason.partition(" Hint: ")[0].removeprefix("No restart: ").rstrip(".")
+            reason = decision.reason.partition(" Hint: ")[0].removeprefix("No restart: ").rstrip(".")
+            self.why_not = reason if self._max_restarts else ""  # none were asked for: how a run ends is no reason
         else:
             self._allowed += 1
 
