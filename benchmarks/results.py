@@ -160,8 +160,8 @@ def interval_of(values: Sequence[float]) -> list[float] | None:
     count, found = len(values), sorted(values)
     if count < 2:
         return None
-    cut = 0  # so many are left out at each end
-    while 2 * sum(math.comb(count, below) for below in range(cut + 2)) <= 0.05 * 2**count:
+    cut, below = 0, 1  # so many are left out at each end; so many of 2**count outcomes leave fewer there
+    while 40 * (below := below + math.comb(count, cut + 1)) <= 2**count:  # in whole numbers: 2**1024 is no float
         cut += 1
     return [rounded(found[cut]), rounded(found[-1 - cut])]
 
