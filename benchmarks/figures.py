@@ -101,6 +101,10 @@ def most_important(records: Records) -> Iterator[tuple[str, str, list[Result]]]:
             claims = [f"a step of {model} on 2 hosts, link {link}" for model in MODELS]
             found = [one for claim in claims for one in records.all("hosts", claim, replicas=replicas)]
             yield f"... on two hosts, {replicas} replicas, {SPOKEN[link]}", *beside(found, "DDP")
+    for link in LINKS:
+        claims = [f"a step of {model} on 3 hosts, link {link}" for model in ("SimpleCNN", "MLP")]
+        found = [one for claim in claims for one in records.all("hosts", claim, replicas=3)]
+        yield f"... on three hosts, 3 replicas, {SPOKEN[link]}", *beside(found, "DDP")
     many = "a step of Run with its replicas on one process"
     found = [one for one in records.all("replicas_cost", many, replicas=8) if one.peer == "plain torch, one batch"]
     yield "... on one process with 8 replicas", *beside(found, "plain torch with the whole batch")
@@ -118,7 +122,8 @@ def most_important(records: Records) -> Iterator[tuple[str, str, list[Result]]]:
     yield "the training waits for a checkpoint of 390 MB", f"{figure(wait)}; {peer(wait)}", [wait, *share]
     found = records.all("first_step", "from the command to the first step of MNIST")
     yield "from the command to the first step of MNIST", f"{figure(found[0])}; {peer(found[0])}", found
-    found = records.all("overhead", "fastest 5 % of tiny steps over raw's, unisono Trainer")
+    claim = "fastest 5 % of tiny steps over raw's, unisono Trainer"
+    found = [one for one in records.all("overhead", claim) if one.what == claim]
     added = [one.median for one in found]
     told = f"at most {max(added):.0f} µs; nothing in {sum(more < 0 for more in added)} of {len(added)} settings"
     yield "what `Trainer` adds to a tiny step of plain torch", told, found
