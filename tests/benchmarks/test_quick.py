@@ -19,6 +19,7 @@ OPTIONS = {  # of each benchmark, besides --quick
     "first_step": [],
     "forecast_error": [],
     "hosts": [],
+    "live_hosts": [],
     "live_kills": [],
     "lm_step": [],
     "loader": [],

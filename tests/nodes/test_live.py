@@ -51,7 +51,7 @@ def test_a_host_goes_away(hosts, reference):
     assert hosts.finish(first, third) == [0, 0], hosts.words()
     assert differs(hosts.out, reference) == ""
     assert (result_of(hosts.out)["deaths"], result_of(hosts.out)["world_size"]) == (2, 2)
-    assert re.search(r"rank 1 is on host 1, which has not been heard for 7\.5 s; 3 workers go on", first.err)
+    assert re.search(r"rank 1 is on host 1, which has not been heard for \d+\.\d s; 3 workers go on", first.err)
     assert "attempt 1" not in hosts.words()
 
 
@@ -84,7 +84,8 @@ def test_the_deciding_host_is_lost(hosts, reference):
     assert differs(hosts.out, reference) == ""
     assert (result_of(hosts.out)["deaths"], result_of(hosts.out)["world_size"]) == (1, 3)
     assert "host 1 decides from now on." in second.err
-    assert "rank 0 is on host 0, which has not been heard for 7.5 s; 3 workers go on without it." in second.err
+    found = re.search(r"rank 0 is on host 0, which has not been heard for (\d+\.\d) s; 3 workers go on", second.err)
+    assert found and float(found[1]) >= 7.5, second.err
     assert "attempt 1" not in hosts.words()
 
 

@@ -232,3 +232,22 @@ def test_after_a_fork(client):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert client.get(b"k") == b"child"
+
+
+@pytest.mark.parametrize("try_s", [0.2, 60.0])
+def test_a_connection_that_is_given_up(monkeypatch, try_s):
+    """Nobody takes it, as on a lost host: between two tries it may be given up; the control: within one it may not."""
+    monkeypatch.setattr(client_module, "_TRY_S", try_s)
+    monkeypatch.setattr(client_module, "_HANDSHAKE_S", 4.0)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):  # more than it keeps for a program that takes none
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        client, began = Client(*listener.getsockname(), KEY), time.monotonic()
+        with pytest.raises(StoreLost, match="it is lost"):
+            client.ask(b"count", cut_off=lambda: "it is lost")
+        assert (time.monotonic() - began < 3.5) == (try_s < 1)

@@ -74,7 +74,8 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
 
     With ``--hosts H`` each run has H launchers, which meet over loopback as if on H hosts, with N workers each. Workers
     die, two within one recovery, launchers with their workers and alone; or all processes of a host are stopped, as by
-    a cut network, and woken when the others have gone on. The host whose launcher decides keeps a worker.
+    a cut network, and woken when the others have gone on. While there are three, the one that decides is lost as well;
+    as long as it is there it keeps a worker.
 
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
     settings; 130 after Ctrl-C.
@@ -136,7 +137,7 @@ def _chaos_live(
 
 
 _LOST = {"member": "a worker", "second": "a second worker", "host": "a host", "launcher": "a launcher",
-         "silent": "a stopped host"}  # fmt: skip
+         "silent": "a stopped host", "decider": "who decides", "silent decider": "who decides, stopped"}  # fmt: skip
 
 
 def _live_lines(found: "LiveReport") -> Iterator[str]:

@@ -19,6 +19,7 @@ from unisono.store.server import prepare
 _POLL_S = 0.1
 _MOST_FREE = 8
 _HANDSHAKE_S = 10.0
+_TRY_S = 2.0  # to connect, where the wait may be given up
 
 
 class StoreLost(ConnectionError):
@@ -112,16 +113,24 @@ class _Connection:
     ) -> None:
         self.cut_off = cut_off
         self._name = f"{where[0]}:{where[1]}"
-        try:
-            self._sock = socket.create_connection(where, timeout=max(0.1, deadline_s - time.monotonic()))
-        except OSError as error:
-            raise StoreLost(f"no connection to {self._name}: {error.strerror or error}") from error
+        self._sock = self._reach(where, deadline_s)
         try:
             prepare(self._sock)
             self._shake_hands(key, deadline_s)
         except BaseException:
             self.close()
             raise
+
+    def _reach(self, where: tuple[str, int], deadline_s: float) -> socket.socket:
+        while True:
+            left_s = max(0.1, deadline_s - time.monotonic())
+            try:
+                return socket.create_connection(where, left_s if self.cut_off is None else min(left_s, _TRY_S))
+            except OSError as error:
+                is_over = not isinstance(error, TimeoutError) or time.monotonic() >= deadline_s
+                why = self.cut_off() if self.cut_off is not None else ""
+                if is_over or why:
+                    raise StoreLost(why or f"no connection to {self._name}: {error.strerror or error}") from error
 
     def _shake_hands(self, key: bytes, deadline_s: float) -> None:
         try:

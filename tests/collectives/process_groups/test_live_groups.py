@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore
@@ -10,13 +11,18 @@ from torch.distributed import HashStore
 from train.steps.test_membership import check, play, undisturbed
 from unisono.collectives.process_groups import live_groups
 from unisono.collectives.process_groups.live_groups import LiveGroups
+from unisono.collectives.process_groups.own_store import OwnStore
 from unisono.errors import PeerLost
 from unisono.launchers.worker.live_member import WorldChanged
+from unisono.store.client import Client
+from unisono.store.secret import key_of
+from unisono.store.server import Server, listen
 
 GLOO = {"checkpoint_every": 1000, "transport": "gloo"}
 MEETINGS = 4  # of a step: what it does, two for the sum, the report
 WHENS = ("before", "inside", "told", "after")
 PAIRS = ((0, 1), (1, 2), (2, 0))  # each rank of three, and then each of two
+KEY, MINUTE = key_of("of these tests, long enough"), timedelta(minutes=1)
 pytestmark = pytest.mark.timeout(1300)
 
 
@@ -91,7 +97,7 @@ class Called:
 def connecting(monkeypatch, member, seconds):
     """Return the groups of a rank that connects with one that has come and is lost just then."""
     monkeypatch.setattr(live_groups, "_CONNECT_S", seconds)
-    groups = LiveGroups(lambda name, size: store, None, member)
+    groups = LiveGroups(lambda *_: store, None, member)
     store = HashStore()
     store.set("here/1", "")
     return groups
@@ -105,6 +111,32 @@ def test_a_rank_is_lost_while_others_connect(monkeypatch):
     with pytest.raises(WorldChanged):
         groups._connect("e1", 0, 2, 1)
     assert 0.4 < time.monotonic() - began < 9
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_the_thread_that_connects_is_left_behind(monkeypatch, is_cut):
+    """It waits for a place that a lost rank has not told, and ends soon; the control: not where nothing cuts it off."""
+    monkeypatch.setattr(live_groups, "_CONNECT_S", 60.0)
+    member, before = Called(), {*threading.enumerate()}
+    server = Server(listen("127.0.0.1", 0), KEY)
+    client = Client("127.0.0.1", server.port, KEY)
+    client.ask(b"set", b"here/1", b"")
+    kept = []
+
+    def store(name, size, cut_off):
+        kept.append(OwnStore(client, MINUTE, cut_off if is_cut else None))
+        return kept[-1]
+
+    groups = LiveGroups(store, None, member)
+    threading.Timer(0.5, lambda: setattr(member, "is_called", True)).start()
+    with pytest.raises(WorldChanged):
+        groups._connect("e1", 0, 2, 1)
+    (thread,) = (one for one in {*threading.enumerate()} - before if one.name.startswith("unisono-connect"))
+    thread.join(30 if is_cut else 3)
+    assert thread.is_alive() != is_cut
+    server.close()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_ranks_that_are_not_called_wait(monkeypatch):

@@ -32,7 +32,7 @@ def stores_of_one_test(monkeypatch):
     yield
     for store in stores._stores.values():
         if isinstance(store, OwnStore):
-            store._client.close()
+            store.client.close()
     for server in stores._servers:
         server.close()
 

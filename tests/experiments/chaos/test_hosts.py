@@ -14,12 +14,12 @@ from unisono.experiments.chaos.hosts import HostsRun, Launchers
 from unisono.experiments.chaos.live import chaos_live
 
 HOME = Path(__file__).parent
-KINDS = {"member", "host", "second", "silent", "launcher"}
+KINDS = {"member", "host", "second", "silent", "launcher", "decider", "silent decider"}
 
 
 def test_the_seed_decides_who_is_lost():
     """Each run begins with another kind, each kind has its turn; the steps grow, up to where deaths still count."""
-    plans = [[*itertools.islice(plan_on_hosts(3, number, steps=60, workers=4), 12)] for number in range(5)]
+    plans = [[*itertools.islice(plan_on_hosts(3, number, steps=60, workers=4), 12)] for number in range(7)]
     assert plans[2] == [*itertools.islice(plan_on_hosts(3, 2, steps=60, workers=4), 12)] != plans[3]
     assert {plan[0].kind for plan in plans} == {death.kind for death in plans[0]} == KINDS
     for plan in plans:
@@ -28,12 +28,14 @@ def test_the_seed_decides_who_is_lost():
 
 
 def test_the_deciding_host_keeps_a_worker(tmp_path):
-    """Of those that are there, all may die but the last one of the first host."""
+    """Of those that are there, all may die but the last one of the host that decides: the first one, or a later one."""
     with Launchers([], {}, tmp_path) as launchers:
         launchers.temporary = [tmp_path] * 3
         run = HostsRun(launchers, 2, 10)
-        found = {members: run._may_die(dict.fromkeys(members)) for members in ((0, 1, 2), (1, 2, 5), (1,))}
-    assert found == {(0, 1, 2): [0, 1, 2], (1, 2, 5): [2, 5], (1,): []}
+        some = (0, 1, 2), (1, 2, 5), (1,)
+        assert [run._may_die(dict.fromkeys(members)) for members in some] == [[0, 1, 2], [2, 5], []]
+        run._decider = 1
+        assert [run._may_die(dict.fromkeys(members)) for members in some] == [[0, 1], [1, 5], [1]]
 
 
 @pytest.mark.parametrize(
@@ -76,12 +78,12 @@ def play(job, **how):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_losses_change_nothing():
-    """Workers and whole hosts are lost, killed or stopped, two of three in each run: equal bits, no step done again."""
-    found = play("live_job.py", hosts=3, kills=4)
-    assert (found.equal, found.replayed, found.faults, found.runs) == (True, 0, [], 2)
-    assert {died.kind for died in found.deaths} == {"member", "host", "silent"}
+    """Two of three workers in each run, with their hosts, the deciding one too, killed or stopped: equal bits."""
+    found = play("live_job.py", hosts=3, kills=6)
+    assert (found.equal, found.replayed, found.faults, found.runs) == (True, 0, [], 3)
+    assert [died.kind for died in found.deaths] == ["silent decider", "member", "member", "decider", "decider", "host"]
     assert all(died.gap_s for died in found.deaths)
-    assert sum(count for _, count, *_ in found.kinds()) == len(found.deaths) == 4
+    assert sum(count for _, count, *_ in found.kinds()) == len(found.deaths) == 6
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.live_following import Account, FollowingRecovery
 from unisono.launchers.supervision.live_hosts import DecidingRecovery
 from unisono.launchers.supervision.live_recovery import LiveRecovery
-from unisono.nodes.live.succession import is_majority
+from unisono.nodes.live.succession import Decree, is_majority
 
 OPEN = {"open": True, "why": "", "replicas": 8, "directory": "/runs/a"}
 
@@ -18,8 +18,9 @@ OPEN = {"open": True, "why": "", "replicas": 8, "directory": "/runs/a"}
 class Wire:
     """Carries words between launchers by hand: in order for each pair, whenever the test says so."""
 
-    def __init__(self, spans, node, lines, cuts):
-        self.spans, self.node, self._lines, self._cuts = spans, node, lines, cuts
+    def __init__(self, spans, node, hosts):
+        self.spans, self.node, self._lines, self._cuts = spans, node, hosts.lines, hosts.cuts
+        self._idle, self.gone = hosts.idle, hosts.gone
         self.is_armed, self.hosts, self.decider, self.term = False, tuple(range(len(spans))), 0, 0
 
     def settle(self, term, hosts, decider):
@@ -37,6 +38,9 @@ class Wire:
     def arm(self, *, is_on):
         self.is_armed = is_on
 
+    def rest(self):
+        self._idle.add(self.node)
+
 
 class Hosts:
     """Launchers of hosts with so many workers each, and the lines between them."""
@@ -46,7 +50,8 @@ class Hosts:
         self.spans = [range(start, stop) for start, stop in itertools.pairwise(ends)]
         self.agreed, self.decider, self.term = tuple(range(len(sizes))), 0, 0
         self.lines, self.cuts, self.said, self.to_workers = {}, set(), [], []
-        self.wires = [Wire(self.spans, node, self.lines, self.cuts) for node in range(len(sizes))]
+        self.idle, self.gone = set(), {}
+        self.wires = [Wire(self.spans, node, self) for node in range(len(sizes))]
         send = lambda rank, message: self.to_workers.append((rank, message))  # noqa: E731
         self.all = [
             (FollowingRecovery if wire.node else DecidingRecovery)(wire, send, self.said.append) for wire in self.wires
@@ -76,9 +81,10 @@ class Hosts:
     def silent(self, node):
         """The others have agreed to go on without a host; if that one decided, the first of them does now."""
         before, self.agreed = self.decider, tuple(other for other in self.agreed if other != node)
-        self.decider = now = self.agreed[0] if node == before else before
-        self.term += 1
-        said = {"silent": 1.5} if now == before else {"succeeds": self.agreed, "silent": 1.5}
+        first = min({*self.agreed} - self.idle, default=self.agreed[0])
+        self.decider = now = first if node == before else before
+        self.term, self.gone[node] = self.term + 1, 1.5 + node / 10
+        said = {"silent": True} if now == before else {"succeeds": self.agreed}
         for other in self.agreed:
             if other != now:  # each hears of it later, behind what it has heard before
                 settled = (self.term, self.agreed, now)
@@ -156,7 +162,7 @@ def test_a_host_that_is_silent():
     hosts.begin()
     hosts.cuts.add(1)
     hosts.silent(1)
-    assert hosts.said[-1] == "rank 2 is on host 1, which has not been heard for 1.5 s; 2 workers go on without it."
+    assert hosts.said[-1] == "rank 2 is on host 1, which has not been heard for 1.6 s; 2 workers go on without it."
     hosts.deliver_all()
     assert {rank for rank, _ in hosts.to_workers} == {0, 3}  # a worker of the lost host is sent nothing
     before = len(hosts.to_workers)
@@ -276,7 +282,8 @@ class Game:
 
     def has_majority(self, node):
         hosts = self.hosts.agreed
-        return node in hosts and is_majority([other for other in hosts if other != node], hosts)
+        decree = Decree(0, self.hosts.decider, hosts)
+        return node in hosts and is_majority([other for other in hosts if other != node], decree)
 
     def kill(self, worker):
         self.deaths -= 1
@@ -417,6 +424,59 @@ def test_it_is_lost_within_a_recovery():
     assert hosts.all[2].excluded == {0, 3}
 
 
+@pytest.mark.parametrize(("replica", "is_poison"), [(2, True), (3, False)])
+@pytest.mark.parametrize("is_formed", [True, False])
+def test_a_poison_that_the_lost_launcher_has_seen(is_formed, replica, is_poison):
+    """A worker of the lost host has died in that replica; so does another one after it; the control: in another one."""
+    hosts = Hosts(2, 1, 2)
+    hosts.begin()
+    hosts.dies(1, place=(9, 2))
+    hosts.deliver_all()
+    if is_formed:
+        hosts.form(1, (0, 2, 3, 4))
+    hosts.cuts.add(0)
+    hosts.silent(0)
+    hosts.deliver_all()
+    hosts.form(2 if is_formed else 3, (2, 3, 4))
+    assert hosts.reasons == {}
+    hosts.dies(4, place=(9, replica))
+    hosts.deliver_all()
+    poison = dict.fromkeys((1, 2), "a worker died in step 9, replica 2 before")
+    assert hosts.reasons == (poison if is_poison else {})
+
+
+def test_a_death_that_both_launchers_hear_of_is_one():
+    """It was told to the lost launcher, and comes again with the account: it is no second death in that replica."""
+    hosts = Hosts(1, 1, 2)
+    hosts.begin()
+    hosts.dies(3, place=(9, 2))
+    hosts.deliver_all()
+    hosts.cuts.add(0)
+    hosts.silent(0)
+    hosts.deliver_all()
+    hosts.form(3, (1, 2))
+    assert (hosts.reasons, hosts.all[2].excluded) == ({}, {0, 3})
+
+
+def test_a_host_without_workers_does_not_decide():
+    """The next one does, and all go on; the control: where the first of them decides, they cannot."""
+    for is_known in (True, False):
+        hosts = Hosts(1, 1, 2)
+        hosts.begin()
+        hosts.dies(1)
+        hosts.deliver_all()
+        hosts.form(1, (0, 2, 3))
+        if not is_known:
+            hosts.idle.clear()
+        hosts.cuts.add(0)
+        hosts.silent(0)
+        hosts.deliver_all()
+        if is_known:
+            hosts.form(2, (2, 3))
+        why = "no worker is left on the host whose launcher decides"
+        assert hosts.reasons == ({} if is_known else dict.fromkeys((1, 2), why))
+
+
 @pytest.mark.parametrize(("code", "has_report"), [(1, False), (-9, True)])
 def test_an_error_that_the_lost_host_has_not_heard(code, has_report):
     """It ends all workers, whoever decides."""
@@ -454,6 +514,7 @@ def test_an_account_of_workers():
     assert account.packed({0}) == {
         "epoch": 0,
         "excluded": [0],
+        "places": [],
         "workers": {
             "2": {"open": True, "finished": 7, "ended": True, "died": None},
             "3": {"open": True, "finished": -1, "ended": False, "died": None},
@@ -461,8 +522,8 @@ def test_an_account_of_workers():
     }
 
 
-def _forgets_the_epoch(side, accounts, seconds):
-    return _resume(side, [{**account, "epoch": 0} for account in accounts], seconds)
+def _forgets_the_epoch(side, accounts):
+    return _resume(side, [{**account, "epoch": 0} for account in accounts])
 
 
 def _forgets_who_has_finished(side, rank, message):
@@ -505,7 +566,6 @@ def test_a_lost_host_whose_words_count(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        pytest.param("resume", _forgets_the_epoch, id="an epoch is used twice"),
         pytest.param("_shared", lambda side, reason: reason, id="nobody is told"),
         pytest.param("died", _home_does_not_matter, id="the deciding host may lose all"),
         pytest.param("_pass_on", _only_here, id="other hosts' workers hear nothing"),
@@ -516,6 +576,13 @@ def test_a_broken_rule_is_found(monkeypatch, name, broken):
     monkeypatch.setattr(DecidingRecovery, name, broken)
     with pytest.raises(AssertionError):
         play_all(range(1000))
+
+
+def test_an_epoch_that_is_used_twice(monkeypatch):
+    """Negative control: the successor begins with the epoch that the lost launcher has called to."""
+    monkeypatch.setattr(DecidingRecovery, "resume", _forgets_the_epoch)
+    with pytest.raises(AssertionError):
+        test_it_is_lost_within_a_recovery()
 
 
 def test_a_broken_account_is_found(monkeypatch):

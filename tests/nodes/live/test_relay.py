@@ -12,13 +12,13 @@ from nodes.test_peer_monitor import KEY, server_that_stands_still
 from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.supervision.channels import HostSaid
-from unisono.nodes.live.mesh import Places
+from unisono.nodes.live.mesh import Places, _Line
 from unisono.nodes.live.relay import LiveRelay, check_live
 from unisono.nodes.plan import NodesPlan
 from unisono.store.server import Server, listen
 
 QUIET_S = 0.8
-LOST_S = pytest.approx(1.5 * QUIET_S)
+LOST = {"silent": True}
 
 
 class Launcher:
@@ -128,6 +128,25 @@ def test_an_answer_to_an_old_question(start):
         assert silent_s <= time.monotonic() - since
 
 
+@pytest.mark.parametrize("is_asked_again", [True, False])
+def test_a_connection_that_stands_still(start, monkeypatch, is_asked_again):
+    """As while TCP waits to send a lost packet again: another connection is answered; the control: none is made."""
+    silence_s = 3.0
+    if not is_asked_again:
+        monkeypatch.setattr(_Line, "ask_on", lambda line, late_s: None)
+    first, second = start(2, silence_s)
+    while sum(peer.read is not None for peer in [*second.server._peers]) < 2:  # its own connection, and the first one's
+        time.sleep(0.01)
+    old, attend = {*second.server._peers}, second.server._attend
+    second.server._attend = lambda peer: time.sleep(0.01) if peer in old else attend(peer)
+    longest, end = 0.0, time.monotonic() + 1.5 * silence_s
+    while time.monotonic() < end:
+        longest = max(longest, first.relay._mesh.silent_s()[1])
+        time.sleep(0.01)
+    second.server._attend = attend
+    assert (longest < silence_s) == is_asked_again
+
+
 def test_a_host_that_is_cut_off_ends_nothing(start):
     """The deciding one, which hears no majority, does not say that all is over, though the others are back in time."""
     first, second, third = start(3, QUIET_S)
@@ -143,12 +162,14 @@ def test_a_host_that_is_cut_off_ends_nothing(start):
 def test_a_host_that_falls_silent(start):
     """The others agree, and the deciding one hears of it once; before it is armed, nobody does. That is the control."""
     first, second, third = start(3, QUIET_S)
+    since = time.monotonic() - 1  # a question may have been asked a moment before
     third.die()
     with pytest.raises(queue.Empty):
         first.heard.get(timeout=2 * QUIET_S)
     arm(first, second)
-    assert first.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+    assert first.heard.get(timeout=60) == HostSaid(2, LOST)
     assert (first.relay.hosts, first.relay.decider) == ((0, 1), 0)
+    assert 1.5 * QUIET_S <= first.relay.gone[2] <= time.monotonic() - since
     first.relay.send(1, {"n": 1})  # behind the decree
     assert second.heard.get(timeout=60) == HostSaid(0, {"n": 1})
     assert second.relay.hosts == (0, 1)
@@ -163,16 +184,32 @@ def test_the_deciding_host_is_lost(start):
     arm(first, second, third)
     began = time.monotonic()
     first.die()
-    succeeds = HostSaid(1, {"succeeds": (1, 2), "silent": LOST_S})
+    succeeds = HostSaid(1, {"succeeds": (1, 2)})
     assert second.heard.get(timeout=60) == succeeds
     second.relay.send(2, {"n": 1})
     assert [third.heard.get(timeout=60) for _ in range(2)] == [succeeds, HostSaid(1, {"n": 1})]
     assert time.monotonic() - began >= 1.5 * QUIET_S - 0.2  # asked for the last time a moment before
     assert [one.relay.decider for one in (second, third)] == [1, 1]
-    third.die()  # of these two, the lowest-numbered goes on alone
-    assert second.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+    assert [[*one.relay.gone] for one in (second, third)] == [[0], [0]]
+    assert (second.relay.gone[0] >= 1.5 * QUIET_S, third.relay.gone[0] >= QUIET_S) == (True, True)
+    third.die()  # of these two, the one that decides goes on alone
+    assert second.heard.get(timeout=60) == HostSaid(2, LOST)
     assert second.relay.hosts == (1,)
     assert second.cuts.empty()
+
+
+def test_a_host_without_workers_does_not_decide(start):
+    """The deciding host is lost: the third one decides, and goes on alone when the second one is lost, too."""
+    first, second, third = start(3, QUIET_S)
+    second.relay.rest()
+    second.relay.send(2, {"n": 1})
+    assert third.heard.get(timeout=60) == HostSaid(1, {"n": 1})
+    arm(first, second, third)
+    first.die()
+    assert [one.heard.get(timeout=60) for one in (second, third)] == [HostSaid(2, {"succeeds": (1, 2)})] * 2
+    second.die()
+    assert third.heard.get(timeout=60) == HostSaid(1, LOST)
+    assert (third.relay.hosts, third.relay.decider, third.cuts.empty()) == ((2,), 2, True)
 
 
 def test_two_that_do_not_hear_each_other(start):
@@ -182,7 +219,7 @@ def test_two_that_do_not_hear_each_other(start):
     assert "host 1 has not answered for" in third.cuts.get(timeout=60)
     third.relay.close()
     third.server.close()
-    assert first.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+    assert first.heard.get(timeout=60) == HostSaid(2, LOST)
     first.relay.send(1, {"n": 1})  # behind the decree
     assert second.heard.get(timeout=60) == HostSaid(0, {"n": 1})
     assert (second.relay.hosts, second.cuts.empty()) == ((0, 1), True)
@@ -249,7 +286,7 @@ def test_a_host_that_has_been_left_out(start):
         server_that_stands_still(third.server),
         socket.create_connection(("127.0.0.1", third.server.port)),  # at which it stands still
     ):
-        assert first.heard.get(timeout=60) == HostSaid(2, {"silent": LOST_S})
+        assert first.heard.get(timeout=60) == HostSaid(2, LOST)
         assert "the others go on without it" in third.cuts.get(timeout=60)
     assert third.relay.hosts == (0, 1, 2)
 

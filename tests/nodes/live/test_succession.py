@@ -87,10 +87,16 @@ class Play:
             assert {*other.hosts} <= {*one.hosts}, f"hosts apart: {one}, {other}"
 
 
-def play_all(hosts, stands, restarts=0):
-    """Play every order; return how many states there are, and all decrees that were settled."""
+def play_all(hosts, stands, restarts=0, idle=()):
+    """Play every order; return how many states there are, and all decrees that were settled.
+
+    `idle` has pairs: who knows of which host that it has no workers.
+    """
     seen, found = set(), set()
-    waiting = [Play(tuple(begin(node, hosts) for node in range(hosts)))]
+    sides = [begin(node, hosts) for node in range(hosts)]
+    for node, other in idle:
+        sides[node] = sides[node].heard_idle(other)
+    waiting = [Play(tuple(sides))]
     while waiting:
         play = waiting.pop()
         if play.key in seen:
@@ -124,6 +130,14 @@ def test_every_order():
     assert Decree(2, 0, (0,)) in found  # and of two hosts the lowest-numbered goes on alone
     assert {decree.term for decree in found if decree.hosts == (1,)} == {2}  # of the two that were left, that is
     assert not any(decree.hosts == (2,) for decree in found)
+
+
+@pytest.mark.parametrize("knowing", [(0, 1, 2), (1, 2), (2,)])
+def test_every_order_with_a_host_without_workers(knowing):
+    """The second of three has none: the third decides where it knows so, and of these two it goes on alone."""
+    _, found = play_all(3, 2, idle=[(node, 1) for node in knowing])
+    assert {Decree(1, 2, (1, 2)), Decree(2, 2, (2,))} <= found
+    assert any(decree.decider == 1 for decree in found) == (1 not in knowing)
 
 
 def test_many_orders():
@@ -191,7 +205,7 @@ def test_two_votes_in_one_term(monkeypatch):
 
 def test_half_of_the_hosts_without_the_lowest(monkeypatch):
     """Negative control: if any half counted, two halves would go on apart."""
-    monkeypatch.setattr(succession, "is_majority", lambda some, hosts: 2 * len({*some} & {*hosts}) >= len(hosts))
+    monkeypatch.setattr(succession, "is_majority", lambda some, one: 2 * len({*some} & {*one.hosts}) >= len(one.hosts))
     with pytest.raises(AssertionError, match=r"hosts apart"):
         play_all(2, 2)
 
@@ -218,8 +232,13 @@ def test_a_promise_that_a_restart_forgets():
     ],
 )
 def test_majorities(some, hosts, is_one):
-    """More than half of the hosts, or half of them with the lowest; others do not count."""
-    assert is_majority(some, hosts) is is_one
+    """More than half of the hosts, or half of them with the one that decides; others do not count."""
+    assert is_majority(some, Decree(0, hosts[0], hosts)) is is_one
+
+
+def test_half_of_the_hosts():
+    """It is not the lowest-numbered one that counts, but the one that decides."""
+    assert [is_majority((node,), Decree(1, 2, (1, 2))) for node in (1, 2)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +257,15 @@ def test_majorities(some, hosts, is_one):
 def test_silence(node, silent, advice):
     """Who is cut off stops at once; who is lost is left out later, by one of those that are left."""
     assert advise(begin(node, 3), silent, 1.0, 1.5) == advice
+
+
+def test_silence_where_a_host_has_no_workers():
+    """The next one stands; the control: not if it does not know so, and nobody does where all have none."""
+    second, third = begin(1, 3), begin(2, 3)
+    silent = {0: 1.6, 1: 0.2, 2: 0.2}
+    advice = lambda side, *idle: advise(replace(side, idle=frozenset(idle)), silent, 1.0, 1.5)[0]  # noqa: E731
+    assert [advice(second), advice(second, 1), advice(third), advice(third, 1)] == ["stand", "wait", "wait", "stand"]
+    assert [advice(side, 1, 2) for side in (second, third)] == ["wait", "wait"]
 
 
 @pytest.mark.parametrize(("node", "advice"), [(0, "stand"), (1, "stop")])

@@ -193,6 +193,22 @@ def test_the_lock_of_a_lost_host_is_waited_for(tmp_path, monkeypatch):
         killer.join()
 
 
+def test_a_worker_of_this_machine_that_was_left_out_is_waited_for(tmp_path, monkeypatch):
+    """Its launcher ends it later: a rank of the same launch waits, and another launch is refused soon."""
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
+    with holder(tmp_path) as process:
+        with pytest.raises(ConfigError, match=r"in use by process"):
+            RunLock(Directory.open(tmp_path))
+        killer = threading.Timer(1.0, process.kill)
+        killer.start()
+        began = time.monotonic()
+        lock = RunLock(Directory.open(tmp_path), 1)
+        assert time.monotonic() - began > 0.9
+        lock.check()
+        lock.release()
+        killer.join()
+
+
 def test_tokens_only_grow(tmp_path):
     """Each holder's token is larger than the one before; a file that was cut by a crash starts far above."""
     tokens = []

@@ -128,7 +128,8 @@ class LiveGroups:
     """The groups of one rank, an epoch after the other; `LiveBoards` for ranks that do not share memory.
 
     Args:
-        store: Returns the store of an epoch by its name, for so many ranks: one that survives every rank.
+        store: Returns the store of an epoch by its name, for so many ranks: one that survives every rank. Takes what
+            says, while a call waits for it, why to give up.
         ranks: This rank and the number of ranks; None for a rank that joins others.
         live: Speaks for this rank when the world changes.
         name: Returns what the others are told of an epoch whose first rank this is.
@@ -139,7 +140,7 @@ class LiveGroups:
     """
 
     def __init__(
-        self, store: Callable[[str, int], Store], ranks: tuple[int, int] | None, live: Speaker,
+        self, store: Callable[[str, int, Callable[[], str]], Store], ranks: tuple[int, int] | None, live: Speaker,
         name: Callable[[int], str] = "e{}".format,
     ) -> None:  # fmt: skip
         self._live, self._store = live, store
@@ -203,8 +204,9 @@ class LiveGroups:
     def _connect(self, name: str, rank: int, size: int, meeting: int) -> dist.ProcessGroupGloo:
         """Return the group of an epoch, when all its ranks have come and are connected.
 
-        It is made in a thread: nothing ends what waits for a store, or for a connection, of a host that is lost just
-        then. Who is called to another world leaves the thread behind; the interpreter waits for it when it ends.
+        It is made in a thread, which waits for stores and connections of hosts that may be lost just then. Who is
+        called to another world leaves the thread behind. It ends at its next look at the store, or, in gloo's own
+        connecting, when that is over; the interpreter waits for it when it ends.
 
         Raises:
             WorldChanged: The launcher calls to another world.
@@ -223,16 +225,21 @@ class LiveGroups:
             self._live.await_call()
             self._live.at(meeting)
             raise PeerLost(f"[rank {rank}/{size}] the ranks did not connect: {error}") from error
-        finally:
+        except BaseException:
             is_left.set()
+            raise
 
     def _make(self, name: str, rank: int, size: int, is_left: threading.Event) -> dist.ProcessGroupGloo:
         began = time.monotonic()
-        store = self._store(name, size)
+
+        def cut_off() -> str:
+            return "this rank goes to another world" if is_left.is_set() else ""
+
+        store = self._store(name, size, cut_off)
         store.set(f"here/{rank}", "")
         while not store.check([f"here/{other}" for other in range(size)]):  # gloo's own wait is shorter
             if is_left.wait(_LOOK_S):
-                raise RuntimeError("this rank goes to another world")
+                raise RuntimeError(cut_off())
             if time.monotonic() - began > TIMEOUT_S:
                 raise PeerLost(f"[rank {rank}/{size}] a rank has not come within {TIMEOUT_S:g} s to the others.")
         group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=_CONNECT_S))

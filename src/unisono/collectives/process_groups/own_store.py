@@ -3,7 +3,7 @@
 Torch's C++ calls these methods from any of its threads; each waits in a socket, without Python's lock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import final
 
@@ -19,13 +19,15 @@ class OwnStore(Store):
 
     Torch keeps no reference to the Python half of a store: whoever makes one keeps it as long as the group lives.
 
-    Every call raises `DistNetworkError` where the server is lost, `DistStoreError` where a key does not come in time or
-    a value is not taken.
+    `cut_off` says, while a call waits, why to give up.
+
+    Every call raises `DistNetworkError` where the server is lost or the wait is given up, `DistStoreError` where a key
+    does not come in time or a value is not taken.
     """
 
-    def __init__(self, client: Client, timeout: timedelta) -> None:
+    def __init__(self, client: Client, timeout: timedelta, cut_off: Callable[[], str] | None = None) -> None:
         super().__init__()
-        self._client = client
+        self.client, self._cut_off = client, cut_off
         self.set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -92,7 +94,7 @@ class OwnStore(Store):
 
     def _ask(self, *question: bytes, wait_s: float = 0.0) -> list[bytes]:
         try:
-            return self._client.ask(*question, wait_s=wait_s)
+            return self.client.ask(*question, wait_s=wait_s, cut_off=self._cut_off)
         except StoreLost as error:
             raise DistNetworkError(str(error)) from error
         except (StoreLate, StoreRefused) as error:

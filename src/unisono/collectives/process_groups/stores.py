@@ -9,7 +9,7 @@ import contextlib
 import errno
 import socket
 import time
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
@@ -33,6 +33,8 @@ _LOOPBACK = "127.0.0.1"
 
 _stores: dict[tuple[str, int, int], Store] = {}  # by rendezvous; see `store_of`
 _servers: list[Server] = []  # as long as this process lives
+_clients: dict[str, Client] = {}  # by place
+_of_epochs: list[Store] = []  # torch keeps none
 
 
 def meet(world: World, name: str, timeout: timedelta) -> Store:
@@ -84,22 +86,29 @@ def store_of(world: World, timeout: timedelta) -> Store:
     return _stores[key]
 
 
-def store_of_epoch(world: World, epoch: str, size: int) -> Store:
+def store_of_epoch(world: World, epoch: str, size: int, cut_off: Callable[[], str] | None = None) -> Store:
     """Return a store for so many ranks of one epoch, see `LiveGroups`; it is a launcher's, as the first one is.
 
     Args:
         world: Of the start.
         epoch: Its name; behind ``HOST:PORT/`` where the store is not the first one.
         size: Number of ranks.
+        cut_off: Says, while a call waits for a store at ``HOST:PORT``, why to give up.
 
     Raises:
-        RuntimeError: The store cannot be reached.
+        RuntimeError: The store cannot be reached, or the wait was given up.
     """
     where = urlparse(world.rendezvous)
     if where.scheme == "file":
         return FileStore(f"{where.path}-{epoch}", size)
     place, _, name = epoch.rpartition("/")
-    return meet(replace(world, rendezvous=f"unisono://{place}") if place else world, f"live-{name}", _LIVE)
+    if not place:
+        return meet(world, f"live-{name}", _LIVE)
+    if place not in _clients:
+        where = urlparse(f"unisono://{place}")
+        _clients[place] = _reach(where.hostname or "", where.port or 0, world, _LIVE, cut_off=cut_off).client
+    _of_epochs.append(OwnStore(_clients[place], _LIVE, cut_off))
+    return PrefixStore(f"live-{name}", _of_epochs[-1])
 
 
 def name_of_epoch(world: World, epoch: int) -> str:
@@ -154,13 +163,16 @@ def _listen(host: str, port: int, world: World) -> socket.socket:
     )
 
 
-def _reach(host: str, port: int, world: World, timeout: timedelta, answer_s: float = 60.0) -> Store:
+def _reach(
+    host: str, port: int, world: World, timeout: timedelta, answer_s: float = 60.0,
+    cut_off: Callable[[], str] | None = None,
+) -> OwnStore:  # fmt: skip
     """Return the store once it answers: rank 0 may come later."""
     client = Client(host, port, _key(world), answer_s=answer_s)
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
         try:
-            client.ask(b"count")
+            client.ask(b"count", cut_off=cut_off)
             return OwnStore(client, timeout)
         except NotOurStore as error:
             raise WorldError(
@@ -168,7 +180,7 @@ def _reach(host: str, port: int, world: World, timeout: timedelta, answer_s: flo
                 "UNISONO_SECRET (or UNISONO_SECRET_FILE), and this run a MASTER_PORT of its own."
             ) from error
         except StoreLost as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (cut_off is not None and cut_off()):
                 raise RuntimeError(str(error)) from error
         time.sleep(_POLL_S)
 

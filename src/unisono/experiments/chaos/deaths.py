@@ -16,15 +16,16 @@ from unisono.errors import ConfigError
 AIMS = ("", "data", "compute", "reduce", "update", "record", "save", "evaluate", "between steps")
 """What a worker may be doing when it is killed, as its heartbeat page tells it; empty: whatever it is."""
 
-Kind = Literal["member", "second", "guest", "host", "launcher", "silent"]
+Kind = Literal["member", "second", "guest", "host", "launcher", "silent", "decider", "silent decider"]
 """A worker; another one before the others have recovered from the first; one that waits to join, or joins; a launcher
-with its workers; a launcher alone, with which its workers die; all of a host stopped, and woken when it is left out.
+with its workers; a launcher alone, with which its workers die; all of a host stopped, and woken when it is left out;
+the launcher that decides, with which its workers die; all of its host stopped and woken. These two take three hosts.
 """
 
 _USED_SHARE = 0.8  # of the run: the last death must still find it going
 _DELAY_S, _SECOND_S, _GUEST_S = 0.05, 0.08, 0.25
 _KINDS: tuple[Kind, ...] = ("member",) * 7 + ("second",) + ("guest",) * 2
-_OF_HOSTS: tuple[Kind, ...] = ("member", "host", "silent", "second", "launcher")
+_OF_HOSTS: tuple[Kind, ...] = ("silent decider", "member", "decider", "host", "silent", "second", "launcher")
 _TAIL = 0.99
 
 

@@ -3,7 +3,7 @@
 In: a seed. Out: a table of what those that died were doing, and how long the others needed. Three ways: a run of N
 workers loses up to N - 1 of them and none is started again; or it grows back, and members, replacements and two within
 one recovery die; or each worker dies at each meeting of a step, by name. On several hosts the first two are one:
-nobody joins, and whole hosts are lost as well.
+nobody joins, and whole hosts are lost as well, of three or more also the one that decides.
 """
 
 import functools
@@ -79,7 +79,7 @@ def chaos_live(
     """Run a recipe or a script undisturbed, then as often as it takes for all deaths, and compare. With `grow` others
     are started for those that die, and die, too; with `every_meeting` each worker dies at each meeting of a step, in
     place of a schedule of `kills`. With several `hosts`, each with so many workers and a launcher of its own, whole
-    hosts are lost, too, after 1.5 times `silence` seconds. All else as `chaos` takes it.
+    hosts are lost, of three also the deciding one, after 1.5 times `silence` seconds. All else as `chaos` takes it.
 
     Raises:
         ConfigError: A wrong setting, or the undisturbed run failed.
@@ -134,7 +134,7 @@ class _Trials:
         self._make_until(kills, _GROWS, lambda: plan_growing(seed, self.runs, self._workers), is_whole=True)
 
     def of_runs_on_hosts(self, seed: int, kills: int) -> None:
-        """Let workers and hosts be lost as long as the deciding host keeps a worker; as many runs as it takes."""
+        """Let workers and hosts be lost as long as the others can go on; as many runs as it takes."""
         size = {"steps": self._reference["steps"], "workers": self._workers}
         self._make_until(kills, _NO_MORE, lambda: plan_on_hosts(seed, self.runs, **size), is_whole=False)
 
@@ -199,7 +199,7 @@ class _Trials:
         latest, env = int(_LATEST_SHARE * self._reference["steps"]), self._job.environment(rough, self._workers)
         with Launchers([command(rough, *more) for more in self._places()], env, temporary) as launchers:
             alone = LiveRun(launchers, temporary, self._workers, latest)
-            run = HostsRun(launchers, self._on_each, latest) if self._hosts > 1 else alone
+            run = HostsRun(launchers, self._on_each, latest, self._silence) if self._hosts > 1 else alone
             found = drive(run)
             wrong = launchers.end(_END_S + _END * self._reference["train_s"])
         self.deaths += found

@@ -5,6 +5,7 @@ In: a launcher that runs, and the directory of its temporary files, where each w
 """
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -179,11 +180,11 @@ class LiveRun:
         kind = "member" if kind == "guest" else kind
         return Died(rank=number, step=step, phase=last.phase, left=left, gap_s=None, kind=kind)
 
-    def _recovered(self, died: Died) -> Died:
-        """Wait until all others have finished the step, and say how long that took."""
+    def _recovered(self, died: Died, until_s: float = math.inf) -> Died:
+        """Wait until all others have finished the step, at most to that time, and say how long that took."""
         pages = self.members()
         while any(page.read().done < died.step and number in self._pages for number, page in pages.items()):
-            if not self._goes_on(_LOOK_S):
+            if not self._goes_on(_LOOK_S) or time.monotonic() > until_s:
                 return died
         return replace(died, gap_s=round(time.monotonic() - self._began[died.rank], 4))
 

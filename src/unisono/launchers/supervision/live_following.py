@@ -23,10 +23,11 @@ class Account:
 
     Attributes:
         epoch: The newest one that they have been called to.
+        places: Where workers of any host have died, as far as the deciding launcher has told: rank, step, replica.
     """
 
     def __init__(self, ranks: range) -> None:
-        self.epoch = 0
+        self.epoch, self.places = 0, list[tuple[int, int, int]]()
         self._workers: dict[int, dict[str, Any]] = {
             rank: {"open": False, "finished": -1, "ended": False, "died": None} for rank in ranks
         }
@@ -42,6 +43,10 @@ class Account:
         """Take in that a worker has ended well; or died, and `how`."""
         self._workers[rank].update({"ended": True} if how is None else {"died": how})
 
+    def has_living(self) -> bool:
+        """Whether a worker has not died."""
+        return any(how["died"] is None for how in self._workers.values())
+
     def left(self) -> set[int]:
         """Return the ranks of those that have not ended well."""
         return {rank for rank, how in self._workers.items() if not how["ended"]}
@@ -49,7 +54,7 @@ class Account:
     def packed(self, excluded: Collection[int]) -> dict[str, Any]:
         """Return it in JSON's types, with the ranks whose deaths have been lived through."""
         workers = {str(rank): dict(how) for rank, how in self._workers.items()}
-        return {"epoch": self.epoch, "excluded": sorted(excluded), "workers": workers}
+        return {"epoch": self.epoch, "excluded": sorted(excluded), "places": self.places, "workers": workers}
 
 
 @final
@@ -81,7 +86,6 @@ class FollowingRecovery:
         self._account, self._decider = Account(relay.spans[relay.node]), relay.decider
         self._accounts: dict[int, dict[str, Any]] = {}  # where this launcher is to decide
         self._early: list[HostSaid] = []
-        self._silent_s = 0.0
 
     @property
     def is_waiting(self) -> bool:
@@ -103,7 +107,7 @@ class FollowingRecovery:
         """Take in what the deciding launcher says; return why the workers cannot go on, empty where they can."""
         message = said.message
         if "succeeds" in message:
-            return self._follow(said.node, message["silent"])
+            return self._follow(said.node)
         if "account" in message:
             self._accounts[said.node] = message["account"]
         elif self._decider == self._relay.node:  # of hosts that have given their accounts, or are lost
@@ -124,12 +128,13 @@ class FollowingRecovery:
                 self._reason = "the deciding launcher has ended its part"
         else:
             self.excluded, self._can_lose = {*message["excluded"]}, message["can_lose"]
+            self._account.places = message["places"]
             self._reason = self._reason or message["reason"]
             self._relay.arm(is_on=self._can_lose)
 
-    def _follow(self, decider: int, silent_s: float) -> str:
+    def _follow(self, decider: int) -> str:
         """Tell another launcher from now on, which decides; or decide."""
-        self._decider, self._silent_s = decider, silent_s
+        self._decider = decider
         if decider != self._relay.node:
             self._relay.send(decider, {"account": self._account.packed(self.excluded)})
         return self._succeed()
@@ -140,7 +145,7 @@ class FollowingRecovery:
             return self._reason
         heir = DecidingRecovery(self._relay, self._send_here, self._tell)
         others = [self._accounts[node] for node in self._relay.hosts if node != self._decider]
-        self._reason = heir.resume([self._account.packed(self.excluded), *others], self._silent_s)
+        self._reason = heir.resume([self._account.packed(self.excluded), *others])
         for said in self._early:
             self._reason = self._reason or heir.heard_host(said)
         self.heir = heir
@@ -167,6 +172,8 @@ class FollowingRecovery:
         """Tell of a death; see `LiveRecovery.died`. What comes of it is heard later."""
         how = {"code": code, "place": place, "has_report": has_report, "reached": reached}
         self._account.ended(rank, how)
+        if not self._account.has_living():
+            self._relay.rest()
         return self._say({"rank": rank, "died": how})
 
     def can_lose(self, rank: int) -> bool:

@@ -41,8 +41,15 @@ class Relay(Protocol):
     def decider(self) -> int:
         """The host whose launcher decides, by node rank."""
 
+    @property
+    def gone(self) -> Mapping[int, float]:
+        """Hosts that have been left out, and for how many seconds each had not been heard then."""
+
     def send(self, node: int, message: dict[str, Any]) -> None:
         """Say something to the launcher of another host, which may be gone."""
+
+    def rest(self) -> None:
+        """Say that no worker of this host is left: another one is to decide if the deciding one is lost."""
 
     def arm(self, *, is_on: bool) -> None:
         """Let silence count, from now on or no more: workers can go on without a host that is not heard."""
@@ -78,7 +85,7 @@ class DecidingRecovery(LiveRecovery):
         """Take in what another launcher says; returns as `heard`."""
         message = said.message
         if "silent" in message:
-            return self._lose(said.node, message["silent"])
+            return self._lose(said.node)
         rank = message.get("rank", -1)  # none: the account of a host that has been lost since
         if self._node_of.get(rank) != said.node or rank not in self._far:
             return ""  # it has been left out, and says so late
@@ -121,7 +128,7 @@ class DecidingRecovery(LiveRecovery):
         self.place = ""
         return reason
 
-    def _lose(self, node: int, seconds: float) -> str:
+    def _lose(self, node: int) -> str:
         """Go on without a host whose launcher is silent."""
         lost = [rank for rank in self._relay.spans[node] if rank in self._far]
         if not lost or self._members.phase == "left":
@@ -129,15 +136,14 @@ class DecidingRecovery(LiveRecovery):
         self._far -= {*lost}
         reason = ""
         for rank in (rank for rank in lost if rank not in self._members.finished):  # nobody waits for those
-            reason = reason or self._lose_rank(rank, seconds)
+            reason = reason or self._lose_rank(rank)
         return reason
 
-    def resume(self, accounts: Sequence[Mapping[str, Any]], seconds: float) -> str:
+    def resume(self, accounts: Sequence[Mapping[str, Any]]) -> str:
         """Decide from now on, where another launcher has; return why the workers cannot go on, empty where they can.
 
         Args:
             accounts: What the launchers of all hosts that go on tell of their workers, see `Account`.
-            seconds: For how long the others have not been heard.
         """
         workers = {int(rank): how for account in accounts for rank, how in account["workers"].items()}
         gone = {rank for account in accounts for rank in account["excluded"]}
@@ -147,6 +153,9 @@ class DecidingRecovery(LiveRecovery):
         self._members = replace(self._members, members=members, epoch=epoch)
         self.excluded, self._far = gone, {*members} - {*lost, *self._home}
         self._open = {*lost} | {rank for rank in members if rank in workers and workers[rank]["open"]}
+        told = {rank: (step, replica) for account in accounts for rank, step, replica in account["places"]}
+        pending = {rank for rank in members if rank in workers and workers[rank]["died"] is not None}
+        self._places = {rank: place for rank, place in told.items() if rank not in pending}  # those die again below
         self._tell(f"host {self._relay.node} decides from now on.")
         reason = ""
         known = [(rank, workers[rank]) for rank in members if rank in workers]
@@ -154,7 +163,7 @@ class DecidingRecovery(LiveRecovery):
             if how["finished"] >= 0:
                 reason = reason or self._do(self._members.has_finished(rank, how["finished"]))
         for rank in lost:
-            reason = reason or self._lose_rank(rank, seconds)
+            reason = reason or self._lose_rank(rank)
         for rank, how in known:
             if how["died"] is not None:
                 reason = reason or self._died_far(rank, how["died"])
@@ -168,8 +177,9 @@ class DecidingRecovery(LiveRecovery):
         place, reached = tuple(how["place"]), tuple(how["reached"])
         return self.died(rank, how["code"], place, has_report=how["has_report"], reached=reached)
 
-    def _lose_rank(self, rank: int, seconds: float) -> str:
-        how = f"is on host {self._node_of[rank]}, which has not been heard for {seconds:.1f} s"
+    def _lose_rank(self, rank: int) -> str:
+        node = self._node_of[rank]
+        how = f"is on host {node}, which has not been heard for {self._relay.gone[node]:.1f} s"
         return self.died(rank, _KILLED, (-1, -1), has_report=False, how=how)
 
     def _pass_on(self, rank: int, message: dict[str, Any]) -> None:
@@ -181,7 +191,8 @@ class DecidingRecovery(LiveRecovery):
     def _shared(self, reason: str) -> str:
         """Tell the other launchers what they have to know, where it has changed; return the reason."""
         can_lose = self._can_lose_any()
-        state = {"excluded": sorted(self.excluded), "can_lose": can_lose, "reason": reason}
+        places = [(rank, *place) for rank, place in self._places.items()]
+        state = {"excluded": sorted(self.excluded), "places": places, "can_lose": can_lose, "reason": reason}
         if state != self._state:
             self._state = state
             self._relay.arm(is_on=can_lose)

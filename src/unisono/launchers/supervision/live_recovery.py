@@ -55,7 +55,7 @@ class LiveRecovery:
         self._why_not, self._has_left = "", False
         self._deadline = self._lost_s = 0.0
         self._pending: set[int] = set()
-        self._places: set[tuple[int, int]] = set()
+        self._places: dict[int, tuple[int, int]] = {}  # of deaths, by rank
         self.excluded: set[int] = set()
         self.unwanted: set[int] = set()
 
@@ -189,9 +189,9 @@ class LiveRecovery:
         if not self._can_lose_any():
             where = "a worker has left its steps" if self._has_left else "not all workers had begun their steps"
             return self._leave(self._why_not or where)
-        if place[1] >= 0 and place in self._places:
+        if place[1] >= 0 and place in self._places.values():
             return self._leave(f"a worker died in step {place[0]}, replica {place[1]} before")
-        self._places.add(place)
+        self._places[rank] = place if place[1] >= 0 else self._places.get(rank, place)
         self._pending.add(rank)
         self._deadline = time.monotonic() + _GATHER_S
         reason = self._do(self._members.died(rank))

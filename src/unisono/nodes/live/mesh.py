@@ -23,6 +23,7 @@ from unisono.store.client import Client
 _BEAT_S = 0.1
 _WAIT_S = 0.2
 _JOIN_S = 1.0
+_LATE = 4  # times in the longest silence an answer that has not come is asked for over one more connection
 
 
 @final
@@ -43,11 +44,13 @@ class Mesh:
         places: Of all stores, this launcher's own among them.
         hear: Takes who has said something, and what; called in threads, one word of a host after the other.
         left_out: Called where another launcher says that the hosts go on without this one.
+        silence_s: Longest silence of a host that counts as in reach.
     """
 
     def __init__(
-        self, node: int, places: Places, hear: Callable[[int, Any], None], left_out: Callable[[], None]
-    ) -> None:
+        self, node: int, places: Places, hear: Callable[[int, Any], None], left_out: Callable[[], None],
+        silence_s: float,
+    ) -> None:  # fmt: skip
         self._stopped, self._hear = threading.Event(), hear
         self._since_s = time.monotonic()  # when silence has begun to count
         self._clients = [Client(host, port, places.key) for host, port in places.stores]
@@ -55,6 +58,11 @@ class Mesh:
         self._own = self._values[node]
         others = [other for other in range(len(self._values)) if other != node]
         self._lines = {other: _Line((node, other), self._values, self._stopped, left_out) for other in others}
+        late_s = silence_s / _LATE
+        self._askers = [
+            threading.Thread(target=line.ask_on, args=(late_s,), name="unisono-live-mesh", daemon=True)
+            for line in self._lines.values()
+        ]
         self._readers = [
             threading.Thread(target=functools.partial(self._read, other), name="unisono-live-mesh", daemon=True)
             for other in others
@@ -62,7 +70,7 @@ class Mesh:
 
     def start(self) -> None:
         """Begin to hear."""
-        for thread in (*self._readers, *(line.thread for line in self._lines.values())):
+        for thread in (*self._readers, *self._askers, *(line.thread for line in self._lines.values())):
             thread.start()
 
     def send(self, node: int, word: Any) -> None:
@@ -93,7 +101,7 @@ class Mesh:
             line.thread.join(max(0.0, deadline - time.monotonic()))
         self._stopped.set()
         deadline = time.monotonic() + _JOIN_S
-        for thread in (*self._readers, *(line.thread for line in self._lines.values())):
+        for thread in (*self._readers, *self._askers, *(line.thread for line in self._lines.values())):
             thread.join(max(0.0, deadline - time.monotonic()))  # one that connects to a lost host ends with the process
         for node, line in lines.items():
             if unsaid := line.unsaid():
@@ -135,7 +143,7 @@ class _Line:
     ) -> None:  # fmt: skip
         self.words: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the last one
         self.number, self._saying = 0, list[Any]()  # of the next word; one that is not answered yet
-        self.answered_s = time.monotonic()
+        self.answered_s, self._spare = time.monotonic(), threading.BoundedSemaphore(_LATE)
         self._node, self._other = nodes
         self._own, self._values = (values[node] for node in nodes)
         self._stopped, self._left_out = stopped, left_out
@@ -161,6 +169,24 @@ class _Line:
             elif (found := self._ask()) and not is_told:
                 is_told = self._take(found)
 
+    def ask_on(self, late_s: float) -> None:
+        """Ask over one more connection, again and again, while an answer is late.
+
+        TCP sends a lost packet again after 0.2 s, 0.4 s more, 0.8 s more, ...; all on that connection waits meanwhile,
+        and that is no silence of a host.
+        """
+        while not self._stopped.wait(late_s):
+            is_late = time.monotonic() - self.answered_s > late_s + _BEAT_S
+            if is_late and self._spare.acquire(blocking=False):
+                threading.Thread(target=self._ask_again, name="unisono-live-mesh", daemon=True).start()
+
+    def _ask_again(self) -> None:
+        try:
+            if self._ask() is True:
+                self._left_out()
+        finally:
+            self._spare.release()
+
     def _say(self, word: Any) -> None:
         """Say it until it is answered: one that has been taken already is not looked for again."""
         self._saying = [word]
@@ -171,7 +197,7 @@ class _Line:
             except PeerLost:
                 self._stopped.wait(_BEAT_S)
                 continue
-            self.answered_s = asked_s
+            self.answered_s = max(self.answered_s, asked_s)
             self.number, self._saying = self.number + 1, []
             break
 
@@ -181,7 +207,7 @@ class _Line:
             found = self._values.look(f"out/{self._node}")
         except PeerLost:
             return None
-        self.answered_s = asked_s
+        self.answered_s = max(self.answered_s, asked_s)
         return found
 
     def _take(self, found: Any) -> bool:

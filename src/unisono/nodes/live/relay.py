@@ -50,6 +50,9 @@ class LiveRelay:
             which they are ended when nobody keeps the launchers' store: 0 allows any.
         put: Takes what is heard; called in threads.
         cut: Takes why this host has to end its workers.
+
+    Attributes:
+        gone: Hosts that have been left out, and for how many seconds each had not been heard then.
     """
 
     def __init__(
@@ -65,7 +68,8 @@ class LiveRelay:
         self._stood_s = self._lost_s = 0.0  # 0: it has not
         self._is_armed, self._stopped = threading.Event(), threading.Event()
         self._is_cut = self._is_over = False
-        self._mesh = Mesh(node, places, self._hear, self._is_left_out)
+        self.gone: dict[int, float] = {}
+        self._mesh = Mesh(node, places, self._hear, self._is_left_out, self._silence_s)
         self._judge = threading.Thread(target=self._judge_on, name="unisono-live-relay", daemon=True)
         self._mesh.start()
         self._judge.start()
@@ -89,6 +93,13 @@ class LiveRelay:
         """Say something to another launcher; nothing to one of a host that is left out."""
         if node in self.hosts:
             self._mesh.send(node, {"word": message})
+
+    def rest(self) -> None:
+        """Say that no worker of this host is left: another one is to decide if the deciding one is lost."""
+        with self._lock:
+            self._side = self._side.heard_idle(self.node)
+        for other in self._others():
+            self._mesh.send(other, {"idle": True})
 
     def arm(self, *, is_on: bool) -> None:
         """Let silence count, from now on or no more."""
@@ -116,6 +127,8 @@ class LiveRelay:
                 if node in side.settled.hosts:
                     self._is_over |= node == side.settled.decider and "over" in said["word"]
                     self._put(HostSaid(node, said["word"]))
+            elif "idle" in said:
+                self._side = side.heard_idle(node)
             elif "ask" in said:
                 self._vote(node, said["ask"])
             elif "vote" in said:
@@ -155,6 +168,8 @@ class LiveRelay:
     def _settle(self, side: Launcher) -> None:
         """Act by a decree that all its hosts have accepted."""
         before, now = self._settled, side.settled
+        lost, silent_s = {*before.hosts} - {*now.hosts}, self._mesh.silent_s()
+        self.gone |= {node: silent_s[node] for node in lost - {self.node}}  # before anybody can know of them
         self._side = side
         if now == before:
             return
@@ -162,13 +177,12 @@ class LiveRelay:
         if self.node not in now.hosts:
             self._is_left_out()
             return
-        for node in {*before.hosts} - {*now.hosts}:
+        for node in lost:
             self._mesh.leave_out(node)
             if now.decider == before.decider == self.node:
-                self._put(HostSaid(node, {"silent": self._silence_s * _LONGER}))
+                self._put(HostSaid(node, {"silent": True}))
         if now.decider != before.decider:
-            succeeds = {"succeeds": now.hosts, "silent": self._silence_s * _LONGER}
-            self._put(HostSaid(now.decider, succeeds))
+            self._put(HostSaid(now.decider, {"succeeds": now.hosts}))
         if now.decider == self.node:
             for node in self._others():
                 self._mesh.send(node, {"settled": now.packed()})

@@ -13,8 +13,9 @@ A decree is settled when all hosts that it names have accepted it; only then doe
 So the majority counts among the hosts of the last agreed world, not among those of the start: of three hosts one may be
 lost, and of the two that are left another one. That is safe because a world counts only when all of it have accepted
 it, and because a candidate that cannot know whether it does needs a majority of it and of the one before. What is never
-counted is a majority of those that happen to be in reach. A half that has the lowest-numbered host counts as a
-majority: of two hosts, that one. A launcher that is started again is another one: it has no vote in this attempt.
+counted is a majority of those that happen to be in reach. A half that has the host which decides counts as a majority:
+of two hosts, that one. A launcher that is started again is another one: it has no vote in this attempt. One whose
+workers are all dead votes, but does not decide as long as another one has workers: the leader is where it is decided.
 """
 
 from collections.abc import Collection, Mapping
@@ -60,10 +61,10 @@ class Vote:
         return [self.term, self.settled.packed(), [decree.packed() for decree in self.accepted]]
 
 
-def is_majority(some: Collection[int], hosts: Collection[int]) -> bool:
-    """Whether these are more than half of the hosts, or half of them with the lowest-numbered one."""
-    there = {*some} & {*hosts}
-    return 2 * len(there) > len(hosts) or (2 * len(there) == len(hosts) and min(hosts) in there)
+def is_majority(some: Collection[int], decree: Decree) -> bool:
+    """Whether these are more than half of the hosts of a decree, or half of them with the one that decides."""
+    there = {*some} & {*decree.hosts}
+    return 2 * len(there) > len(decree.hosts) or (2 * len(there) == len(decree.hosts) and decree.decider in there)
 
 
 @final
@@ -80,6 +81,7 @@ class Launcher:
         votes: As a candidate: those of its term, by node rank.
         proposed: As a candidate: its decree.
         agreed: As a candidate: who has accepted it.
+        idle: Hosts that are known to have no workers any more: they do not decide.
     """
 
     node: int
@@ -90,6 +92,7 @@ class Launcher:
     votes: tuple[tuple[int, Vote], ...] = ()
     proposed: Decree | None = None
     agreed: frozenset[int] = frozenset()
+    idle: frozenset[int] = frozenset()
 
     def stand(self) -> "Launcher":
         """Become a candidate in a new term, and vote for itself."""
@@ -118,7 +121,7 @@ class Launcher:
         open_ones = {one for _, vote in self.votes for one in vote.accepted if one.term > settled.term}
         needed = (settled, *open_ones)
         hosts = tuple(node for node, _ in self.votes if all(node in one.hosts for one in needed))
-        if not all(is_majority(hosts, one.hosts) for one in needed) or hosts[0] != self.node:
+        if not all(is_majority(hosts, one) for one in needed) or self.first_of(hosts) != self.node:
             return None
         return Decree(self.promised, self.node, hosts)
 
@@ -145,6 +148,14 @@ class Launcher:
         agreed = self.agreed | {node}
         known = replace(self, agreed=agreed)
         return known.heard_settled(self.proposed) if agreed >= {*self.proposed.hosts} else known
+
+    def heard_idle(self, node: int) -> "Launcher":
+        """Take into account that no worker of a host is left."""
+        return replace(self, idle=self.idle | {node})
+
+    def first_of(self, hosts: Collection[int]) -> int:
+        """Return the one of these hosts that is to decide: the lowest-numbered that has workers; -1: none has."""
+        return min({*hosts} - self.idle, default=-1)
 
     def heard_settled(self, decree: Decree) -> "Launcher":
         """Take into account that all hosts of a decree have accepted it."""
@@ -178,8 +189,8 @@ def advise(
     hosts = launcher.settled.hosts
     in_reach = {node for node in hosts if node == launcher.node or silent_s[node] <= silence_s}
     left = frozenset(node for node in hosts if node == launcher.node or silent_s[node] <= longer * silence_s)
-    if not is_majority(in_reach, hosts):
+    if not is_majority(in_reach, launcher.settled):
         return "stop", left
     decider = launcher.settled.decider
-    stands = launcher.node == (decider if decider in left else min(left))
+    stands = launcher.node == (decider if decider in left else launcher.first_of(left))
     return "stand" if len(left) < len(hosts) and stands else "wait", left

@@ -32,7 +32,8 @@ LOCK_FILE = "run.lock"
 _BYTES = 512
 # A run that was killed a moment ago may still be dying.
 _WAIT_S = 3.0
-# A file server keeps the lock of a host that is lost for some time: 90 s, as a rule.
+# A file server keeps the lock of a host that is lost for some time: 90 s, as a rule. On one machine it may be held by a
+# worker that has been left out: its launcher, which stands still, ends it later.
 _LEASE_S = 120.0
 _LOOK_S = 0.01
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -171,7 +172,7 @@ class RunLock:
         began = time.monotonic()
         while not self._try():
             holder = _read(self._descriptor)
-            if holder is not None and _wait_for_end(holder, began + _WAIT_S):
+            if holder is not None and _wait_for_end(holder, began + (lease_s if holder.is_alive else _WAIT_S)):
                 continue
             if holder is not None and not holder.is_here and time.monotonic() < began + lease_s:
                 time.sleep(_LOOK_S)
