@@ -72,7 +72,7 @@ def test_launchers_that_do_not_end(tmp_path, monkeypatch, hangs):
 
 def play(job, **how):
     """Play with a silence that a loaded machine does not reach."""
-    return chaos_live(str(HOME / job), env=os.environ, workers=1, silence=5.0, replicas=6, fault_seed=4, **how)
+    return chaos_live(str(HOME / job), env=os.environ, workers=1, silence=3.0, replicas=6, fault_seed=4, **how)
 
 
 @pytest.mark.slow
