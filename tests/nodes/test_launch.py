@@ -6,17 +6,12 @@ import re
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpus import pretend_gpus, told
 from hosts import JOB, differs, free_port, gate, result_of
-from unisono.errors import PeerLost
-from unisono.launchers.supervision.restarts import Ending
-from unisono.nodes.launch import _without_keeper
-from unisono.nodes.verdicts import NodeEnding
 
 RESTARTS = ("--max-restarts", "3")
 QUICK = ("--heartbeat", "8")
@@ -130,6 +125,7 @@ def test_the_keeper_of_the_store_is_lost(hosts, reference):
     assert second.finish(60) == 1, second.err
     assert time.monotonic() - began < 30
     assert "lost the rendezvous" in second.err and "Hint: start the same command again" in second.err
+    assert "If the host that keeps the rendezvous does not come back: the same command without --nnodes" in second.err
     again = [hosts.start(name, rank=rank) for rank, name in enumerate(("a2", "b2"))]
     assert hosts.finish(*again) == [0, 0], hosts.words()
     assert result_of(hosts.out)["resumed_from_step"] >= 4
@@ -300,22 +296,3 @@ def test_a_recipe_on_two_hosts(hosts):
     told = [json.loads(host.out_file.read_text()) for host in (*pair, alone)]
     assert len({each["fingerprint"] for each in told}) == 1
     assert [each["world_size"] for each in told] == [2, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("ending", "what"),
-    [
-        (NodeEnding(kind="done"), "done"),
-        (NodeEnding(kind="stopped", step=4), "stopped"),
-        (NodeEnding(kind="interrupted", signum=15), "interrupted"),
-        (NodeEnding(kind="failed", message="a bad sample", exit_code=3, ending=Ending(rank=1, what="x")), "failed"),
-    ],
-)
-def test_the_end_without_a_rendezvous(ending, what):
-    """What this host's workers have come to is what its launcher says; where they would start again, it cannot."""
-    verdict = _without_keeper(ending, "it is gone")
-    assert (verdict.what, verdict.step) == (what, ending.step)
-    assert verdict.exit_code == {"failed": 3, "interrupted": 143}.get(what, 0)
-    for again in (NodeEnding(kind="ended"), replace(ending, kind="failed", ending=Ending(rank=-1, what="x"))):
-        with pytest.raises(PeerLost, match="it is gone"):
-            _without_keeper(again, "it is gone")

@@ -3,10 +3,11 @@
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from hosts import differs, gate, result_of
+from hosts import differs, free_port, gate, result_of
 
 LIVE = ("--live", "auto", "--silence", "5", "--heartbeat", "60")  # a loaded machine is not silence
 
@@ -142,3 +143,42 @@ def test_none_joins_on_several_hosts(hosts, option, value):
     host = hosts.start("a", rank=0, workers=2, options=("--live", "auto", option, value))
     assert host.finish(60) == 2, host.err
     assert f"{option} {value} lets workers join those of one host" in host.err
+
+
+def lose_the_first(first, second, hosts):
+    """Lose the host that decides and keeps the rendezvous, with all its processes, in step 9."""
+    first.wait_for_step(9)
+    second.wait_for_step(9)
+    first.kill_everything()
+    hosts.open(9)
+
+
+@pytest.mark.slow
+def test_the_others_start_again_without_the_first_host(hosts, reference):
+    """It is lost; later a worker fails: the two others meet where it is decided, and go on from the checkpoint."""
+    options = (*LIVE, "--max-restarts", "2")
+    first, second, third = starts(hosts, gate(9), "raise@15:1", workers=(1, 1, 2), options=options)
+    lose_the_first(first, second, hosts)
+    assert hosts.finish(second, third) == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    assert result_of(hosts.out)["world_size"] == 3
+    for host, node in ((second, 0), (third, 1)):
+        assert "Restart 1 on all hosts from the last checkpoint" in host.err
+        assert f"attempt 1: 2 hosts, 3 workers; this is node {node} with rank" in host.err
+
+
+@pytest.mark.slow
+def test_the_others_end_without_the_first_host(hosts, reference):
+    """The control: where no restart is allowed they end, say with which options to go on, and with these they do."""
+    first, second, third = starts(hosts, gate(9), "raise@15:1", workers=(1, 1, 1))
+    lose_the_first(first, second, hosts)
+    workers = [reading.pid for host in (second, third) for reading in host.readings()]
+    assert hosts.finish(second, third) == [1, 1], hosts.words()
+    assert "ValueError: a bad sample" in second.err
+    for host, rank in ((second, 0), (third, 1)):
+        assert f"the same command with --nnodes 2 --node-rank {rank} --rdzv-endpoint 127.0.0.1:" in host.err, host.err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    hosts.endpoint = f"127.0.0.1:{free_port()}"  # the one that is told may be another program's here
+    again = [hosts.start(name, gate(9), "raise@15:1", rank=rank) for rank, name in enumerate("de")]
+    assert hosts.finish(*again) == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,8 @@ from unisono.launchers.supervision.memory_kills import check_address_space
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
 from unisono.nodes.endpoint import Interrupted
-from unisono.nodes.live.relay import check_live, relay_of
+from unisono.nodes.live.relay import LiveRelay, check_live, relay_of
+from unisono.nodes.live.survivors import Survivors, agree, alone, without_host
 from unisono.nodes.network import Interface, choose_interface, refuse_untrusted
 from unisono.nodes.peer_monitor import KEEPER, Attempt
 from unisono.nodes.plan import NodesPlan
@@ -40,6 +41,7 @@ from unisono.system.messages import tell
 
 _BYE_S = 5.0
 _POLL_S = 0.1
+_GRACE_S, _JOIN_S = 30.0, 120.0  # for the others, when the host that keeps the rendezvous is lost: to end, and to come
 
 
 def run_nodes(spec: LaunchSpec, plan: NodesPlan, environ: Mapping[str, str], *, program: str = "") -> None:
@@ -90,39 +92,49 @@ class _HostLaunch:
         self._history: list[dict[str, Any]] = []
         self._replicas = int(environ.get("UNISONO_REPLICAS") or spec.env.get("UNISONO_REPLICAS") or 0)
         self._num_attempts = 0
+        self._without = ""  # how to go on without that host
+        self._next: NodesPlan | None = None  # where this host goes on when the one that keeps the rendezvous is lost
 
     def run(self) -> Verdict:
         """Return the last verdict, as it concerns this host."""
         with contextlib.closing(ProbePort(self._interface)) as self._probe_port:
-            rendezvous = Rendezvous(
-                self._plan, self._interface, self._describe, self._signals, self._spec.heartbeat_s,
-                default_cache(self._environ),
-            )  # fmt: skip
-            is_over = False
-            try:
-                self._say(
-                    f"{rendezvous.info.name} talks to the others over {self._interface.name}"
-                    + (", and keeps the rendezvous." if rendezvous.is_keeper else ".")
-                )
-                self._roll_call = RollCall(
-                    rendezvous, self._plan, self._interface, self._probe_port,
-                    is_live=self._spec.live == "auto" and not self._spec.why_not_live,
-                )  # fmt: skip
-                verdict = self._rounds(rendezvous)
-                is_over = verdict.what != "again"
-            except PeerLost as error:
-                raise PeerLost(
-                    f"lost the rendezvous {self._plan.endpoint}: {error}. The workers of this host were stopped. "
-                    "Hint: start the same command again on all hosts; a run goes on from its last checkpoint."
-                ) from error
-            finally:
-                rendezvous.close(is_over=is_over)
+            verdict = self._meet()
+            while self._next is not None:
+                self._plan, self._next, self._signals.events = self._next, None, type(self._signals.events)()
+                verdict = self._meet()
         if verdict.what != "again":
             return verdict
         # Only this host leaves.
         if verdict.step:
             return replace(verdict, what="stopped")
         return replace(verdict, what="interrupted", exit_code=128 + self._signals.received[0])
+
+    def _meet(self) -> Verdict:
+        rendezvous = Rendezvous(
+            self._plan, self._interface, self._describe, self._signals, self._spec.heartbeat_s,
+            default_cache(self._environ),
+        )  # fmt: skip
+        is_over = False
+        try:
+            self._say(
+                f"{rendezvous.info.name} talks to the others over {self._interface.name}"
+                + (", and keeps the rendezvous." if rendezvous.is_keeper else ".")
+            )
+            self._roll_call = RollCall(
+                rendezvous, self._plan, self._interface, self._probe_port,
+                is_live=self._spec.live == "auto" and not self._spec.why_not_live,
+            )  # fmt: skip
+            verdict = self._rounds(rendezvous)
+            is_over = verdict.what != "again"
+        except PeerLost as error:
+            raise PeerLost(
+                f"lost the rendezvous {self._plan.endpoint}: {error}. The workers of this host were stopped. "
+                "Hint: start the same command again on all hosts; a run goes on from its last checkpoint."
+                + self._without
+            ) from error
+        finally:
+            rendezvous.close(is_over=is_over)
+        return verdict
 
     def _rounds(self, rendezvous: Rendezvous) -> Verdict:
         while True:
@@ -140,11 +152,15 @@ class _HostLaunch:
             if current.node_rank in verdict.leaving:
                 return replace(verdict, step=mine.step)
             self._say(verdict.text)
+            if self._next is not None:
+                return verdict
             self._signals.events = type(self._signals.events)()
 
     def _run_round(self, rendezvous: Rendezvous, current: Round) -> tuple[Verdict, NodeEnding]:
         self._replicas, self._history = current.replicas, current.history
         placement, infos = current.placement, current.infos
+        keeper = next(i for i, info in enumerate(infos) if info.number == 0)
+        self._without = self._how_without(current, [node for node in range(len(infos)) if node != keeper])
         spec = replace(
             self._spec, placement=placement, env={**self._spec.env, "UNISONO_REPLICAS": str(current.replicas)}
         )
@@ -165,10 +181,9 @@ class _HostLaunch:
                 raise PeerLost(monitor.cut_off)
             if relay is not None and KEEPER not in relay.hosts:
                 monitor.cut("its host was lost, and the others have gone on without it")
-                return _without_keeper(mine, monitor.cut_off), mine
+                return self._without_keeper(relay, current, mine, rendezvous.secret), mine
             current.values.put(f"ending/{placement.node_rank}", asdict(mine))
             endings = self._gather(rendezvous, watched)
-            keeper = next(i for i, info in enumerate(infos) if info.number == 0)
             verdict = judge(
                 endings, [info.name for info in infos], current.history, min_nodes=self._plan.min_nodes,
                 is_elastic=self._plan.is_elastic, max_restarts=spec.max_restarts, keeper=keeper,
@@ -180,6 +195,44 @@ class _HostLaunch:
         if isinstance(outcome, OutputBroken):
             raise BrokenPipeError("the reader of the output went away; the workers were stopped")
         return verdict, mine
+
+    def _without_keeper(self, relay: LiveRelay, current: Round, mine: NodeEnding, secret: str) -> Verdict:
+        """Return what follows where the host that keeps the rendezvous is lost: others may meet where it is decided.
+
+        Raises:
+            PeerLost: The workers would have to start again, and cannot.
+        """
+        places, max_restarts = current.places, self._spec.max_restarts
+        names = [current.infos[node].name for node in relay.hosts]
+        address = current.infos[relay.decider].address
+        self._without = self._how_without(current, relay.hosts, relay.decider)
+        if mine.kind not in ("failed", "ended") or not max_restarts or places is None:
+            return alone(mine, self._without, "its host was lost, and the others have gone on without it")
+        left = Survivors(relay.hosts, relay.decider, current.node_rank, places)
+
+        def rule(endings: Sequence[NodeEnding]) -> Verdict:
+            return judge(
+                endings, names, current.history, min_nodes=1, is_elastic=True, max_restarts=max_restarts,
+                keeper=relay.hosts.index(relay.decider),
+            )  # fmt: skip
+
+        stop = lambda: "this host was asked to stop" if self._signals.received else ""  # noqa: E731
+        verdict, meeting = agree(left, mine, rule, self._spec.grace_s + _GRACE_S, stop)
+        if verdict.what == "again" and current.node_rank in meeting.hosts:
+            there = sorted(meeting.hosts, key=lambda node: (node != relay.decider, node))
+            self._next = replace(
+                self._plan, min_nodes=len(there), max_nodes=len(there), host=address, port=meeting.port, secret=secret,
+                node_rank=there.index(current.node_rank), join_s=min(self._plan.join_s, _JOIN_S),
+            )  # fmt: skip
+        return verdict
+
+    def _how_without(self, current: Round, others: Sequence[int], decider: int = -1) -> str:
+        """Return how this host goes on without the one that keeps the rendezvous, in words; empty where that is it."""
+        if current.node_rank not in others:
+            return ""
+        first = min(others) if decider < 0 else decider
+        address = current.infos[first].address
+        return without_host(others, first, current.node_rank, address, is_elastic=self._plan.is_elastic)
 
     def _gather(self, rendezvous: Rendezvous, watched: Attempt) -> list[NodeEnding]:
         """Return how it ended on all hosts; waits for those whose workers still run."""
@@ -251,21 +304,3 @@ class _HostLaunch:
     def _say(self, text: str) -> None:
         if self._spec.output != "quiet":
             tell(text)
-
-
-def _without_keeper(mine: NodeEnding, why: str) -> Verdict:
-    """Return what follows where the host that keeps the rendezvous is lost: the hosts cannot meet any more.
-
-    Raises:
-        PeerLost: The workers would have to start again.
-    """
-    if mine.kind == "done":
-        return Verdict(what="done")
-    if mine.kind == "stopped":
-        return Verdict(what="stopped", step=mine.step)
-    if mine.kind == "interrupted":
-        return Verdict(what="interrupted", text="this host was asked to stop.", exit_code=128 + mine.signum)
-    if mine.kind == "failed" and mine.is_root:
-        rank = mine.ending.rank if mine.ending is not None else -1
-        return Verdict(what="failed", text=mine.message, exit_code=mine.exit_code, rank=rank)
-    raise PeerLost(why)
