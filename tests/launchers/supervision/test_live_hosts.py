@@ -38,8 +38,8 @@ class Wire:
     def arm(self, *, is_on):
         self.is_armed = is_on
 
-    def rest(self):
-        self._idle.add(self.node)
+    def rest(self, *, is_idle):
+        (self._idle.add if is_idle else self._idle.discard)(self.node)
 
 
 class Hosts:

@@ -201,7 +201,10 @@ def test_the_deciding_host_is_lost(start):
 def test_a_host_without_workers_does_not_decide(start):
     """The deciding host is lost: the third one decides, and goes on alone when the second one is lost, too."""
     first, second, third = start(3, QUIET_S)
-    second.relay.rest()
+    for launcher, is_idle in ((second, True), (third, True), (third, False)):  # the third one has a worker again
+        launcher.relay.rest(is_idle=is_idle)
+    third.relay.send(1, {"n": 1})
+    assert second.heard.get(timeout=60) == HostSaid(2, {"n": 1})
     second.relay.send(2, {"n": 1})
     assert third.heard.get(timeout=60) == HostSaid(1, {"n": 1})
     arm(first, second, third)

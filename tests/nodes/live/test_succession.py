@@ -95,7 +95,7 @@ def play_all(hosts, stands, restarts=0, idle=()):
     seen, found = set(), set()
     sides = [begin(node, hosts) for node in range(hosts)]
     for node, other in idle:
-        sides[node] = sides[node].heard_idle(other)
+        sides[node] = sides[node].heard_idle(other, is_idle=True)
     waiting = [Play(tuple(sides))]
     while waiting:
         play = waiting.pop()

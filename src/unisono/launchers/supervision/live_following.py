@@ -173,7 +173,7 @@ class FollowingRecovery:
         how = {"code": code, "place": place, "has_report": has_report, "reached": reached}
         self._account.ended(rank, how)
         if not self._account.has_living():
-            self._relay.rest()
+            self._relay.rest(is_idle=True)
         return self._say({"rank": rank, "died": how})
 
     def can_lose(self, rank: int) -> bool:

@@ -48,8 +48,8 @@ class Relay(Protocol):
     def send(self, node: int, message: dict[str, Any]) -> None:
         """Say something to the launcher of another host, which may be gone."""
 
-    def rest(self) -> None:
-        """Say that no worker of this host is left: another one is to decide if the deciding one is lost."""
+    def rest(self, *, is_idle: bool) -> None:
+        """Say whether no worker of this host is left: then another one is to decide if the deciding one is lost."""
 
     def arm(self, *, is_on: bool) -> None:
         """Let silence count, from now on or no more: workers can go on without a host that is not heard."""

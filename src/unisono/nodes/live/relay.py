@@ -94,12 +94,12 @@ class LiveRelay:
         if node in self.hosts:
             self._mesh.send(node, {"word": message})
 
-    def rest(self) -> None:
-        """Say that no worker of this host is left: another one is to decide if the deciding one is lost."""
+    def rest(self, *, is_idle: bool) -> None:
+        """Say whether no worker of this host is left: then another one is to decide if the deciding one is lost."""
         with self._lock:
-            self._side = self._side.heard_idle(self.node)
+            self._side = self._side.heard_idle(self.node, is_idle=is_idle)
         for other in self._others():
-            self._mesh.send(other, {"idle": True})
+            self._mesh.send(other, {"idle": is_idle})
 
     def arm(self, *, is_on: bool) -> None:
         """Let silence count, from now on or no more."""
@@ -128,7 +128,7 @@ class LiveRelay:
                     self._is_over |= node == side.settled.decider and "over" in said["word"]
                     self._put(HostSaid(node, said["word"]))
             elif "idle" in said:
-                self._side = side.heard_idle(node)
+                self._side = side.heard_idle(node, is_idle=said["idle"])
             elif "ask" in said:
                 self._vote(node, said["ask"])
             elif "vote" in said:

@@ -149,9 +149,9 @@ class Launcher:
         known = replace(self, agreed=agreed)
         return known.heard_settled(self.proposed) if agreed >= {*self.proposed.hosts} else known
 
-    def heard_idle(self, node: int) -> "Launcher":
-        """Take into account that no worker of a host is left."""
-        return replace(self, idle=self.idle | {node})
+    def heard_idle(self, node: int, *, is_idle: bool) -> "Launcher":
+        """Take into account that no worker of a host is left; or that there is one again."""
+        return replace(self, idle=self.idle | {node} if is_idle else self.idle - {node})
 
     def first_of(self, hosts: Collection[int]) -> int:
         """Return the one of these hosts that is to decide: the lowest-numbered that has workers; -1: none has."""
