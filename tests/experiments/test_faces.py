@@ -1,5 +1,6 @@
 """Every experiment can be called from Python: it returns plain values, prints nothing, and says what it is doing."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -94,6 +95,11 @@ def test_rehearse(here, told, tmp_path):
     again = replay(str(tmp_path / "run"), step=5, tell=told.append)
     assert (again.start, again.step, again.first_other) == (3, 5, None)
     assert told[1] == f"computing 2 steps, 4 to 5, from {found.checkpoint}, by the recipe digits ..."
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    *kept, last = map(json.loads, ledger.read_text().splitlines()[:5])
+    told_less = {name: value for name, value in last.items() if name != "gradient"}
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in (*kept, told_less)))
+    assert replay(str(tmp_path / "run"), step=5).differing == ["gradient"], "a line that says less is another"
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError, match="run directory with checkpoints"):
         rehearse(str(tmp_path / "run"))

@@ -57,6 +57,11 @@ def change_weights(run, step):
     return place
 
 
+def change_values(run, step, change):
+    """Pass the plain values of a checkpoint to `change`, which changes them in place."""
+    change_object(dict(list_steps(run / "checkpoints"))[step], "state.json", change)
+
+
 def change_lines(run, change):
     """Pass each line's entry to `change`; those for which it returns None go."""
     file = run / "ledger.jsonl"

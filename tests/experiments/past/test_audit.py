@@ -183,11 +183,23 @@ def test_an_honest_run_passes(honest, tmp_path):
 
 
 def fine_tuned(run, tmp_path):
-    """Other weights at step 5, from which the rest was trained honestly."""
+    """Other weights at step 5."""
+    return gone_on_with(run, tmp_path, lambda: forger.change_weights(run, 5))
+
+
+def faster(run, tmp_path):
+    """Another learning rate from step 5 on, as the optimizer's state has it; score and program say the old one."""
+    return gone_on_with(
+        run, tmp_path, lambda: forger.change_values(run, 5, lambda it: it["optimizer"]["groups"][0].update(lr=0.2))
+    )
+
+
+def gone_on_with(run, tmp_path, change):
+    """Change the state of step 5, from which the rest is trained honestly."""
     for step, place in forger.list_steps(run / "checkpoints"):
         if step > 5:
             forger.shutil.rmtree(place)
-    forger.change_weights(run, 5)
+    change()
     forger.change_lines(run, lambda entry: entry if entry["step"] <= 5 else None)
     forger.seal(run)
     folder = tmp_path / "work"
@@ -220,6 +232,7 @@ def told_as(other, run):
     ("forge", "said"),
     [
         (fine_tuned, "the checkpoint of step 5 is not where the steps lead: model"),
+        (faster, "the checkpoint of step 5 is not where the steps lead: state.json: optimizer"),
         (other_data, "step 1 is another than in the ledger: loss, gradient"),
         (other_rate, "step 2 is another than in the ledger: "),
     ],

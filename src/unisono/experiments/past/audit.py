@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.checkpoint.format import fingerprint_of
+from unisono.checkpoint.manifest import STATE_FILE
 from unisono.checkpoint.store import list_steps, read, verify
 from unisono.determinism.seeding import mix
 from unisono.errors import CheckpointError, ConfigError, WorkerFailed
@@ -207,7 +208,7 @@ def _check(home: Path, one: Segment, args: Sequence[str], how: dict[str, Any], r
         return f"step {done.first_other} is another than in the ledger: {', '.join(done.differing)}"
     if one.last in starts:
         stored = _state(home, one.last)
-        if others := [name for name in stored if stored[name] != reached.get(name)]:
+        if others := [name for name in stored | reached if stored.get(name) != reached.get(name)]:
             return f"the checkpoint of step {one.last} is not where the steps lead: {', '.join(others)}"
     if one.last == result["steps"] and reached["model"] != result.get("fingerprint"):
         return "the result has another fingerprint than the weights that the steps lead to"
@@ -215,9 +216,10 @@ def _check(home: Path, one: Segment, args: Sequence[str], how: dict[str, Any], r
 
 
 def _state(home: Path, step: int) -> dict[str, str]:
-    """Return a hash of each part of the state after a step: ``model`` is the fingerprint."""
+    """Return a hash of each part of the state after a step, ``model`` is the fingerprint; and its plain values."""
     path = next((path for other, path in list_steps(home / "checkpoints") if other == step), None)
     if path is None:
         return {}
     _, state = read(path)
-    return {name: fingerprint_of(tensors) for name, tensors in state.tensors.items()}
+    plain = {f"{STATE_FILE}: {name}": json.dumps(value, sort_keys=True) for name, value in state.values.items()}
+    return {name: fingerprint_of(tensors) for name, tensors in state.tensors.items()} | plain

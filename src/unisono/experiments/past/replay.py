@@ -180,7 +180,8 @@ def recompute(
                 f"the program has ended without computing step {step}. Hint: is it the script that made the run, with "
                 "the same arguments (after --), and does it train to the end?"
             )
-        differing = [name for name, value in recorded[step].items() if found[step].get(name) != value]
+        one, other = recorded[step], found[step]
+        differing = [name for name in one | other if one.get(name) != other.get(name)]
         if differing:
             return Replay(start=first, step=last, first_other=step, differing=differing)
     return Replay(start=first, step=last, first_other=None, differing=[])
