@@ -49,12 +49,22 @@ class _Worker:
 
 @final
 class Injector:
-    """One disturbed run."""
+    """One disturbed run.
+
+    Every wait for it raises `LaunchError` where it stands still.
+
+    Args:
+        command: Returns the command line of a launcher of so many workers.
+        env: Its variables.
+        scratch: Directory for what launchers say and write.
+        workers: Of the first launcher.
+        longest_s: So long a step, or the end of the run, is waited for.
+    """
 
     def __init__(
-        self, command: Callable[[int], list[str]], env: Mapping[str, str], scratch: Path, workers: int
+        self, command: Callable[[int], list[str]], env: Mapping[str, str], scratch: Path, workers: int, longest_s: float
     ) -> None:
-        self.workers = workers
+        self.workers, self._longest_s = workers, longest_s
         self._command, self._env, self._scratch = command, dict(env), scratch
         self._launcher: subprocess.Popen[bytes] | None = None
         self._num_launches = 0
@@ -105,8 +115,7 @@ class Injector:
 
     def finish(self) -> int:
         """Wait for the launcher and return its exit code."""
-        assert self._launcher is not None
-        return self._launcher.wait()
+        return self._end(self._longest_s)
 
     def close(self) -> None:
         """Kill the launcher if it still runs; its workers die with it."""
@@ -147,7 +156,8 @@ class Injector:
 
     def _wait_until(self, holds: Callable[[Reading], bool]) -> bool:
         """Wait until something holds of a worker's heartbeat page; False if the run ends before."""
-        while True:
+        deadline = time.monotonic() + self._longest_s
+        while time.monotonic() < deadline:
             for path in heartbeat_files(self._temporary):
                 try:
                     reading = HeartbeatPage(path).read()
@@ -158,6 +168,14 @@ class Injector:
             if self._has_ended():
                 return False
             time.sleep(_LOOK_S)
+        raise LaunchError(f"no worker has done its next step within {self._longest_s:g} s:\n{_tail(self.log)}")
+
+    def _end(self, longest_s: float) -> int:
+        assert self._launcher is not None
+        try:
+            return self._launcher.wait(longest_s)
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(f"the launcher has not ended within {longest_s:g} s:\n{_tail(self.log)}") from error
 
     def _has_ended(self) -> bool:
         assert self._launcher is not None
@@ -180,7 +198,7 @@ class Injector:
         self.workers = fault.workers
         if fault.kind == "resize":
             self._launcher.send_signal(signal.SIGTERM)
-            if self._launcher.wait(timeout=_STOP_S) != RunStopped.exit_code:
+            if self._end(_STOP_S) != RunStopped.exit_code:
                 return False
         else:
             self._launcher.kill()

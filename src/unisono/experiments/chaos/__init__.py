@@ -122,7 +122,7 @@ def chaos(
 
     Raises:
         ConfigError: A wrong setting, or the undisturbed run failed.
-        LaunchError: The disturbed run ended by itself.
+        LaunchError: The disturbed run ended by itself, or stands still.
     """
     job = Job(target, args, options, launch or {}, env)
     drawn = job.kinds(kinds)
@@ -132,7 +132,8 @@ def chaos(
         job = job.saving_every(max(1, steps // (4 * kills)))
         tell(f"{steps} steps, {kills} faults, seed of the faults {fault_seed}:")
         began, calm, rough = time.monotonic(), scratch / "reference", scratch / "disturbed"
-        injector = Injector(partial(job.command, rough), job.environment(rough, workers), scratch, workers)
+        command, environment = partial(job.command, rough), job.environment(rough, workers)
+        injector = Injector(command, environment, scratch, workers, longest_s(reference))
         injections, code = _disturb(injector, faults, tell)
         seconds = round(time.monotonic() - began, 1)
         disturbed = read_result(rough)["fingerprint"] if code == 0 else None
@@ -165,6 +166,11 @@ def undisturbed(job: Job, workers: int, out: str | None, tell: Tell) -> Iterator
         if done.returncode:
             raise ConfigError(f"the undisturbed run failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
         yield scratch, read_result(calm)
+
+
+def longest_s(reference: Mapping[str, Any]) -> float:
+    """Return how long a disturbed run may need for a step, or its end, by the result of the undisturbed one."""
+    return float(600 + 20 * reference["train_s"])
 
 
 def _disturb(injector: Injector, faults: Sequence[Fault], tell: Tell) -> tuple[list[Injection], int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from unisono.experiments.chaos import Job, dying, undisturbed
+from unisono.experiments.chaos import Job, dying, longest_s, undisturbed
 from unisono.experiments.chaos.deaths import (
     Death,
     Died,
@@ -33,7 +33,6 @@ from unisono.experiments.trials import Tell, as_typed, is_script, read_result, s
 from unisono.observe.compare import first_difference
 
 _LATEST_SHARE = 0.9  # of a run: later nobody is killed
-_END_S, _END = 600.0, 20.0  # so long a run may need for its end, and so many times what the undisturbed one has needed
 _SAME = ("fingerprint", "metrics", "steps", "ledger_head")
 _NO_MORE = ("--live", "auto", "--max-restarts", "0")
 _GROWS = ("--live", "auto", "--max-restarts", "3", "--spares", "1")
@@ -201,7 +200,7 @@ class _Trials:
             alone = LiveRun(launchers, temporary, self._workers, latest)
             run = HostsRun(launchers, self._on_each, latest, self._silence) if self._hosts > 1 else alone
             found = drive(run)
-            wrong = launchers.end(_END_S + _END * self._reference["train_s"])
+            wrong = launchers.end(longest_s(self._reference))
         self.deaths += found
         told = " ".join(f"{died.rank} at {died.step} ({died.kind}, {died.phase})" for died in found)
         self._tell(f"[{self.runs}{title}] {len(found)} died: {told}" if found else f"[{self.runs}{title}]")
