@@ -34,7 +34,7 @@ def be_rank(rank: int, folder: str, timeout_s: float, said: int, told: int) -> N
         while True:
             group.all_reduce(value, "MAX")
     except PeerLost as error:
-        report = {"rank": rank, "at": time.monotonic(), "error": str(error), "meetings": board.num_barriers}
+        report = {"rank": rank, "at": time.monotonic(), "error": str(error), "meetings": board.num_meetings}
     os.write(said, json.dumps(report).encode() + b"\n")
     os.read(told, 1)  # until the others' end of the pipe is closed
 

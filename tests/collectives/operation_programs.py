@@ -157,7 +157,7 @@ def use_everything(transport: None, rounds: int) -> dict[str, Any]:
             wrong.append(str(case))
         if case.operation in ("all_reduce", "all_gather", "broadcast"):
             digest.update(b"".join(map(plain_bits, got)))
-    meetings = group.board.num_barriers
+    meetings = group.board.num_meetings
     return {
         "wrong": wrong, "num_cases": len(chosen), "digest": digest.hexdigest(), "num_meetings": meetings,
         "mismatches": disagree(group), "refusals": refuse(group), "sum": sum_leaves(group), "still": still_works(group),

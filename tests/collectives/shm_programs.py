@@ -113,6 +113,6 @@ def leave_early(transport: None) -> str:
 def settle(transport: None, cache: str) -> dict[str, Any]:
     """Settle the plan with an empty or a filled cache."""
     shared = over_shared_memory(connect(World.current(), share_memory=False), timeout_s=20)
-    before = shared.board.num_barriers
+    before = shared.board.num_meetings
     plan = settle_plan(shared, Path(cache))
-    return {"plan": asdict(plan), "measured": shared.board.num_barriers - before > 50}
+    return {"plan": asdict(plan), "measured": shared.board.num_meetings - before > 50}

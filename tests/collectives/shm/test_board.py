@@ -62,7 +62,7 @@ def test_who_left_because_of_another_is_not_named():
     with boards(2, 0.2) as ([first, _, second], [_, left]):  # the control: one that had not given up is
         end(left)
         assert f"rank 2 (process {left.pid}) has died" in lost(first)
-        assert second.num_barriers == 0
+        assert second.num_meetings == 0
 
 
 def test_who_is_behind_is_named():

@@ -21,9 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm.board import Watcher
-from unisono.collectives.shm.live_boards import Speaker, World
+from unisono.collectives.shm.live_boards import LiveWorlds, Speaker, World
 from unisono.collectives.transport import TIMEOUT_S, Transport
 from unisono.errors import PeerLost
 from unisono.system.leaving import leave_groups_at_exit
@@ -124,7 +123,7 @@ class LiveGroupTransport(Transport):
 
 
 @final
-class LiveGroups:
+class LiveGroups(LiveWorlds[LiveGroupTransport]):
     """The groups of one rank, an epoch after the other; `LiveBoards` for ranks that do not share memory.
 
     Args:
@@ -135,7 +134,6 @@ class LiveGroups:
         name: Returns what the others are told of an epoch whose first rank this is.
 
     Attributes:
-        world: That of now; None before the first change.
         first: What joins the ranks of the start; None for a rank that joins others. Making it is collective.
     """
 
@@ -143,57 +141,18 @@ class LiveGroups:
         self, store: Callable[[str, int, Callable[[], str]], Store], ranks: tuple[int, int] | None, live: Speaker,
         name: Callable[[int], str] = "e{}".format,
     ) -> None:  # fmt: skip
-        self._live, self._store = live, store
-        self.world: World | None = None
+        super().__init__(live)
+        self._store = store
         live.offer = lambda size, epoch: "" if size == 1 else name(epoch)
         leave_groups_at_exit()
         self.first = None if ranks is None else LiveGroupTransport(self._connect("e0", *ranks, 1))
         self._now = self.first
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether meetings ask whether the world has changed."""
-        return self._now is not None and self._now.live is not None
-
-    @property
-    def passed(self) -> int:
-        """How many meetings have been begun, and passed where this rank is in none."""
-        return 0 if self._now is None else self._now.num_meetings
-
-    def look(self) -> None:
-        """Between meetings: raise `WorldChanged` where the world has changed."""
-        if self._live.is_called and self.is_watched:
-            self._live.at(self.passed + 1)
-
-    def watch(self, *, is_on: bool) -> None:
-        """Ask at meetings whether the world has changed, from now on; or no more."""
-        if self._now is not None:
-            self._now.live = self._live if is_on else None
-
-    def wait_at_door(self) -> None:
-        """Between meetings: wait until all have come here, and are called; always raises, see `move`."""
-        self._live.wait_at_door(self.passed + 1)
-
-    def move(self) -> Transport:
-        """Return what joins the ranks of the new world, when all of them are there.
-
-        Raises:
-            WorldChanged: One more has died meanwhile.
-            PeerLost: The launcher ends this world, or its ranks cannot connect.
-        """
-        old, self.world = self._now, self._live.move()
-        world = self.world
+    def _join(self, world: World, rank: int) -> Transport:
         self.close()
-        if len(world.members) == 1:
-            if old is not None:
-                old.num_meetings = world.passed
-            self._live.up(world.epoch)
-            return LoopbackTransport()
-        where = world.members.index(self._live.number), len(world.members)
-        now = LiveGroupTransport(self._connect(world.offer, *where, world.passed + 1))
-        now.num_meetings, now.live, self._now = world.passed, self._live, now
+        self._now = now = LiveGroupTransport(self._connect(world.offer, rank, len(world.members), world.passed + 1))
+        now.num_meetings, now.live = world.passed, self._live
         now.barrier()
-        self._live.up(world.epoch)
         return now
 
     def close(self) -> None:

@@ -56,12 +56,12 @@ class WithinHost:
         targets = self._targets(partials, out)
         length, most = len(out) // self._size, self._most * self._size
         for piece in _pieces(board, length, most, out, in_blocks=rounding is not None):
-            own = self._laid_down(board.rank, board.num_barriers % 2, piece, out)
+            own = self._laid_down(board.rank, board.num_meetings % 2, piece, out)
             for place, rows in zip(own, mine.values(), strict=True):
                 for part in self._not_mine:
                     place[part].copy_(rows[part][piece])
             board.meet("sum inside a host")
-            parity = (board.num_barriers - 1) % 2
+            parity = (board.num_meetings - 1) % 2
             arrived = {
                 node: rows
                 for rank, found in enumerate(self._owned)
@@ -84,11 +84,11 @@ class WithinHost:
         most = max(map(len, self._carried))
         for piece in _pieces(board, whole.shape[1], most, out):
             width = piece.stop - piece.start
-            own = board.slot(board.rank, board.num_barriers % 2, out.dtype)
+            own = board.slot(board.rank, board.num_meetings % 2, out.dtype)
             for place, part in zip(own[: len(self._mine) * width].view(-1, width), self._mine, strict=True):
                 place.copy_(whole[part][piece])
             board.meet("result inside a host")
-            parity = (board.num_barriers - 1) % 2
+            parity = (board.num_meetings - 1) % 2
             for rank, parts in enumerate(self._carried):
                 if rank != board.rank:
                     slot = board.slot(rank, parity, out.dtype)[: len(parts) * width].view(-1, width)

@@ -60,7 +60,7 @@ class SharedBoard:
         live: Asked at every meeting whether the world has changed, where ranks may go on without one that has died.
         first_rank: What rank 0 of the board is called in messages, where the board joins some ranks of a world.
         num_ranks: Number of ranks of that world.
-        num_barriers: Meetings that this rank has begun; counted through all boards of a world that loses ranks.
+        num_meetings: Meetings that this rank has begun; counted through all boards of a world that loses ranks.
         plan: How reductions are cut.
         kept: What reductions of one shape would compute again and again.
     """
@@ -85,7 +85,7 @@ class SharedBoard:
         self._offsets = [[self._note_offset(r, parity) for r in range(world_size)] for parity in range(2)]
         self.first_rank, self.num_ranks = 0, world_size
         self.kept: dict[object, object] = {}
-        self.num_barriers = 0
+        self.num_meetings = 0
         self.pids: list[int] = []
         self.live: Watcher | None = None
         self.plan: Plan = default_plan(world_size)
@@ -144,12 +144,12 @@ class SharedBoard:
             WorldChanged: It will not take place, the ranks go on in another world; only where there is a `live`.
         """
         if self.live is not None and self.live.is_called:
-            self.live.at(self.num_barriers + 1)
-        parity = self.num_barriers % 2
-        self.num_barriers += 1
+            self.live.at(self.num_meetings + 1)
+        parity = self.num_meetings % 2
+        self.num_meetings += 1
         memory, offsets = self._memory, self._offsets[parity]
         start, size = offsets[self.rank], _HEAD.size + len(note)
-        told = _HEAD.pack(self.num_barriers, 0, len(note), 0) + note
+        told = _HEAD.pack(self.num_meetings, 0, len(note), 0) + note
         memory[start : start + size] = told
         try:
             for theirs, mine in self._semaphores:
@@ -157,7 +157,7 @@ class SharedBoard:
                 take(mine, self._look)
         except _OthersHavePassed:
             pass
-        _FINISHED.pack_into(memory, start + 4, self.num_barriers)
+        _FINISHED.pack_into(memory, start + 4, self.num_meetings)
         told = told[8:]
         for offset in offsets:
             if memory[offset + 8 : offset + size] != told:
@@ -174,7 +174,7 @@ class SharedBoard:
         notes = self.barrier(note.encode()[:NOTE_BYTES])
         if notes.count(notes[0]) != self.world_size:
             told = [other.decode(errors="replace") for other in notes]
-            raise divergence(self.title, self.first_rank, told, f"in meeting {self.num_barriers}")
+            raise divergence(self.title, self.first_rank, told, f"in meeting {self.num_meetings}")
 
     def close(self) -> None:
         """Stop watching; the memory goes with the last tensor that looks at it."""
@@ -190,10 +190,10 @@ class SharedBoard:
 
     def _look(self, waited_s: float) -> None:
         """Give up the meeting when a rank is lost: say who, here and to the ranks that wait for this one."""
-        if self.live is not None and self.live.is_called and self.live.at(self.num_barriers):
+        if self.live is not None and self.live.is_called and self.live.at(self.num_meetings):
             raise _OthersHavePassed  # so all have begun it: what they have laid down is there
         # A rank that has finished this meeting may end: the others still have to pass it on.
-        dead = [rank for rank in self._block.dead() if self._progress(rank)[1] < self.num_barriers]
+        dead = [rank for rank in self._block.dead() if self._progress(rank)[1] < self.num_meetings]
         if not dead and waited_s < self.timeout_s:
             return
         if dead and self.live is not None and self.live.is_word_due():
@@ -213,15 +213,15 @@ class SharedBoard:
             what = f"{self._names(behind)} {_have(behind)} not {late}"
         else:
             what, hint = f"the ranks have not all {late}", "Hint: look at what each of them does, as with py-spy."
-        start = self._note_offset(self.rank, (self.num_barriers - 1) % 2)
+        start = self._note_offset(self.rank, (self.num_meetings - 1) % 2)
         _GIVEN_UP.pack_into(self._memory, start + _HEAD.size - 1, 1)
-        doing = self._note(self.rank, (self.num_barriers - 1) % 2)[2].decode(errors="replace")
-        raise PeerLost(f"{self.title} {what} (waiting in {doing}, meeting {self.num_barriers}). {hint}")
+        doing = self._note(self.rank, (self.num_meetings - 1) % 2)[2].decode(errors="replace")
+        raise PeerLost(f"{self.title} {what} (waiting in {doing}, meeting {self.num_meetings}). {hint}")
 
     def _behind(self) -> list[int]:
         """Return the ranks that have begun the fewest meetings, if fewer than this one."""
         begun = [self._progress(rank)[0] for rank in range(self.world_size)]
-        return [rank for rank, number in enumerate(begun) if number == min(begun) < self.num_barriers]
+        return [rank for rank, number in enumerate(begun) if number == min(begun) < self.num_meetings]
 
     def _progress(self, rank: int) -> tuple[int, int]:
         """Return how many meetings a rank has begun and finished."""

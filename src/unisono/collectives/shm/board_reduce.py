@@ -95,7 +95,7 @@ class _Reduction:
         self._lay_down(mine, pieces[0])
         for number, piece in enumerate(pieces):
             board.meet(note)
-            parity = (board.num_barriers - 1) % 2
+            parity = (board.num_meetings - 1) % 2
             places = self._places[len(piece)]
             if self._is_whole:
                 if out is not None:
@@ -110,10 +110,10 @@ class _Reduction:
         if not self._is_whole:
             board.meet(note)
             if out is not None:
-                self._copy_out(out, pieces[-1], (board.num_barriers - 1) % 2)
+                self._copy_out(out, pieces[-1], (board.num_meetings - 1) % 2)
 
     def _lay_down(self, mine: Sequence[Tensor], piece: range) -> None:
-        for place, value in zip(self._places[len(piece)].own[self._board.num_barriers % 2], mine, strict=True):
+        for place, value in zip(self._places[len(piece)].own[self._board.num_meetings % 2], mine, strict=True):
             place.copy_(_part(value, piece))
 
     def _combine(self, arrived: dict[Node, Tensor], mine: Sequence[Tensor], part: range, target: Tensor) -> None:

@@ -6,9 +6,10 @@ Nothing of an old board is used again: a rank that was lost may still write ther
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Protocol, final
+from typing import Any, Generic, Protocol, TypeVar, final
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm.board import SharedBoard, Watcher
@@ -43,37 +44,6 @@ class World(Protocol):
         """Whether all its ranks have come from the door, or join."""
 
 
-class Worlds(Protocol):
-    """What carries between the ranks of one world after the other: `LiveBoards`, `LiveGroups`."""
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether meetings ask whether the world has changed."""
-
-    @property
-    def passed(self) -> int:
-        """How many meetings this rank has begun."""
-
-    @property
-    def world(self) -> World | None:
-        """That of now; None before the first change."""
-
-    def look(self) -> None:
-        """Between meetings: raise `WorldChanged` where the world has changed."""
-
-    def watch(self, *, is_on: bool) -> None:
-        """Ask at meetings whether the world has changed, from now on; or no more."""
-
-    def wait_at_door(self) -> None:
-        """Between meetings: wait until all have come here, and are called."""
-
-    def move(self) -> Transport:
-        """Return what joins the ranks of the new world."""
-
-    def close(self) -> None:
-        """Leave the present world."""
-
-
 class Speaker(Watcher, Protocol):
     """Who speaks for this rank when worlds change.
 
@@ -100,31 +70,40 @@ class Speaker(Watcher, Protocol):
         """Return when there is another one, or a little later."""
 
 
-@final
-class LiveBoards:
-    """The boards of one rank, an epoch after the other; a rank that joins others begins without a board.
+class Carrier(Protocol):
+    """What carries in one world: a board, or a group."""
+
+    live: Watcher | None  #: Asked at its meetings whether the world has changed.
+    num_meetings: int  #: How many this rank has begun, in all worlds.
+
+
+Now = TypeVar("Now", bound=Carrier)
+
+
+class LiveWorlds(ABC, Generic[Now]):
+    """What carries between the ranks of one world after the other.
+
+    Args:
+        live: Speaks for this rank when the world changes.
 
     Attributes:
         world: That of now; None before the first change.
     """
 
-    def __init__(self, board: SharedBoard | None, live: Speaker) -> None:
-        self._first = self._board = board
+    def __init__(self, live: Speaker) -> None:
         self._live = live
+        self._now: Now | None = None
         self.world: World | None = None
-        self._sizes = (SLOT_BYTES, TIMEOUT_S) if board is None else (board.slot_bytes, board.timeout_s)
-        self._offered: SharedBoard | None = None
-        live.offer = self._offer
 
     @property
     def is_watched(self) -> bool:
         """Whether meetings ask whether the world has changed."""
-        return self._board is not None and self._board.live is not None
+        return self._now is not None and self._now.live is not None
 
     @property
     def passed(self) -> int:
         """How many meetings have been begun, and passed where this rank is in none."""
-        return 0 if self._board is None else self._board.num_barriers
+        return 0 if self._now is None else self._now.num_meetings
 
     def look(self) -> None:
         """Between meetings: raise `WorldChanged` where the world has changed."""
@@ -133,8 +112,8 @@ class LiveBoards:
 
     def watch(self, *, is_on: bool) -> None:
         """Ask at meetings whether the world has changed, from now on; or no more."""
-        if self._board is not None:
-            self._board.live = self._live if is_on else None
+        if self._now is not None:
+            self._now.live = self._live if is_on else None
 
     def wait_at_door(self) -> None:
         """Between meetings: wait until all have come here, and are called; always raises, see `move`."""
@@ -145,18 +124,47 @@ class LiveBoards:
 
         Raises:
             WorldChanged: One more has died meanwhile.
-            PeerLost: The launcher ends this world.
+            PeerLost: The launcher ends this world, or its ranks cannot connect.
             OSError: The new memory cannot be reached, though whoever has made it lives.
         """
-        old, world = self._board, self._live.move()
-        offered, self._offered, self.world = self._offered, None, world
-        if len(world.members) == 1:
+        self.world = world = self._live.move()
+        found: Transport
+        if len(world.members) > 1:
+            found = self._join(world, world.members.index(self._live.number))
+        else:
             self.close()
-            if old is not None:
-                old.num_barriers = world.passed
-            self._live.up(world.epoch)
-            return LoopbackTransport()
-        rank = world.members.index(self._live.number)
+            if self._now is not None:
+                self._now.num_meetings = world.passed
+            found = LoopbackTransport()
+        self._live.up(world.epoch)
+        return found
+
+    @abstractmethod
+    def _join(self, world: World, rank: int) -> Transport:
+        """Leave the present world, and join the others of a new one as a rank of it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the present world; safe to call twice."""
+
+
+Worlds = LiveWorlds[Any]
+"""Of boards, or of groups."""
+
+
+@final
+class LiveBoards(LiveWorlds[SharedBoard]):
+    """The boards of one rank, an epoch after the other; a rank that joins others begins without a board."""
+
+    def __init__(self, board: SharedBoard | None, live: Speaker) -> None:
+        super().__init__(live)
+        self._first = self._now = board
+        self._sizes = (SLOT_BYTES, TIMEOUT_S) if board is None else (board.slot_bytes, board.timeout_s)
+        self._offered: SharedBoard | None = None
+        live.offer = self._offer
+
+    def _join(self, world: World, rank: int) -> Transport:
+        old, offered, self._offered = self._now, self._offered, None
         where = rank, len(world.members), *self._sizes
         try:
             board = offered if rank == 0 and offered is not None else SharedBoard.attach(world.offer, *where)
@@ -164,22 +172,21 @@ class LiveBoards:
             self._live.await_call()
             self._live.at(world.passed + 1)
             raise
-        board.num_barriers, board.live = world.passed, self._live
+        board.num_meetings, board.live = world.passed, self._live
         plan = None if old is None else asdict(old.plan)
         self.close()
-        self._board = board
+        self._now = board
         told = [
             json.loads(note[len(_NOTE) :]) for note in board.barrier(_NOTE + json.dumps([os.getpid(), plan]).encode())
         ]
         board.watch([pid for pid, _ in told])
         board.plan = Plan(**next(plan for _, plan in told if plan is not None))  # whoever joins has none
-        self._live.up(world.epoch)
         return ShmTransport(board, None)
 
     def close(self) -> None:
         """Leave the present board, unless it is the first one, which is not this object's; safe to call twice."""
-        if self._board is not None and self._board is not self._first:
-            self._board.close()
+        if self._now is not None and self._now is not self._first:
+            self._now.close()
 
     def _offer(self, size: int, epoch: int) -> str:
         if self._offered is not None:

@@ -211,12 +211,12 @@ class Collectives:
 
     def _own_slot(self) -> Tensor:
         """Return where this rank writes before the next meeting."""
-        return self.board.slot(self.rank, self.board.num_barriers % 2)
+        return self.board.slot(self.rank, self.board.num_meetings % 2)
 
     def _meet(self, note: str) -> int:
         """Meet, and return the parity of the areas that may be read until the next meeting."""
         self.board.meet(self._told(note))
-        return (self.board.num_barriers - 1) % 2
+        return (self.board.num_meetings - 1) % 2
 
     def _piece_bytes(self) -> int:
         """Return the most bytes that a rank lays down for one meeting, as this host's plan says."""
