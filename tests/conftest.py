@@ -20,10 +20,15 @@ settings.register_profile("mutation", derandomize=True, phases=(Phase.explicit, 
 settings.load_profile("same")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup():
-    """A recipe that a test runs in this process freezes what is loaded: a run left open would stay for ever, unseen."""
-    gc.unfreeze()
+def pytest_collection_finish():
+    """What is loaded by now stays: the collector and guards that look at all objects need not look at it in each test.
+
+    What a recipe would freeze in a test is left alone, in this process: a run left open would stay for ever, unseen.
+    """
+    gc.collect()
+    gc.freeze()
+    freeze, here = gc.freeze, os.getpid()
+    gc.freeze = lambda: None if os.getpid() == here else freeze()
 
 
 @pytest.fixture

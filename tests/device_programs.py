@@ -322,3 +322,12 @@ def both(play: Callable[[str], Any]) -> dict[str, Any]:
         except BaseException:  # noqa: BLE001 - shown by the test
             found[device] = traceback.format_exc()[-3000:]
     return found
+
+
+PROGRAMS = (ordered, staged, strict, described, loaded, drawn, recurrent, strategies, resumed)
+"""Those that one process runs, in an order in which none minds what the ones before have left."""
+
+
+def everything(_: None) -> dict[str, Any]:
+    """Return what each of the `PROGRAMS` gives, by name."""
+    return {program.__name__: program(None) for program in PROGRAMS}

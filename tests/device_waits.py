@@ -240,3 +240,12 @@ def mixed(_: None) -> list[Any]:
     reads.forget()
     reads.read()
     return [waits, [[bits(told) == bits(tensor) for told, tensor in zip(each, made, strict=True)] for each in found]]
+
+
+PROGRAMS = (counted, launches, carried, control, refusals)
+"""Those that one process runs."""
+
+
+def everything(_: None) -> dict[str, Any]:
+    """Return what each of the `PROGRAMS` gives, by name."""
+    return {program.__name__: program(None) for program in PROGRAMS}

@@ -8,6 +8,7 @@ Work goes to streams, see `device_streams`.
 """
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -405,6 +406,7 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
     return late
 
 
+@functools.cache
 def install() -> None:
     """Register the device for the rest of this process."""
     from torch.utils import backend_registration

@@ -7,9 +7,14 @@ from ranks import once, run_processes
 
 
 @once
+def everything():
+    """What the programs of `device_waits` give, in one process of their own."""
+    return run_processes(device_waits.everything, 1)[0]
+
+
 def played(program):
-    """What a program of `device_waits` gives, in a process of its own."""
-    return run_processes(getattr(device_waits, program), 1)[0]
+    """What one of them gives."""
+    return everything()[program]
 
 
 @pytest.mark.parametrize("number", range(len(device_waits.CASES)), ids=lambda number: str(device_waits.CASES[number]))

@@ -8,13 +8,21 @@ import torch
 
 import device_programs
 from device_programs import CASES
+from forks import run_forked
 from ranks import once, run_processes
 
 
 @once
+def everything():
+    """What the programs of `device_programs` give, in one process of their own."""
+    return run_forked(device_programs.everything, 1)[0]
+
+
+@once
 def played(program):
-    """What a program of `device_programs` gives, in a process of its own."""
-    return run_processes(getattr(device_programs, program), 1)[0]
+    """What one of them gives, or another one in a process of its own."""
+    found = everything()
+    return found[program] if program in found else run_processes(getattr(device_programs, program), 1)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -66,7 +74,7 @@ def test_streams_are_in_no_order_by_themselves():
     assert "does not wait for what stream" in found.pop("reads, nothing")
     assert "overwrites what stream" in found.pop("overwrites, nothing")
     assert found.pop("its stream") == str([7.0] * 3)
-    assert "7.0" not in found.pop("before") + found.pop("another stream")
+    assert str([7.0] * 3) not in (found.pop("before"), found.pop("another stream"))
     assert set(found.values()) == {"nothing"}, found
 
 

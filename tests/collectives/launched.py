@@ -3,10 +3,11 @@
 from typing import Any
 
 from collectives import rank_programs
-from ranks import once, run_processes
+from forks import run_forked
+from ranks import once
 
 
 @once
 def launched(world_size: int) -> list[dict[str, Any]]:
     """Return what each rank of a real launch has seen."""
-    return run_processes(rank_programs.execute, world_size)
+    return run_forked(rank_programs.execute, world_size)

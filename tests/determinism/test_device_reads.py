@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import device_waits
-from ranks import run_processes
+from forks import run_forked
 from reference import bits
 from unisono.determinism.device_reads import DeviceReads, flaws_of
 
 
 def test_all_kinds_come_together():
     """Flags, losses, counters, complex numbers, nothing at all: from two devices and the CPU, with two waits."""
-    waits, arrived = run_processes(device_waits.mixed, 1)[0]
+    waits, arrived = run_forked(device_waits.mixed, 1)[0]
     assert waits == 2
     assert arrived == [[True] * 18] * 3
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from determinism.probe_programs import begin
-from ranks import run_processes, run_threads
+from forks import run_forked
+from ranks import run_threads
 from unisono.determinism.probe import compare_probes, probe
 from unisono.determinism.switches import describe_environment, drift
 from unisono.errors import RankDivergence
@@ -61,7 +62,7 @@ def test_a_rank_that_computes_other_bits_is_refused_at_the_start():
 
     The control are all other tests on several ranks, which begin.
     """
-    told = run_processes(begin, 2, [1])
+    told = run_forked(begin, 2, [1])
     if not told[1][1]:
         pytest.skip("no MKL")
     host = os.uname().nodename

@@ -1,7 +1,8 @@
 """Many small worlds whose ranks die, forked one after the other from one process that has loaded everything.
 
-In: a list of trials as JSON, each ``[ranks, kills, settings]``; see `play`. Out: what became of each. The
-ranks are real processes with real runs; what `attempt` does for a launch is done here with the same parts.
+In: lines of JSON, each a list of trials ``[ranks, kills, settings]``; see `play`. Out: for each line another one, what
+became of each. The ranks are real processes with real runs; what `attempt` does for a launch is done here with the same
+parts.
 """
 
 import json
@@ -160,4 +161,5 @@ def _rank(rank, size, channel, folder, kills, settings):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as CACHE:
-        sys.stdout.write(json.dumps([play(*trial) for trial in json.load(sys.stdin)]))
+        for line in sys.stdin:
+            print(json.dumps([play(*trial) for trial in json.loads(line)]), flush=True)

@@ -3,14 +3,15 @@
 import pytest
 
 from collectives.hosts_programs import LAYOUTS, execute
-from ranks import once, run_processes, run_threads
+from forks import run_forked
+from ranks import once, run_threads
 from unisono.collectives.process_groups.across_hosts import over_hosts
 
 
 @once
 def launched(world_size):
     """One launch for each world size; the hosts are names."""
-    return run_processes(execute, world_size)
+    return run_forked(execute, world_size)
 
 
 def check(ranks, world_size):
@@ -74,7 +75,7 @@ def test_a_host_sends_one_partial(replicas):
 @pytest.mark.parametrize("world_size", [3, 5])
 def test_same_bits_as_rank_by_rank_on_others(world_size):
     """As above, with three and five ranks."""
-    ranks = run_processes(execute, world_size)
+    ranks = run_forked(execute, world_size)
     check(ranks, world_size)
     check_exchange(ranks, world_size)
     check_rounded(ranks, world_size)

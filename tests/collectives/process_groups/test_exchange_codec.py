@@ -3,13 +3,13 @@
 import pytest
 
 from collectives.codec_programs import exchange_in_all_modes
-from ranks import run_processes
+from forks import run_forked
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_codec_changes_bytes_and_no_bit(world_size):
     """Sums are the tree's in every mode, also with little room; planes send fewer bytes; unequal: refused."""
-    for seen in run_processes(exchange_in_all_modes, world_size):
+    for seen in run_forked(exchange_in_all_modes, world_size):
         steps = {mode: seen[mode] for mode in ("none", "planes", "auto")}
         assert all(is_tree for found in steps.values() for is_tree, _ in found)
         plain, coded = ([num_bytes for _, num_bytes in steps[mode]] for mode in ("none", "planes"))

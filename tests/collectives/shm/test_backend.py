@@ -3,7 +3,8 @@
 import pytest
 
 from collectives.backend_programs import FUNCTIONS, REFUSED, VARIANTS, execute
-from ranks import once, run_processes
+from forks import run_forked
+from ranks import once
 
 SIZES = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 
@@ -11,7 +12,7 @@ SIZES = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytes
 @once
 def launched(world_size):
     """One launch for each world size."""
-    return run_processes(execute, world_size)
+    return run_forked(execute, world_size)
 
 
 @pytest.mark.parametrize("world_size", SIZES)

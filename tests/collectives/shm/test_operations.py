@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from collectives.operation_programs import DTYPES, OPERATIONS, cases, use_everything
-from ranks import once, run_processes
+from forks import run_forked
+from ranks import once
 from unisono.collectives.reductions import REDUCTIONS
 from unisono.collectives.shm.operations import describe
 
@@ -15,7 +16,7 @@ SIZES = [1, *PLURAL]
 @once
 def launched(world_size):
     """One launch for each world size; slots of 1 KiB, so that many tensors take several pieces."""
-    return run_processes(use_everything, world_size, 1)
+    return run_forked(use_everything, world_size, 1)
 
 
 @pytest.mark.parametrize("world_size", SIZES)
@@ -32,7 +33,7 @@ def test_equal_to_the_naive_result(world_size):
 @pytest.mark.parametrize("world_size", [*SIZES, 5])
 def test_equal_to_the_naive_result_in_many_cases(world_size):
     """As above, with more shapes, strides and roots."""
-    assert all(seen["wrong"] == [] for seen in run_processes(use_everything, world_size, 8))
+    assert all(seen["wrong"] == [] for seen in run_forked(use_everything, world_size, 8))
 
 
 def test_the_cases_cover_what_they_should():

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from collectives import shm_programs
-from ranks import once, run_processes
+from forks import run_forked
+from ranks import once
 
 SIZES = [pytest.param(2, marks=pytest.mark.slow), 4]
 
@@ -14,7 +15,7 @@ SIZES = [pytest.param(2, marks=pytest.mark.slow), 4]
 @once
 def launched(world_size):
     """Return what each rank of one launch has seen."""
-    return run_processes(shm_programs.execute, world_size)
+    return run_forked(shm_programs.execute, world_size)
 
 
 @pytest.mark.parametrize("world_size", SIZES)
@@ -72,7 +73,7 @@ def test_a_dead_rank_is_named(world_size):
 @pytest.mark.slow
 def test_leaving_after_the_last_meeting_is_no_death():
     """Ranks may end as soon as they have left a barrier, while others are still in it."""
-    assert run_processes(shm_programs.leave_early, 4) == ["done"] * 4
+    assert run_forked(shm_programs.leave_early, 4) == ["done"] * 4
 
 
 def test_nothing_is_left_behind():

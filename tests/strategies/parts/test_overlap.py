@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from forks import run_forked
 from places import Place
-from ranks import once, run_processes, run_threads
+from ranks import once, run_threads
 from strategies import overlap_programs
 
 CASES = list(overlap_programs.CASES)
@@ -19,13 +20,13 @@ OVER_MEMORY = ["plain", "many_placements", "absent", "frozen", "not_finite", "mi
 @once
 def launched(world_size):
     """Return every rank's report of all cases (of two ranks: the quick ones) over gloo."""
-    return run_processes(overlap_programs.play, world_size, QUICK if world_size == 2 else CASES, ["off", "on"])
+    return run_forked(overlap_programs.play, world_size, QUICK if world_size == 2 else CASES, ["off", "on"])
 
 
 @once
 def sharing():
     """Return every rank's report of some cases over shared memory."""
-    return run_processes(overlap_programs.play, 3, OVER_MEMORY, ["off", "on"], True)
+    return run_forked(overlap_programs.play, 3, OVER_MEMORY, ["off", "on"], True)
 
 
 def check(name, reports):

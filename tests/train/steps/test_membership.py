@@ -1,32 +1,28 @@
 """A rank dies within a step: the others finish it with the same bits, and nothing is done twice that could be seen."""
 
 import itertools
-import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from answers import Answers
 from ranks import once
 from train.live_programs import MEETINGS, STEPS
 
-PROGRAM = Path(__file__).parents[1] / "live_trials.py"
 NO_SAVES = {"checkpoint_every": 1000}
 WHENS = ("before", "inside", "after")
 pytestmark = pytest.mark.timeout(1300)  # many worlds of processes, seconds each on a loaded machine
 TURNS = ((3, 2, 1), (1, 3, 2), (2, 1, 3))  # each rank dies first, second and last
 
 
+answers = Answers(Path(__file__).parents[1] / "live_trials.py", timeout_s=1200)
+
+
 def play(trials):
-    """Run trials in a process that forks their ranks."""
-    done = subprocess.run(
-        [sys.executable, PROGRAM], input=json.dumps(trials), text=True, capture_output=True, timeout=1200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """Let ranks live and die as the trials say; return what became of each trial."""
+    return answers.ask(trials)
 
 
 @once
