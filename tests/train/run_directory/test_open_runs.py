@@ -10,6 +10,13 @@ from ranks import run_threads
 from train.conftest import build_mlp
 
 
+@pytest.mark.parametrize("out", [3, True, b"runs/first", ""])
+def test_an_out_that_is_no_path(out):
+    """It is refused at once; the empty path would be the working directory."""
+    with pytest.raises(unisono.ConfigError, match=r"^expected out as the path of a directory, got .*Hint: out='runs/"):
+        unisono.Run(replicas=1, out=out)
+
+
 def begin(toy, run, steps=5):
     """Return the batches of a prepared run, and what does a step."""
     model = build_mlp()

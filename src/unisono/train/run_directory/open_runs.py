@@ -5,6 +5,7 @@ The lock of a directory keeps other processes out; this keeps order within one.
 
 import functools
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -89,6 +90,14 @@ class Claim:
     def close(self) -> None:
         """Note that the run is closed."""
         self.steps, self.record = (lambda: None), None
+
+
+def check_out(out: Any) -> None:
+    """Refuse (`ConfigError`) what is no path of a run directory."""
+    if out is not None and (not isinstance(out, str | os.PathLike) or not os.fspath(out)):
+        raise ConfigError(
+            f"expected out as the path of a directory, got {out!r:.100}. Hint: out='runs/first', or leave it out."
+        )
 
 
 def claim(transport: Transport, imposed: str | None, out: str | Path | None) -> Claim:

@@ -24,7 +24,7 @@ from unisono.train.guards.inside_loss import OBSERVER
 from unisono.train.guards.witness import rate_of
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.newcomers import Newcomers
-from unisono.train.run_directory.open_runs import claim
+from unisono.train.run_directory.open_runs import check_out, claim
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.living import live_of, meets_by_gloo
@@ -70,6 +70,7 @@ class Joined:
     ) -> None:
         check_transport(transport)
         check_detail(detail, options)
+        check_out(out)
         is_process = isinstance(transport, str)
         self.world = world = World.current() if isinstance(transport, str) else world_of(transport)
         self.device = device_of(world, device)
