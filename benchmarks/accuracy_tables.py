@@ -146,6 +146,20 @@ def seconds_to(epochs: Lines, target: float) -> tuple[float, bool]:
     return total, False
 
 
+def finding(job: str, lines: Lines) -> str:
+    """Return the title of a job's chart: who reaches the target first on average, and when DDP does."""
+    target, means = target_of(job, lines), dict[str, float]()
+    for name in names_of(lines) if target is not None else ():
+        times = [seconds_to(line["epochs"], target) for line in lines if line["name"] == name]
+        if all(is_reached for _, is_reached in times):
+            means[name] = statistics.mean(seconds for seconds, _ in times)
+    if "DDP" not in means or len(means) == 1:
+        return job.upper()
+    first = min(means, key=lambda name: means[name])
+    after, ddp = spell_seconds(means[first]), spell_seconds(means["DDP"])
+    return f"{job.upper()}: {target:.2%} after {after} ({first}), {ddp} (DDP)"
+
+
 def draw(curves: dict[str, Lines], picture: Path) -> None:
     """Accuracy over seconds of training, one chart a job: the mean of the runs, bars from the worst to the best."""
     names = sorted({name for lines in curves.values() for name in names_of(lines)})  # one colour in all charts
@@ -165,7 +179,7 @@ def draw(curves: dict[str, Lines], picture: Path) -> None:
             points = [(min(times), target), (max(times), target)]
             series.append(Series(name=f"{target:.2%}", points=points, is_limit=True))
         charts.append(
-            line_view(job.upper(), series, "seconds of training, 2 processes", spell_seconds, "{:.1%}".format,
+            line_view(finding(job, lines), series, "seconds of training, 2 processes", spell_seconds, "{:.1%}".format,
                       log_x=True, from_zero=False)
         )  # fmt: skip
     picture.parent.mkdir(parents=True, exist_ok=True)
