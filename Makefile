@@ -27,8 +27,9 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "unisono needs Python 3.11 or later; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[recipes,dev]'
+	@echo "Installing torch, unisono and what its tests need into $(VENV): 1.5 GB, some minutes, once."
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[recipes,dev]'
 	@touch $@
 
 train: $(STAMP)  ## train the digits recipe on all cores

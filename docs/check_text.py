@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("docs/measurements.md", "docs/figures.md", "docs/changelog.md", "docs/design/")
-MOST_WORDS = 40
+MOST_WORDS, MOST_IN_ALL = 40, 50
+"""Of a sentence: in a part that ends with a colon or semicolon, and in all parts together."""
 
 #: what is not said, and what to say
 PHRASES = {
@@ -48,13 +49,13 @@ def without_code(markdown: str) -> str:
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
-    """Return the sentences of a text with the lines on which they begin; headings and tables have none."""
-    text = re.sub(r"^\|.*$|^#.*$", "", text, flags=re.MULTILINE)
+    """Return the sentences of a text, those of cells too, with the lines on which they begin; headings have none."""
+    text = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
     item = re.compile(r"(?=^\s*(?:[-*]|\d+\.) )", re.MULTILINE)
     for block in re.finditer(r"(?:^(?!\s*$).*\n?)+", text, re.MULTILINE):
         start = block.start()
         for part in item.split(block[0]):
-            for said in re.split(r"(?<=[.:;?!])(?=\s)", part):
+            for said in re.split(r"(?<=[.?!|])(?=\s)", part):
                 if said.strip():
                     begin = start + len(said) - len(said.lstrip())
                     yield text.count("\n", 0, begin) + 1, re.sub(r"^(?:[-*]|\d+\.) ", "", " ".join(said.split()))
@@ -65,8 +66,10 @@ def found_in(markdown: str) -> Iterator[tuple[int, str]]:
     """Return line and complaint for what is not plain."""
     text = without_code(markdown)
     for line, sentence in sentences(text):
-        if (words := len(sentence.split())) > MOST_WORDS:
-            yield line, f"a sentence of {words} words: at most {MOST_WORDS}, make two of it: {sentence[:60]} ..."
+        parts = [len(part.split()) for part in re.split(r"(?<=[:;])(?=\s)", sentence)]
+        if max(parts) > MOST_WORDS or sum(parts) > MOST_IN_ALL:
+            most = f"{MOST_WORDS}, {MOST_IN_ALL} with colons and semicolons"
+            yield line, f"a sentence of {sum(parts)} words: at most {most}, make two of it: {sentence[:60]} ..."
     for phrase, better in PHRASES.items():
         for found in re.finditer(phrase.replace(" ", r"\s+"), text, re.IGNORECASE):
             yield text.count("\n", 0, found.start()) + 1, f"'{' '.join(found[0].split())}': {better}"

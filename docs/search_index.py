@@ -20,7 +20,7 @@ NUMBERS = re.compile(r"[0-9]{4,}|(?=[a-f]*[0-9])[0-9a-f]{7,}")
 #: words of other programs, and the word of these pages
 SAME = {
     "oom": "memory", "ckpt": "checkpoint", "node": "host", "multinode": "machine", "crash": "recovery",
-    "dataloader": "loader", "freeze": "hang", "deadlock": "hang", "stuck": "hang", "slow": "speed", "vram": "memory",
+    "dataloader": "loader", "deadlock": "hang", "stuck": "hang", "slow": "speed", "vram": "memory",
     "huggingface": "hugging", "wds": "shards", "webdataset": "shards", "k8s": "kubernetes", "jupyter": "notebook",
     "reproducible": "determinism", "reproducibility": "determinism", "amp": "precision", "bf16": "precision",
     "price": "cost", "lr": "rate",

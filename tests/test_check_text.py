@@ -23,6 +23,8 @@ LONG = "A " + "word " * 40 + "too many."
         ("| a | You simply start it. |\n", 1, "'simply': leave the word out"),
         (f"Short.\n\n- An item.\n- {LONG}\n", 4, "a sentence of 43 words: at most 40"),
         (f"```text\ncode\n```\n\nOne. {LONG} Three.\n", 5, "a sentence of 43 words"),
+        (f"Short.\n\n{'word ' * 30}end:\n{'word ' * 30}end.", 3, "a sentence of 62 words: at most 40, 50 with colons"),
+        (f"| a | b |\n|---|---|\n| short | {LONG} And. |\n", 3, "a sentence of 43 words"),
     ],
 )
 def test_what_is_not_plain_is_found(page, line, said):
@@ -32,13 +34,11 @@ def test_what_is_not_plain_is_found(page, line, said):
     assert complaint.startswith(said)
 
 
-HALVES = f"{'word ' * 30}:\n{'word ' * 30}."
+HALVES = f"{'word ' * 24}:\n{'word ' * 24}."
+ROWS = f"| {'word ' * 30} | {'word ' * 30} |\n" * 2
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["`simply`\n", '"simply"\n', "```text\njust simply\n```\n", HALVES, f"| {'word ' * 60} |\n", f"# {LONG}"],
-)
+@pytest.mark.parametrize("page", ["`simply`\n", '"simply"\n', "```text\njust simply\n```\n", HALVES, ROWS, f"# {LONG}"])
 def test_what_is_left_alone(page):
-    """Code, tables, headings; parts of a sentence that a colon divides."""
+    """Code, headings; the parts of a sentence that a colon divides; the cells of a table."""
     assert list(check_text.found_in(page)) == []

@@ -119,4 +119,4 @@ def test_a_result_that_depends_on_restarts_is_caught():
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert "DIFFERENT" in result.stderr
-    assert "the ledgers part at step" in result.stderr
+    assert "the ledgers differ from step" in result.stderr

@@ -44,7 +44,7 @@ def test_two_hosts_equal_one_process(hosts, reference):
         assert differs(host.folder / "own", reference) == ""
     assert result_of(first.folder / "own")["world_size"] == 2
     assert "is a directory of its own for each host: ranks 0, 1 each keep the whole run" in first.err
-    assert "node rank 0" in first.err and "keeps the rendezvous" in first.err + second.err
+    assert "node rank 0" in first.err and "is the rendezvous host" in first.err + second.err
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_nobody_comes(hosts, tmp_path):
     hosts.endpoint = "127.0.0.1:1"
     looks = hosts.start("b", rank=1, options=("--rdzv-timeout", "2"))
     assert looks.finish(60) == 1, looks.err
-    assert "no host keeps the rendezvous 127.0.0.1:1 after 2 s" in looks.err
+    assert "no host answers at the rendezvous 127.0.0.1:1 after 2 s" in looks.err
     assert "Permission denied" in looks.err or "nothing listens there" in looks.err
 
 

@@ -109,7 +109,7 @@ def test_no_worker_is_left_on_the_deciding_host(hosts, reference):
     first, _ = starts(hosts, "forward@9:0", workers=(1, 2), options=(*LIVE, "--max-restarts", "2"))
     assert hosts.finish() == [0, 0], hosts.words()
     assert differs(hosts.out, reference) == ""
-    assert "cannot go on without it: no worker is left on the host whose launcher decides" in first.err
+    assert "cannot go on without it: no worker is left on the deciding host" in first.err
     assert "Restart 1 on all hosts from the last checkpoint" in first.err
 
 

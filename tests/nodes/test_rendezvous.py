@@ -127,7 +127,7 @@ def test_nobody_else_comes(meet):
 
 def test_nobody_keeps_the_place(meet):
     """A host that is not the first does not wait for ever, and says what it has met; a signal ends the waiting."""
-    with pytest.raises(LaunchError, match=r"no host keeps the rendezvous .* after 1 s .*nothing listens there"):
+    with pytest.raises(LaunchError, match=r"no host answers at the rendezvous .* after 1 s .*nothing listens there"):
         meet(node_rank=1, join_s=1)
     signals = Signals()
     signals.events.put(Signalled(15))
@@ -151,7 +151,7 @@ def test_the_place_of_somebody_else(meet, monkeypatch):
 
 def test_node_rank_0_on_the_wrong_machine(meet):
     """The endpoint must be its own: an address that is nobody's here is refused at once."""
-    with pytest.raises(ConfigError, match=r"--node-rank 0 keeps the rendezvous, but 192\.0\.2\.1:29999"):
+    with pytest.raises(ConfigError, match=r"--node-rank 0 is the rendezvous host, but 192\.0\.2\.1:29999"):
         meet(host="192.0.2.1", port=29999, node_rank=0)
 
 

@@ -352,7 +352,7 @@ def test_damaged_checkpoint(toy, tmp_path):
     damaged = bytearray((newest / "model.safetensors").read_bytes())
     damaged[-3] ^= 1
     (newest / "model.safetensors").write_bytes(damaged)
-    with pytest.warns(UserWarning, match=r"checkpoint passed over: .*model\.safetensors is damaged"):
+    with pytest.warns(UserWarning, match=r"checkpoint skipped: .*model\.safetensors is damaged"):
         print_, done = toy.train(out=tmp_path)
     assert (print_, done) == (whole, list(range(5, 11)))
 

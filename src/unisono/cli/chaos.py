@@ -46,7 +46,7 @@ _NOT = ("out", "live", "spares", "elastic", "checkpoint_every")
 @click.option("--live", is_flag=True, help="Kill workers one after the other, and start none again: the others go on.")
 @click.option("--grow", is_flag=True, help="With --live: others join for those that have died, and may die as well.")
 @click.option("--every-meeting", is_flag=True,
-              help="With --live: no schedule, but each worker dies at each meeting of a step.")  # fmt: skip
+              help="With --live: no schedule, but each worker dies at each exchange of a step.")  # fmt: skip
 @single("hosts", "With --live: so many launchers on this machine, as if on a host each; workers and whole hosts "
         "die.", of=NODES, default=1, word="H", group=HOSTS)  # fmt: skip
 @single("silence", "With --hosts: seconds without a sign of life after which the others go on without a host.",
@@ -70,12 +70,12 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
     several runs until all have died that ``--kills`` asks for. What they were doing is shown in a table, with the time
     until the others had finished that step. With ``--grow`` a worker is started for each that has died, and one more
     waits: members die, two within one recovery, and those that are about to join. With ``--every-meeting`` each worker
-    dies before, inside and behind each meeting of a step, in as many runs as that takes.
+    dies before, during and after each exchange of a step, in as many runs as that takes.
 
     With ``--hosts H`` each run has H launchers, which meet over loopback as if on H hosts, with N workers each. Workers
-    die, two within one recovery, launchers with their workers and alone; or all processes of a host are stopped, as by
-    a cut network, and woken when the others have gone on. While there are three, the one that decides is lost as well;
-    as long as it is there it keeps a worker.
+    die, two within one recovery, launchers with their workers and alone; or all processes of a host are stopped, which
+    is like a cut network, and continued when the others have gone on. While there are three, the deciding one is lost
+    as well; as long as it is there it keeps a worker.
 
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
     settings; 130 after Ctrl-C.
@@ -100,7 +100,7 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
     if found.exit_code:
         complain(f"the disturbed run ended with exit code {found.exit_code}.")
     if parted:
-        complain(f"the ledgers part at step {parted[0]} in: {', '.join(parted[1])}.")
+        complain(f"the ledgers differ from step {parted[0]} on, in: {', '.join(parted[1])}.")
     return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
 
 

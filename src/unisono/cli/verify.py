@@ -30,7 +30,7 @@ def verify(target: str, args: tuple[str, ...], workers: str | None, as_json: boo
     """Run RECIPE or SCRIPT once for each number of workers and compare the fingerprints.
 
     Takes every option of `unisono train`, or its run file. A script's own ARGS stand after ``--``. Its run directory
-    is replaced by a temporary one. Where the fingerprints differ, the first step at which the ledgers part is named.
+    is replaced by a temporary one. Where the fingerprints differ, the first step at which the ledgers differ is named.
     With a strategy other than exact the number of workers is part of the result: then it is proved that a run repeats.
 
     Exit code: 0 only when all fingerprints are equal; 1 when they differ; 2 for wrong settings; 130 after Ctrl-C; else

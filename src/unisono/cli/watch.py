@@ -26,7 +26,7 @@ _ANY_PORT = 0
 @click.option("--once", is_flag=True, help="Show what there is now, and end; usual where no terminal is.")
 @single("every", "Seconds between two looks.", of=INTERVAL, default=1.0, word="S")
 @click.option("--web", type=number(replace(PORT, low=_ANY_PORT)), is_flag=False, flag_value=_ANY_PORT, metavar="[PORT]",
-              help="Serve a page on this machine, with the report beneath; usual: any free port.")  # fmt: skip
+              help="Serve a page on this machine, with the report below; default: any free port.")  # fmt: skip
 @result_options
 @verb("watch")
 def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_json: bool) -> None:

@@ -96,4 +96,4 @@ def tell_what_is_kept(group: WorkerGroup) -> None:
     done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
     where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
     kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
-    tell(f"{where}; {kept}. {'Go on' if saved else 'Begin anew'} with: {group.spec.again}")
+    tell(f"{where}; {kept}. {'Go on' if saved else 'Start again'} with: {group.spec.again}")

@@ -47,7 +47,7 @@ def listen_at(plan: NodesPlan, interface: Interface) -> socket.socket | None:
             if isinstance(error, socket.gaierror):
                 why = f"no address at all: {explain(error)}"
             raise ConfigError(
-                f"--node-rank 0 keeps the rendezvous, but {plan.endpoint} (--rdzv-endpoint, --master-addr) is "
+                f"--node-rank 0 is the rendezvous host, but {plan.endpoint} (--rdzv-endpoint, --master-addr) is "
                 f"{why}; this machine has {interface.address}. "
                 "Hint: give the address of the host of node rank 0, the same on all hosts."
             ) from error
@@ -86,7 +86,7 @@ def wait_for_keeper(plan: NodesPlan, signals: Signals) -> None:
             why, now = explain(error), time.monotonic()
             if now - began > plan.join_s:
                 raise LaunchError(
-                    f"no host keeps the rendezvous {plan.endpoint} after {plan.join_s:g} s (--rdzv-timeout): "
+                    f"no host answers at the rendezvous {plan.endpoint} after {plan.join_s:g} s (--rdzv-timeout): "
                     f"{why}. Hint: start the launcher on that host too, and look at its output; the endpoint must "
                     "be an address by which all hosts reach it."
                 ) from error

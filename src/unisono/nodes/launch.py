@@ -118,7 +118,7 @@ class _HostLaunch:
         try:
             self._say(
                 f"{rendezvous.info.name} talks to the others over {self._interface.name}"
-                + (", and keeps the rendezvous." if rendezvous.is_keeper else ".")
+                + (", and is the rendezvous host." if rendezvous.is_keeper else ".")
             )
             self._roll_call = RollCall(
                 rendezvous, self._plan, self._interface, self._probe_port,

@@ -268,7 +268,7 @@ class Rendezvous:
         before, deadline = self.values.look(key), time.monotonic() + _ANSWER_S
         while (now := self.values.look(key)) is None or now == before:
             if time.monotonic() > deadline:
-                raise LaunchError(f"{first.name} has shown no sign of life for {_ANSWER_S:g} s, but keeps the store.")
+                raise LaunchError(f"{first.name}, the rendezvous host, has shown no sign of life for {_ANSWER_S:g} s.")
             time.sleep(_POLL_S)
         if problem := skew(time.time(), now[1], self.info, first):
             tell(problem)

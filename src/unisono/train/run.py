@@ -289,7 +289,7 @@ class Run(RunState):
         update: str | None = None,
         embed: Embed | None = None,
     ) -> float:
-        """Do one optimizer step and return the mean loss over the whole batch; collective.
+        """Do one optimizer step and return the mean loss over the whole batch, as a float; collective.
 
         Args:
             batch: From `steps`; each exactly once, or with several optimizers as often as you like.

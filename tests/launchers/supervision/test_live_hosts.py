@@ -199,7 +199,7 @@ def test_no_worker_is_left_where_it_is_decided(lost):
     assert hosts.reasons == {}
     hosts.dies(1 - lost)
     hosts.deliver_all()
-    assert {*hosts.reasons.values()} == {"no worker is left on the host whose launcher decides"}
+    assert {*hosts.reasons.values()} == {"no worker is left on the deciding host"}
     assert {*hosts.reasons} == {0, 1}
     assert {rank for rank, message in hosts.to_workers if "leave" in message} >= {2, 3}
 

@@ -42,7 +42,7 @@ def test_this_system_can_be_read():
 def test_what_is_said_of_a_sigkill():
     """Ours is called ours, a counted one probable, any other one from outside."""
     assert describe_kill("by its launcher: it was silent.", 3) == "by its launcher: it was silent."
-    assert "probably for want of memory: the kernel has counted 1 out-of-memory kill meanwhile" in describe_kill("", 1)
+    assert "out of memory: since the start the kernel has counted 1 out-of-memory kill." in describe_kill("", 1)
     assert "no out-of-memory kill has been counted" in describe_kill("", 0)
 
 

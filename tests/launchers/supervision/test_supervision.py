@@ -222,7 +222,7 @@ def test_a_death_by_signal_says_what_is_known(tmp_path):
     """Nobody guesses at memory when the kernel has counted no such kill."""
     script = tmp_path / "script.py"
     script.write_text("import os\nos.kill(os.getpid(), 9)\n")
-    with pytest.raises(WorkerFailed, match="from outside: no out-of-memory kill has been counted meanwhile") as caught:
+    with pytest.raises(WorkerFailed, match="from outside: no out-of-memory kill has been counted since") as caught:
         local.run_local(LaunchSpec(target=ScriptTarget(path=str(script)), output="quiet"))
     assert caught.value.exit_code == 137
 
@@ -233,7 +233,9 @@ def test_memory_kills_are_called_that(tmp_path, monkeypatch):
     script.write_text("import os\nos.kill(os.getpid(), 9)\n")
     counts = iter(range(100))
     monkeypatch.setattr("unisono.launchers.attempt.count_kills", lambda: next(counts))
-    with pytest.raises(WorkerFailed, match="probably for want of memory: the kernel has counted 1 out-of-memory kill"):
+    with pytest.raises(
+        WorkerFailed, match="out of memory: since the start the kernel has counted 1 out-of-memory kill"
+    ):
         local.run_local(LaunchSpec(target=ScriptTarget(path=str(script)), output="quiet"))
 
 
@@ -246,7 +248,7 @@ def test_heavy_modules_stay_out(place):
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("", "stopped before the first step; no checkpoint has been written. Begin anew with: unisono "),
+        ("", "stopped before the first step; no checkpoint has been written. Start again with: unisono "),
         (
             "heartbeat.done(8); heartbeat.saved(8)",
             "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go",

@@ -160,7 +160,7 @@ def test_a_damaged_checkpoint_is_passed_over(run):
         data[-1] ^= 1
         (path / "model.safetensors").write_bytes(data)
         if left is not None:
-            with pytest.warns(UserWarning, match=r"checkpoint passed over: .*model\.safetensors is damaged"):
+            with pytest.warns(UserWarning, match=r"checkpoint skipped: .*model\.safetensors is damaged"):
                 assert unisono.load(run.run).step == left
     for asked in (last, "last"):
         with pytest.raises(unisono.CheckpointError, match="damaged"):

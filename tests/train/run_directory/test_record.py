@@ -200,7 +200,7 @@ def test_each_host_keeps_the_run(tmp_path):
     # Damage in all of one directory's checkpoints does not matter while another is good.
     for path in (tmp_path / "0" / "run" / "checkpoints").glob("step-*/model.safetensors"):
         path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="checkpoint skipped"):
         run_ranks(lambda transport: play(transport, 5, 6), 2)
 
 

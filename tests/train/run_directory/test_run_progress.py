@@ -61,7 +61,7 @@ def test_a_lost_result_is_written_anew_with_the_totals(toy, tmp_path):
     assert (again["totals"]["launches"], again["totals"]["steps"]) == (2, 10)
     assert again["samples_per_s"] == again["totals"]["samples_per_s"] > 0
     (tmp_path / "result.json").write_text("[]")
-    with pytest.warns(UserWarning, match=r"written anew at the end: .*result\.json"):
+    with pytest.warns(UserWarning, match=r"written again at the end: .*result\.json"):
         toy.train(out=tmp_path)
     assert result_of(tmp_path)["fingerprint"] == before["fingerprint"]
 

@@ -28,7 +28,7 @@ MAX_RESTARTS = 3
 def config_option(*passed_over: str) -> Decorator:
     """Return ``--config``. Keys of a run file in `passed_over` are left to ``train``: where a run goes, say."""
     named = [name for name in passed_over if name not in HOST]
-    also = f" {', '.join(named)} and what is about several hosts are passed over." if passed_over else ""
+    also = f" {', '.join(named)} and options of several hosts are ignored." if passed_over else ""
     return click.option(
         "--config", type=PATH, metavar="FILE|RUN", is_eager=True, expose_value=False,
         callback=lambda context, _, value: take_config(context, value, passed_over),

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from unisono.determinism.switches import set_determinism
 
-CONTROL = "a sum in an order that is drawn anew"
+CONTROL = "a sum in a random order"
 _SIZE = 1 << 15
 Operation = Callable[..., Tensor]
 

@@ -223,4 +223,4 @@ class _Trials:
         self.joins += result.get("joins", 0)
         self.faults += [f"run {number}: {name} differ" for name in _SAME if result[name] != reference[name]]
         if parted := first_difference(self._scratch / "reference" / "ledger.jsonl", rough / "ledger.jsonl"):
-            self.faults.append(f"run {number}: the ledgers part at step {parted[0]} in {', '.join(parted[1])}")
+            self.faults.append(f"run {number}: the ledgers differ from step {parted[0]} on, in {', '.join(parted[1])}")

@@ -238,7 +238,7 @@ def nearest_checkpoint(checkpoints: Path, step: int, tell: Tell) -> Path | None:
             try:
                 verify(path)
             except CheckpointError as error:
-                tell(f"checkpoint passed over: {error}")
+                tell(f"checkpoint skipped: {error}")
             else:
                 return path
     return None

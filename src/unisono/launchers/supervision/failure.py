@@ -166,11 +166,11 @@ def describe_kill(killed: str, memory_kills: int) -> str:
         return killed
     if memory_kills:
         return (
-            "probably for want of memory: the kernel has counted "
-            f"{memory_kills} out-of-memory kill{'s' if memory_kills > 1 else ''} meanwhile. "
+            "probably out of memory: since the start the kernel has counted "
+            f"{memory_kills} out-of-memory kill{'s' if memory_kills > 1 else ''}. "
             "Hint: fewer workers, a smaller batch_size, or more memory."
         )
-    return "from outside: no out-of-memory kill has been counted meanwhile."
+    return "from outside: no out-of-memory kill has been counted since the start."
 
 
 def _describe_exit(failure: Failure, known: str) -> str:

@@ -112,7 +112,7 @@ class DecidingRecovery(LiveRecovery):
         others = {*self._members.members} - {rank}
         can_go_on = code < 0 and not has_report and self._can_lose_any()
         if can_go_on and {*self._members.active} - {rank} and not others & {*self._home}:
-            return self._shared(self._leave("no worker is left on the host whose launcher decides"))
+            return self._shared(self._leave("no worker is left on the deciding host"))
         return self._shared(super().died(rank, code, place, has_report=has_report, reached=reached, how=how))
 
     def look(self) -> str:

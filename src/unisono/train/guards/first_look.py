@@ -82,8 +82,8 @@ class FirstLook:
         if found := [lost for each in alone for lost in lost_schedules(each, parts.registered)]:
             warn(
                 f"the optimizer has a {type(found[-1]).__name__} that no checkpoint holds: after a resume it would "
-                "begin anew. Hint: run.prepare(model, optimizer, scheduler) steps it after every step and saves it; "
-                "one that you step yourself is saved by run.register('schedule', scheduler)."
+                "start from its beginning. Hint: run.prepare(model, optimizer, scheduler) steps it after every step "
+                "and saves it; one that you step yourself is saved by run.register('schedule', scheduler)."
             )
 
     def at_end(self, *, is_trained: bool, left_over: str = "") -> None:

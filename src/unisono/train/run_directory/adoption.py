@@ -106,7 +106,7 @@ def adopt_run(
             raise
         hopeless = [str(error)]  # another host may have a good one
     for complaint in [*complaints, *hopeless]:
-        warnings.warn(f"checkpoint passed over: {complaint}", stacklevel=2)
+        warnings.warn(f"checkpoint skipped: {complaint}", stacklevel=2)
     manifest = None if found is None else store.verify(found)
     facts = Facts() if manifest is None else manifest.facts
     if found is not None and facts.score:

@@ -114,13 +114,13 @@ class RunFiles:
             if not isinstance(run, str) or not run:
                 raise ConfigError(
                     f"{self._path / 'run.json'} names no run: it is not what a run writes. Hint: remove it, and it is "
-                    "written anew from the checkpoints; or choose another --out (out=)."
+                    "written again from the checkpoints; or choose another --out (out=)."
                 )
             return run
         newest = self._trusted(checkpoints, None)
         run = uuid.uuid4().hex if newest is None else newest.facts.run
         if newest is not None:
-            warnings.warn(f"{self._path / 'run.json'} was missing; written anew from the checkpoints.", stacklevel=2)
+            warnings.warn(f"{self._path / 'run.json'} was missing; written again from the checkpoints.", stacklevel=2)
         self.write("run.json", {"run": run})
         return run
 
@@ -141,7 +141,7 @@ class RunFiles:
         content: dict[str, Any] = {} if newest is None else getattr(newest.facts, name)
         if not content:
             return None
-        warnings.warn(f"{self._path / name}.json was missing; written anew from the checkpoints.", stacklevel=2)
+        warnings.warn(f"{self._path / name}.json was missing; written again from the checkpoints.", stacklevel=2)
         self.write(f"{name}.json", content)
         return content
 
@@ -150,7 +150,7 @@ class RunFiles:
         try:
             return self.read("result.json") or {}
         except ConfigError as error:
-            warnings.warn(f"passed over, and written anew at the end: {error}", stacklevel=2)
+            warnings.warn(f"ignored, and written again at the end: {error}", stacklevel=2)
             return {}
 
     def _trusted(self, checkpoints: Directory, run: str | None) -> Manifest | None:

@@ -304,7 +304,7 @@ class RunProgress:
         if there.get("steps") != self.done:
             return False  # killed before it was written, or another run's
         if there.get("fingerprint") != fingerprint:
-            self._record.tell("held a result.json with another fingerprint than its last checkpoint: written anew")
+            self._record.tell("held a result.json with another fingerprint than its last checkpoint: written again")
             return False
         kept = there.get("metrics")
         self._metrics = (kept if isinstance(kept, dict) else {}) | self._metrics

@@ -35,7 +35,7 @@ def choose_checkpoint(found: Path, step: int | None, tell: Tell = lambda _: None
     if step is None:
         newest, complaints = newest_valid(found)
         for complaint in complaints:
-            tell(f"checkpoint passed over: {complaint}")
+            tell(f"checkpoint skipped: {complaint}")
         assert newest is not None  # there are some, and none that is valid is an error
         return newest
     steps = list_steps(found)
