@@ -30,6 +30,9 @@ class Relay:
         if "died" in message:
             self._on_death()
 
+    def rest(self, *, is_idle):
+        """Nobody asks who would decide."""
+
     def arm(self, *, is_on):
         """Silence means nothing here."""
 
@@ -41,7 +44,9 @@ def test_asked_to_stop_when_all_workers_are_dead(tmp_path, is_excluded):
 
     def on_death():
         if is_excluded:
-            events.put(HostSaid(0, {"excluded": [1], "can_lose": False, "reason": ""}))
+            events.put(
+                HostSaid(0, {"excluded": [1], "places": [], "can_lose": False, "reason": "", "is_closed": False})
+            )
         events.put(Signalled(signal.SIGINT))
 
     program = tmp_path / "dies.py"

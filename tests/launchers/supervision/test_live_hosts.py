@@ -473,7 +473,7 @@ def test_a_host_without_workers_does_not_decide():
         hosts.deliver_all()
         if is_known:
             hosts.form(2, (2, 3))
-        why = "no worker is left on the host whose launcher decides"
+        why = "no worker is left on the deciding host"
         assert hosts.reasons == ({} if is_known else dict.fromkeys((1, 2), why))
 
 
