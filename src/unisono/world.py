@@ -27,6 +27,7 @@ class World:
         local_rank: Index of this process on its host.
         local_world_size: Number of processes on this host.
         node_rank: Index of this host.
+        num_nodes: Number of hosts, where the launcher says it; else 1.
         launcher: Whose variables were read: ``none``, ``unisono``, ``torchrun``, ``slurm``, ``openmpi`` or ``mpich``.
         rendezvous: Where the ranks meet: empty for a world of one, ``file://PATH``, ``tcp://HOST:PORT`` where rank 0
             keeps the store, ``unisono://HOST:PORT`` where our launcher does, or ``env://`` for torchrun's.
@@ -50,6 +51,7 @@ class World:
     local_rank: int = 0
     local_world_size: int = 1
     node_rank: int = 0
+    num_nodes: int = 1
     launcher: str = "none"
     rendezvous: str = ""
     run_dir: str | None = None
@@ -193,6 +195,7 @@ def _torchrun(environ: Mapping[str, str]) -> World:
         local_rank=integer(environ, "LOCAL_RANK", rank),
         local_world_size=integer(environ, "LOCAL_WORLD_SIZE", world_size),
         node_rank=integer(environ, "GROUP_RANK", 0),
+        num_nodes=integer(environ, "GROUP_WORLD_SIZE", 1),
         launcher=launcher,
         rendezvous=rendezvous,
     )

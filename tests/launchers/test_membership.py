@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from unisono.launchers.membership import Form, Halt, Knock, Leave, Member, Membership
+from unisono.launchers.membership import Form, Halt, Knock, Leave, Membership
+from unisono.launchers.worker.member import Member
 
 ENDLESS = 10**9  # a meeting that nobody has passed
 
@@ -64,14 +65,15 @@ def put(values, index, value):
 class Play:
     """All that can happen, from one state to the next."""
 
-    def __init__(self, size, deaths, steps, per_step=2, fewest=1, guests=0, sizes=(), far=()):
-        self.steps, self.per_step = steps, per_step
-        self.far = far  # members of another host, which may fall silent with all of them
+    def __init__(self, size, deaths, steps, per_step=2, fewest=1, guests=0, sizes=(), far=(), is_cut=True):
+        self.steps, self.per_step, self.is_cut = steps, per_step, is_cut
+        self.far = far  # workers of another host, which may fall silent with all of them
         members = tuple(range(size))
         workers = tuple(Worker(Member(number), members) for number in members)
         come = [Worker(Member(size + number), (), is_guest=True, has_state=False) for number in range(guests)]
         workers, nothing = (*workers, *come), ((),) * (size + guests)
-        self.first = State(Membership(members, fewest), workers, nothing, nothing, deaths, sizes)
+        launcher = Membership(members, fewest, far=frozenset({*far} & {*members}))
+        self.first = State(launcher, workers, nothing, nothing, deaths, sizes)
         self.ends, self.num_states = Counter(), 0
 
     def run(self):
@@ -94,7 +96,7 @@ class Play:
 
     def killed(self, state):
         """A member may die at any time, or its whole host be cut off: what it says then is not heard."""
-        if self.far and not any(state.workers[number].is_cut for number in self.far):
+        if self.is_cut and self.far and not any(state.workers[number].is_cut for number in self.far):
             workers = state.workers
             for number in self.far:
                 workers = put(workers, number, replace(workers[number], is_cut=True))
@@ -112,7 +114,11 @@ class Play:
             yield self.launch(known, lambda side: side.resize(state.sizes[0]))
         cut = [index for index in self.far if state.workers[index].is_cut and index not in state.noticed]
         if cut:
-            known = replace(state, noticed=state.noticed | {*cut})
+            # `DecidingRecovery` lets nobody come of a host that is left out; of members late words come.
+            up = tuple(
+                () if index in {*cut} - {*state.launcher.members} else said for index, said in enumerate(state.up)
+            )
+            known = replace(state, noticed=state.noticed | {*cut}, up=up)
             yield self.launch(known, lambda side: self.lose(side, cut))
         for index, worker in enumerate(state.workers):
             if not worker.is_alive and index not in state.noticed:
@@ -134,13 +140,13 @@ class Play:
             orders += more
         return side, orders
 
-    @staticmethod
-    def tell(side, what, rest):
+    def tell(self, side, what, rest):
         if what == "ready":
             epoch, member, passed = rest
             return side.heard_ready(epoch, member, passed=passed, offer=f"{member} at {epoch}")
         events = {
-            "finished": side.has_finished, "arrived": side.invite, "door": side.came_to_door, "state": side.has_state
+            "finished": side.has_finished, "door": side.came_to_door, "state": side.has_state,
+            "arrived": functools.partial(side.invite, is_far={*rest} <= {*self.far}),
         }  # fmt: skip
         if what in events:
             return events[what](*rest)
@@ -157,6 +163,7 @@ class Play:
                 assert {(order.epoch, member) for member in order.members} <= state.ready, "not all were asked"
                 offers = (f"{order.members[0]} at {order.epoch}", "" if side.finished else None)
                 assert order.offer in offers, "the offer is of another epoch"
+                self.check_first(state, side, order.members)
             released = order.released if isinstance(order, Halt) else ()
             for worker in (state.workers[number] for number in released):
                 assert worker.at_door and worker.said == order.epoch - 1, "released within a step"
@@ -166,6 +173,14 @@ class Play:
                     down = put(down, member, (*down[member], order))
         ready = frozenset(entry for entry in state.ready if entry[0] >= side.epoch)
         return replace(state, launcher=side, down=down, ready=ready)
+
+    def check_first(self, state, side, members):
+        """The first member has the state, and is on this host if one is that has not finished; nobody has two."""
+        first, home = members[0], {*side.members} - {*self.far}
+        assert state.workers[first].has_state, "the first has nothing to give"
+        assert first in home or home <= side.finished | side.new, "the first is on another host"
+        before = {worker.members[0] for worker in state.workers if worker.is_alive and worker.members}
+        assert not before & {*members} - {first}, "the first of a world before lives"
 
     def acts(self, state, index, worker):
         """What one worker can do."""
@@ -285,7 +300,8 @@ class Play:
         side, alive = state.launcher, [worker for worker in state.workers if worker.is_alive]
         there = {*side.members} - side.new - side.finished  # as far as the launcher knows
         able = [worker for worker in alive if worker.has_state and worker.side.number in there]
-        assert len(able) < side.fewest, "given up without need"
+        is_home = any(worker.side.number not in self.far for worker in able)
+        assert len(able) < side.fewest or not is_home, "given up without need"
         self.ends["few"] += 1
 
     def check_end(self, state):
@@ -298,7 +314,7 @@ class Play:
         members = [
             number for number in state.launcher.members if not state.workers[number].is_cut
         ]  # these had finished
-        assert members == [worker.side.number for worker in left]
+        assert sorted(members) == [worker.side.number for worker in left]
         assert (state.launcher.phase, state.launcher.active) == ("steady", ())
         self.ends[state.launcher.epoch] += 1
 
@@ -356,7 +372,7 @@ def test_who_is_let_in_and_who_leaves():
     assert orders == (Knock(),)
     for member in (0, 1, 2):
         side, orders = side.came_to_door(0, member)
-    assert orders == (Halt(1, (0, 1), (2,)),)
+    assert orders == (Halt(1, (0, 1), (2,), is_door=True),)
     assert (side.members, side.guests, side.died(2), side.ended(2)) == ((0, 1), (3,), (side, ()), (side, ()))
     for member in (0, 1):
         side, _ = side.heard_ready(1, member, passed=4)
@@ -367,7 +383,7 @@ def test_who_is_let_in_and_who_leaves():
     assert orders == (Knock(),)
     for member in (0, 1):
         side, orders = side.came_to_door(1, member)
-    assert orders == (Halt(2, (0, 1, 3)),)
+    assert orders == (Halt(2, (0, 1, 3), is_door=True),)
 
 
 @pytest.mark.parametrize(
@@ -379,6 +395,22 @@ def test_every_order_in_which_a_host_falls_silent(size, deaths, steps, far):
     play = Play(size, deaths, steps, 2 - deaths, far=far).run()
     assert play.num_states > 300
     assert {0, 1} <= {*play.ends}
+
+
+@pytest.mark.parametrize("far", [(1,), pytest.param((1, 2), marks=pytest.mark.slow)])
+def test_every_order_in_which_one_joins_on_several_hosts(far):
+    """A guest of either host: whoever dies, the first is on this host and has the state, and stays first."""
+    play = Play(2, 1, 2, 1, guests=1, far=far, is_cut=False).run()
+    assert play.ends["joined"]
+    assert {0, 1, "few"} <= {*play.ends}
+
+
+@pytest.mark.parametrize("far", [pytest.param((1,), marks=pytest.mark.slow), (1, 2)])
+def test_every_order_in_which_a_host_falls_silent_and_one_joins(far):
+    """The guest is of either host: nobody waits for one of the lost host, and one of this host is let in."""
+    play = Play(2, 0, 2, 1, guests=1, far=far).run()
+    assert play.ends["joined"]
+    assert {0, 1, 2} <= {*play.ends}
 
 
 def test_a_silent_host_is_left_out_as_a_whole(monkeypatch):
@@ -415,14 +447,22 @@ def _deaf(side, order):
     return replace(side, called=order.epoch, world=None)
 
 
-def _never_answered(side, released=()):
-    return _call(replace(side, is_door=False), released)
+def _never_answered(side, first, released=()):
+    return _call(replace(side, is_door=False), first, released)
 
 
 def _released_at_once(side, most):
     """Let those that are too many go wherever they are."""
     changed, orders = _resize(side, most)
     return changed._changed_at_door() if orders else (changed, ())
+
+
+def _by_seniority(side, first):
+    return side.members
+
+
+def _home_first(side, first):
+    return tuple(sorted(side.members, key=lambda one: one in side.far))
 
 
 def _none_is_new(side, member):
@@ -442,6 +482,9 @@ _call, _resize = Membership._call, Membership.resize
         pytest.param(Member, "is_frozen", False, (3, 1, 2, 1), id="thaws"),
         pytest.param(Member, "hear", _deaf, (2, 1, 1, 1), id="hears the same twice"),
         pytest.param(Membership, "_call", _never_answered, (2, 0, 2, 1, 1, 1), id="nobody is let in"),
+        pytest.param(
+            Membership, "_ordered", _by_seniority, (2, 1, 2, 1, 1, 1, (), (1,), False), id="any host may be first",
+        ),
         pytest.param(Membership, "resize", _released_at_once, (2, 0, 2, 1, 1, 0, (1,)), id="released within a step"),
         pytest.param(
             Membership, "died", _none_is_new, (1, 1, 2, 1, 1, 1), id="goes on without the state",
@@ -488,9 +531,9 @@ def test_who_joins_comes_behind_those_who_have_the_state():
     side, _ = Membership((0, 3)).invite(2)
     side, _ = side.came_to_door(0, 0)
     side, orders = side.came_to_door(0, 3)
-    assert orders == (Halt(1, (0, 3, 2)),)
+    assert orders == (Halt(1, (0, 3, 2), is_door=True),)
     side, orders = side.died(0)
-    assert orders == (Halt(2, (3, 2)),)
+    assert orders == (Halt(2, (3, 2), is_door=True),)
     for member in (2, 3):
         side, orders = side.heard_ready(2, member, passed=9, offer=f"at {member}")
     assert orders == (Form(2, (3, 2), 9, "at 3", is_door=True),)

@@ -137,12 +137,79 @@ def test_an_exception_is_the_programs_own(hosts):
         assert "rank 1 of 2 failed with ValueError: a bad sample" in host.err
 
 
-@pytest.mark.parametrize(("option", "value"), [("--spares", "1"), ("--elastic", "1:2")])
-def test_none_joins_on_several_hosts(hosts, option, value):
-    """Workers that come and go are refused before the hosts meet, with code 2."""
-    host = hosts.start("a", rank=0, workers=2, options=("--live", "auto", option, value))
+def gates(rank, *steps):
+    """Return the job's arguments by which a rank waits before each of these steps."""
+    return [f"gate!@{step}:{rank}" for step in steps]
+
+
+def let_join(hosts, launcher, steps, *words):
+    """Let one step after the other begin until a launcher has said so: who is ready is let in behind one of them."""
+    is_said = lambda: all(text in launcher.err for text in words)  # noqa: E731
+    for step in steps:
+        hosts.open(step)
+        deadline = time.monotonic() + (200 if step == steps[-1] else 10)
+        while not is_said() and time.monotonic() < deadline:
+            assert launcher.process.poll() is None, hosts.words()
+            time.sleep(0.02)
+        if is_said():
+            break
+    for step in steps:
+        hosts.open(step)
+    assert is_said(), hosts.words()
+
+
+GROWS = (*LIVE, "--max-restarts", "2")
+STEPS = range(10, 20)
+
+
+@pytest.mark.slow
+def test_workers_of_both_hosts_are_replaced_and_lead(hosts, reference):
+    """Two die at once; then the leader, so that one leads that has come later, and not one of the other host."""
+    dying = ("forward@5:1", "forward@5:2")
+    first, _ = starts(hosts, *dying, *gates(0, *STEPS), "forward@20:0", workers=(2, 1), options=GROWS)
+    let_join(hosts, first, STEPS, "rank 3 has joined the others", "rank 4 has joined the others")
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    assert ": 3 workers." in first.err  # whole again
+    result = result_of(hosts.out)
+    assert (result["deaths"], result["joins"] >= 2, result["resumed_from_step"]) == (3, True, 0)
+    assert "attempt 1" not in hosts.words()
+
+
+@pytest.mark.slow
+def test_a_worker_is_replaced_after_a_succession(hosts, reference):
+    """The deciding host is lost; the second one decides, and lets one join that the third has started."""
+    steps = range(12, 21)
+    dying = ("forward@10:3", *gates(1, 9, *steps))
+    first, second, third = starts(hosts, *dying, workers=(1, 1, 2), options=GROWS)
+    second.wait_for_step(9)
+    first.kill_everything()
+    hosts.open(9)
+    let_join(hosts, second, steps, "rank 6 has joined the others")
+    assert hosts.finish(second, third) == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    result = result_of(hosts.out)
+    assert [result[name] for name in ("deaths", "joins", "world_size")] == [2, 1, 3]
+    assert "host 1 decides from now on." in second.err
+    assert "attempt 1" not in hosts.words()
+
+
+@pytest.mark.slow
+def test_hosts_with_directories_of_their_own(hosts, reference):
+    """Who joins has not what its host's holds: it is refused, and the world stays smaller."""
+    first, second = starts(hosts, "forward@5:1", *gates(0, *STEPS), workers=(1, 2), options=GROWS, out="own")
+    let_join(hosts, second, STEPS, "rank 4 cannot join")
+    assert hosts.finish() == [0, 0], hosts.words()
+    assert differs(first.folder / "own", reference) == ""
+    assert "each host has a run directory of its own" in second.err
+    assert result_of(first.folder / "own")["world_size"] == 2
+
+
+def test_the_number_of_workers_is_for_one_host(hosts):
+    """It is refused before the hosts meet, with code 2."""
+    host = hosts.start("a", rank=0, workers=2, options=("--live", "auto", "--elastic", "1:2"))
     assert host.finish(60) == 2, host.err
-    assert f"{option} {value} lets workers join those of one host" in host.err
+    assert "--elastic 1:2 is for workers of one host" in host.err
 
 
 def lose_the_first(first, second, hosts):

@@ -110,7 +110,7 @@ def _refuse(message: str) -> NoReturn:
 
 def _of_hosts(hosts: int, silence: float | None, asked: dict[str, bool]) -> dict[str, Any]:
     if hosts > 1 and asked["grow"]:
-        raise ConfigError("expected --hosts or --grow, got both: nobody joins a run on several hosts.")
+        raise ConfigError("expected --hosts or --grow, got both: a run that has lost a host is never whole again.")
     if hosts == 1 and silence is not None:
         raise ConfigError(f"expected --hosts with --silence {silence:g}. Hint: --hosts 2, or leave it out.")
     return {**asked, "hosts": hosts, "silence": silence or 1.0}

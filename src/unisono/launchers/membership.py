@@ -1,4 +1,4 @@
-"""Who belongs to a world whose workers may die: the launcher's side and a worker's side, pure.
+"""Who belongs to a world whose workers may die: the launcher's side, pure; a worker's is in `worker/member.py`.
 
 In: deaths and what workers say. Out: orders to workers. Knows no process, no clock and no socket, so that every order
 of events can be tried. The launcher decides alone; workers never vote.
@@ -20,6 +20,10 @@ called as after a death, with the guests among them; so all leave their world at
 step needs until a member has given it to them: where all others die meanwhile, it cannot be gone on with.
 Where there are more members than there are to be, those that came last are released at the door: all have finished the
 same step there, and the others are called without them.
+
+On several hosts the first member is one of the launcher's own host, which has what the others need: it keeps the run's
+files, and only of such a worker the launcher knows for sure that it is dead. So members are ordered whenever they are
+called: those of other hosts behind, and behind them who has nothing to give yet. Whoever is first stays so.
 """
 
 import sys
@@ -34,6 +38,7 @@ class Halt:
     epoch: int
     members: tuple[int, ...]
     released: tuple[int, ...] = ()
+    is_door: bool = False  #: As in `Form`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Form:
 
     Attributes:
         epoch: Of the world.
-        members: Its members, those that have been there longest first; a member's rank is its place among them.
+        members: Its members, by rank.
         passed: The last meeting that a member has passed.
         offer: What its first member has offered to meet at.
         is_door: Whether all members were at the door: nobody has to wait there any more.
@@ -79,8 +84,7 @@ class Membership:
     An event that comes twice, or late, changes nothing.
 
     Attributes:
-        members: Those that are not known to be dead; who joins comes behind those that were there, whatever its number:
-            the first one has what the others need.
+        members: Those that are not known to be dead, in the order of their ranks.
         fewest: So many the world must have.
         most: So many it is to have: members that came later leave behind a step, and no guest is let in.
         epoch: Of the present world, or of the one that is being formed.
@@ -96,6 +100,7 @@ class Membership:
         new: Members that have not got yet what the others have.
         at_door: Members that wait to be called with the guests.
         is_door: Whether the world that is being formed was called by them.
+        far: Workers of other hosts.
     """
 
     members: tuple[int, ...]
@@ -114,6 +119,7 @@ class Membership:
     new: frozenset[int] = frozenset()
     at_door: frozenset[int] = frozenset()
     is_door: bool = False
+    far: frozenset[int] = frozenset()
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -138,13 +144,16 @@ class Membership:
             return replace(left, phase="steady"), ()
         if left.new >= {*left.active}:
             return self.give_up("no worker is left that has the state")
-        return left._call()
+        if left.new >= {*left.members} - self.far:
+            return self.give_up("no worker is left on the host whose launcher decides")
+        return left._call(self.active[0])
 
-    def invite(self, guest: int) -> tuple["Membership", tuple[Order, ...]]:
-        """Let another one join, which is ready for it."""
+    def invite(self, guest: int, *, is_far: bool = False) -> tuple["Membership", tuple[Order, ...]]:
+        """Let another one join, which is ready for it; `is_far`: it is on another host."""
         if self.phase == "left" or guest in (*self.members, *self.guests):
             return self, ()
-        invited = replace(self, guests=tuple(sorted((*self.guests, guest))))
+        far = self.far | {guest} if is_far else self.far
+        invited = replace(self, guests=tuple(sorted((*self.guests, guest))), far=far)
         return invited, invited._knock()
 
     def resize(self, most: int) -> tuple["Membership", tuple[Order, ...]]:
@@ -243,88 +252,25 @@ class Membership:
         come = self.guests[:room]
         stay = tuple(member for member in (*self.members, *come) if member not in released)
         changed = replace(self, members=stay, new=self.new | {*come}, guests=self.guests[room:], is_door=True)
-        return changed._call(released)
+        return changed._call(self.active[0], released)
 
     def _knock(self) -> tuple[Order, ...]:
         lacks = self.most - len(self.active) if self.phase == "steady" else 0
         return (Knock(),) if lacks < 0 or (lacks > 0 and self.guests) else ()
 
-    def _call(self, released: tuple[int, ...] = ()) -> tuple["Membership", tuple[Order, ...]]:
-        """Call all members to the next epoch."""
+    def _call(self, first: int, released: tuple[int, ...] = ()) -> tuple["Membership", tuple[Order, ...]]:
+        """Call all members to the next epoch; `first`: who has been their first one."""
         nobody = frozenset[int]()
         called = replace(self, epoch=self.epoch + 1, phase="gather", ready=nobody, up=nobody, at_door=nobody, offer="")
-        return called, (Halt(called.epoch, called.active, released),)
+        called = replace(called, members=self._ordered(first))
+        return called, (Halt(called.epoch, called.active, released, called.is_door),)
+
+    def _ordered(self, first: int) -> tuple[int, ...]:
+        """Return the members in the order of their ranks; else as before, who joins last."""
+        return tuple(sorted(self.members, key=lambda one: (one != first, one in self.new, one in self.far)))
 
     def give_up(self, reason: str) -> tuple["Membership", tuple[Order, ...]]:
         """Leave for good; nothing that comes later changes that."""
         if self.phase == "left":
             return self, ()
         return replace(self, phase="left"), (Leave(reason),)
-
-
-Advice = Literal["go", "freeze", "wait", "complete", "move"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A worker's side; an order that comes twice, or late, changes nothing.
-
-    Attributes:
-        number: Of this member.
-        epoch: Of the world that it is in.
-        passed: The last meeting that it has passed.
-        called: The newest epoch that it has heard of.
-        told: The last epoch that it has said it is ready for.
-        world: Of the epoch it is called to, once it is known.
-    """
-
-    number: int
-    epoch: int = 0
-    passed: int = 0
-    called: int = 0
-    told: int = 0
-    world: Form | None = None
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether it passes no meeting of its world any more by itself; so until it moves, whatever it hears.
-
-        A worker is held by `LiveMember.at`, which does not return meanwhile; this is what the play of all orders asks.
-        """
-        return self.told > self.epoch
-
-    def hear(self, order: Halt | Form) -> "Member":
-        """Take an order into account."""
-        if isinstance(order, Halt) and order.epoch > self.called:
-            return replace(self, called=order.epoch, world=None)
-        if isinstance(order, Form) and order.epoch == self.called > self.epoch and self.world is None:
-            return replace(self, world=order)
-        return self
-
-    def advise(self, meeting: int) -> Advice:
-        """Say what to do at a meeting, or while waiting in it.
-
-        ``go``: on. ``freeze``: begin none, and say that you are ready. ``wait``: for orders. ``complete``: it has been
-        passed by others, go on without waiting. ``move``: meet in the new world.
-        """
-        if self.called == self.epoch:
-            return "go"
-        if self.told < self.called:
-            return "freeze"
-        if self.world is None:
-            return "wait"
-        return "complete" if meeting <= self.world.passed else "move"
-
-    def froze(self) -> "Member":
-        """Take into account that it says it is ready."""
-        return replace(self, told=self.called)
-
-    def has_passed(self, meeting: int) -> "Member":
-        """Take into account that a meeting is over."""
-        return replace(self, passed=max(self.passed, meeting))
-
-    def moved(self) -> "Member":
-        """Take into account that it goes to the new world."""
-        assert self.world is not None
-        return replace(self, epoch=self.world.epoch, passed=self.world.passed, world=None)

@@ -114,7 +114,8 @@ class LaunchSpec:
         "the CPU.", "auto", "off", group=PROCESSES,
     )  # fmt: skip
     spares: int = option(
-        0, "With --live auto: start so many more processes, which wait to take the place of one that has died at once.",
+        0, "With --live auto: start so many more processes (on each host), which wait to take the place of one that "
+        "has died at once.",
         of=SPARES, word="K", group=PROCESSES,
     )  # fmt: skip
     elastic: str | None = option(

@@ -5,13 +5,16 @@ import random
 
 import pytest
 
-from unisono.launchers.membership import Form, Halt, Member
+from unisono.launchers.membership import Form, Halt, Membership
+from unisono.launchers.supervision import live_hosts
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.live_following import Account, FollowingRecovery
 from unisono.launchers.supervision.live_hosts import DecidingRecovery
-from unisono.launchers.supervision.live_recovery import LiveRecovery
+from unisono.launchers.supervision.replacements import Replacements, node_of, numbers_of
+from unisono.launchers.worker.member import Member
 from unisono.nodes.live.succession import Decree, is_majority
 
+ENDLESS = 10**9  # a meeting that nobody has passed
 OPEN = {"open": True, "why": "", "replicas": 8, "directory": "/runs/a"}
 
 
@@ -45,7 +48,7 @@ class Wire:
 class Hosts:
     """Launchers of hosts with so many workers each, and the lines between them."""
 
-    def __init__(self, *sizes):
+    def __init__(self, *sizes, spares=0, budget=0):
         ends = [0, *itertools.accumulate(sizes)]
         self.spans = [range(start, stop) for start, stop in itertools.pairwise(ends)]
         self.agreed, self.decider, self.term = tuple(range(len(sizes))), 0, 0
@@ -53,14 +56,19 @@ class Hosts:
         self.idle, self.gone = set(), {}
         self.wires = [Wire(self.spans, node, self) for node in range(len(sizes))]
         send = lambda rank, message: self.to_workers.append((rank, message))  # noqa: E731
+        rules = [
+            Replacements(len(span), spares, budget, numbers_of(node, self.spans))
+            for node, span in enumerate(self.spans)
+        ]
         self.all = [
-            (FollowingRecovery if wire.node else DecidingRecovery)(wire, send, self.said.append) for wire in self.wires
+            (FollowingRecovery if wire.node else DecidingRecovery)(wire, send, self.said.append, rule)
+            for wire, rule in zip(self.wires, rules, strict=True)
         ]
         self.ranks = range(ends[-1])
         self.reasons = {}
 
     def of(self, rank):
-        return next(node for node, span in enumerate(self.spans) if rank in span)
+        return node_of(rank, self.spans)
 
     def hears(self, rank, message):
         """A worker says something to its launcher."""
@@ -228,23 +236,40 @@ def test_the_deciding_launcher_ends_first():
 
 
 class Worker:
-    """A worker that passes meetings when all of its world have begun them; its own launcher's words come in order."""
+    """A worker that passes meetings when all of its world have begun them; its own launcher's words come in order.
 
-    def __init__(self, rank, ranks):
-        self.side, self.members, self.begun, self.is_alive, self.inbox = Member(rank), tuple(ranks), 0, True, []
+    In a new world there is one more first; where others have joined, one more then, in which they get the state.
+    """
+
+    def __init__(self, rank, members=()):
+        self.side, self.members, self.begun, self.is_alive, self.inbox = Member(rank), tuple(members), 0, True, []
         self.left = {}  # what it had begun in each world that it has left
+        self.is_guest, self.has_state = not members, bool(members)
+        self.is_new = self.is_knocked = self.at_door = False
+        self.gives, self.said = set(), -1
+
+    @property
+    def waits(self):
+        """Whether it begins no meeting before it is called from the door."""
+        return self.at_door and not (self.is_new or self.gives)
 
 
 class Game:
-    """A run of several hosts, one event after the other as a seed has it: meetings, deaths, a host that is cut off."""
+    """A run of several hosts, one event after the other as a seed has it: meetings, deaths, joiners, a host cut off.
 
-    def __init__(self, seed, meetings=6):
-        self.chance, self.meetings = random.Random(seed), meetings
-        self.hosts = Hosts(*(self.chance.randint(1, 2) for _ in range(self.chance.randint(2, 4))))
+    Half of them are short, with deaths that come together; in the others there is time for those that join.
+    """
+
+    def __init__(self, seed):
+        self.chance, self.meetings, self.pace = random.Random(seed), *((40, 0.01) if seed % 2 else (6, 0.1))
+        spares, budget = self.chance.choice([(0, 0), (1, 0), (1, 9)])
+        most, hosts = (3, 3) if seed % 2 else (2, 4)
+        sizes = [self.chance.randint(1, most) for _ in range(self.chance.randint(2, hosts))]
+        self.hosts = Hosts(*sizes, spares=spares, budget=budget)
         self.hosts.begin()
-        self.workers = [Worker(rank, self.hosts.ranks) for rank in self.hosts.ranks]
-        self.deaths, self.worlds, self.dead_hosts = self.chance.randint(0, 3), {}, set()
-        self.finished = set()
+        self.workers = {rank: Worker(rank, self.hosts.ranks) for rank in self.hosts.ranks}
+        self.deaths, self.worlds, self.dead_hosts = self.chance.randint(0, 6 if seed % 2 else 3), {}, set()
+        self.finished, self.bits, self.firsts = set(), {}, {}
 
     def play(self):
         """Play to the end; return the ranks that have finished."""
@@ -257,9 +282,30 @@ class Game:
         return self.finished
 
     def sort_out(self):
-        for rank, message in self.hosts.to_workers:
+        hosts = self.hosts
+        for node, one in enumerate(hosts.all):
+            for rank in one.start() if node not in hosts.cuts else ():
+                assert rank not in self.workers, "a number is used twice"
+                self.workers[rank] = Worker(rank)
+            if isinstance(one, DecidingRecovery) and one._members.phase == "form" and node not in hosts.cuts:
+                self.check_first(one, one._members)
+        for rank, message in hosts.to_workers:
             self.workers[rank].inbox.append(message)
-        self.hosts.to_workers.clear()
+        hosts.to_workers.clear()
+
+    def check_first(self, launcher, side):
+        """The first of a world leads: it is where it is decided, unless they have finished there, and is the only one.
+
+        A member that is left out may live on; one of the host where it is decided is known to be dead.
+        """
+        if side.epoch in self.firsts:
+            return
+        first, home = side.active[0], [rank for rank in side.members if launcher._is_own(rank)]
+        assert self.workers[first].has_state, "the first has nothing to give"
+        assert first in home or {*home} & side.finished, "the first is on another host"
+        _, before = max(self.firsts.items(), default=(0, 0))
+        assert before not in {*side.active} - {first}, "the first of the world before lives"
+        self.firsts[side.epoch] = first
 
     def events(self):
         hosts = self.hosts
@@ -267,16 +313,19 @@ class Game:
             return
         for line in [line for line, words in hosts.lines.items() if words]:
             yield lambda line=line: hosts.deliver(line)
-        if self.deaths and self.chance.random() < 0.1:
-            for worker in self.workers:
+        for rank in [rank for node, one in enumerate(hosts.all) if node not in hosts.cuts for rank in one.unwanted]:
+            if self.workers[rank].is_alive:
+                yield lambda rank=rank: self.kill(self.workers[rank])
+        if self.deaths and self.chance.random() < self.pace:
+            for worker in self.workers.values():
                 if worker.is_alive and worker.side.number not in self.finished:
-                    yield lambda worker=worker: self.kill(worker)
+                    yield lambda worker=worker: self.kill(worker, 1)
             for node in range(len(hosts.spans)):
                 if node not in hosts.cuts and not hosts.cuts - self.dead_hosts and self.has_majority(node):
                     yield lambda node=node: self.cut(node)
         for node in hosts.cuts - self.dead_hosts:
             yield lambda node=node: self.notice(node)
-        for worker in self.workers:
+        for worker in [*self.workers.values()]:
             if worker.is_alive and worker.side.number not in self.finished:
                 yield from self.acts(worker)
 
@@ -285,8 +334,8 @@ class Game:
         decree = Decree(0, self.hosts.decider, hosts)
         return node in hosts and is_majority([other for other in hosts if other != node], decree)
 
-    def kill(self, worker):
-        self.deaths -= 1
+    def kill(self, worker, planned=0):
+        self.deaths -= planned
         worker.is_alive = False
         self.hosts.dies(worker.side.number, place=(-1, -1))
 
@@ -299,23 +348,33 @@ class Game:
         self.hosts.silent(node)
 
     def acts(self, worker):
-        side = worker.side
+        side, number = worker.side, worker.side.number
         if worker.inbox:
             yield lambda: self.hear(worker)
-        advice = side.advise(side.passed + 1)
-        if side.passed >= self.meetings and advice == "go":
+        if worker.is_guest and worker.said < 0:
+            yield lambda: self.says(worker, 0, {"arrived": True})
+        advice = side.advise(ENDLESS if worker.is_guest else side.passed + 1)
+        if worker.is_guest and advice not in ("freeze", "move"):
+            return
+        if side.passed >= self.meetings and advice == "go" and not (worker.is_new or worker.gives):
             yield lambda: self.finish(worker)
-        elif advice == "go" and worker.begun <= side.passed:
+        elif advice == "go" and worker.waits and worker.said < side.epoch:
+            yield lambda: self.says(worker, side.epoch, {"door": side.epoch})
+        elif advice == "go" and worker.begun <= side.passed and not worker.waits:
             yield lambda: setattr(worker, "begun", side.passed + 1)
-        elif advice == "go" and self.is_full(worker):
+        elif advice == "go" and worker.begun > side.passed and self.is_full(worker):
             yield lambda: self.past(worker)
         elif advice == "freeze":
             yield lambda: self.freeze(worker)
         elif advice == "complete":
-            assert worker.begun > side.passed, "a meeting that others have passed was not begun by all"
+            assert worker.begun > side.passed, f"{number}: a meeting that others have passed was not begun by all"
             yield lambda: self.past(worker)
         elif advice == "move":
             yield lambda: self.move(worker)
+
+    def says(self, worker, epoch, message):
+        worker.said = epoch
+        self.hosts.hears(worker.side.number, message)
 
     def is_full(self, worker):
         others = [self.workers[number] for number in worker.members]
@@ -324,6 +383,7 @@ class Game:
 
     def hear(self, worker):
         message = worker.inbox.pop(0)
+        worker.is_knocked |= "knock" in message
         if "halt" in message:
             worker.side = worker.side.hear(Halt(message["halt"], tuple(message["members"])))
         elif "form" in message:
@@ -333,7 +393,21 @@ class Game:
             worker.side = worker.side.hear(form)
 
     def past(self, worker):
-        worker.side = worker.side.has_passed(worker.side.passed + 1)
+        """Be behind a meeting: the first of a world, that in which the state is given, or the end of a step."""
+        worker.side = side = worker.side.has_passed(worker.side.passed + 1)
+        if worker.is_new:
+            worker.is_new = False
+            self.hosts.hears(side.number, {"up": side.epoch})
+        elif worker.gives:
+            worker.gives = set()
+            if not worker.has_state:
+                assert self.workers[worker.members[0]].has_state, "nobody has the state"
+                worker.has_state = True
+                self.hosts.hears(side.number, OPEN)
+        else:
+            is_knocked = any(self.workers[number].is_knocked for number in worker.members)
+            bit = self.bits.setdefault(side.passed, is_knocked and self.chance.random() < 0.7)
+            worker.at_door = bit and side.passed < self.meetings
 
     def freeze(self, worker):
         worker.side = worker.side.froze()
@@ -341,13 +415,18 @@ class Game:
         self.hosts.hears(worker.side.number, said)
 
     def move(self, worker):
+        world, number = worker.side.world, worker.side.number
         worker.left[worker.side.epoch] = worker.begun
-        worker.members, worker.side = worker.side.world.members, worker.side.moved()
+        come = {number} if worker.is_guest else {*world.members} - {*worker.members}
+        worker.gives = (worker.gives | come) & {*world.members}
+        worker.at_door &= not world.is_door
+        worker.is_knocked &= not world.is_door
+        worker.said, worker.is_guest, worker.is_new = -1 if worker.is_guest else worker.said, False, True
+        worker.members, worker.side = world.members, worker.side.moved()
         worker.begun = worker.side.passed
         key = worker.side.epoch
         known = self.worlds.setdefault(key, (worker.members, worker.side.passed))
         assert known == (worker.members, worker.side.passed), "two worlds of one epoch"
-        self.hosts.hears(worker.side.number, {"up": key})
 
     def finish(self, worker):
         self.finished.add(worker.side.number)
@@ -355,12 +434,15 @@ class Game:
 
 
 def _died(side):
-    return {rank for rank, how in side._account._workers.items() if how["died"]}
+    return {rank for rank, how in side._account._known.items() if how["died"]}
 
 
 def play_all(seeds):
-    """Play games; return how many went on without somebody, to the end. Raises where a promise is broken."""
-    lived_through = succeeded = 0
+    """Play games; return how often somebody was lost, another one succeeded, one joined, one joined after that.
+
+    Raises where a promise is broken.
+    """
+    lived_through = succeeded = joined = both = 0
     for seed in seeds:
         game = Game(seed)
         finished, hosts = game.play(), game.hosts
@@ -368,20 +450,24 @@ def play_all(seeds):
             hosts.deliver_all()
             assert {*hosts.reasons} >= {*range(len(hosts.spans))} - hosts.cuts, seed
             continue
-        left = {w.side.number for w in game.workers if w.is_alive and hosts.of(w.side.number) not in hosts.cuts}
+        there = [w for w in game.workers.values() if w.is_alive and hosts.of(w.side.number) not in hosts.cuts]
+        left = {w.side.number for w in there if not w.is_guest}
         assert left <= finished, seed
-        assert left & {*hosts.spans[hosts.decider]} or "the others had finished" in hosts.said[-1], seed
+        is_home = any(hosts.of(number) == hosts.decider for number in left)
+        assert is_home or "the others had finished" in hosts.said[-1], seed
         following = [one for one in hosts.all if one._relay.node not in {*hosts.cuts, hosts.decider}]
         assert all(_died(one) <= one.excluded for one in following), seed
         lived_through += game.deaths == 0 and bool(game.worlds)
-        succeeded += hosts.decider > 0
-    return lived_through, succeeded
+        has_joined = bool({*finished} - {*hosts.ranks})
+        joined, succeeded = joined + has_joined, succeeded + (hosts.decider > 0)
+        both += has_joined and hosts.decider > 0
+    return lived_through, succeeded, joined, both
 
 
 def test_every_game_ends():
     """Seeded orders of words, deaths and cuts: whoever is left finishes in one world, or all hosts are told why not."""
-    lived_through, succeeded = play_all(range(1000))
-    assert min(lived_through, succeeded) > 50
+    *each, both = play_all(range(1000))
+    assert min(each) > 30 and both > 2
 
 
 def test_the_deciding_host_is_lost():
@@ -503,6 +589,130 @@ def test_two_are_lost_before_the_successor_knows():
     assert hosts.all[2].excluded == {0, 3}
 
 
+def replaced(hosts, rank, number, epoch, left):
+    """Let a worker die in the world of an epoch, and another one be let in, which those that are left then meet."""
+    hosts.dies(rank)
+    hosts.deliver_all()
+    hosts.form(epoch + 1, left)
+    assert [one.start() for one in hosts.all] == [[number] if node == hosts.of(rank) else [] for node in (0, 1)]
+    hosts.hears(number, {"arrived": True})
+    hosts.deliver_all()
+    for member in left:
+        hosts.hears(member, {"door": epoch + 1})
+    hosts.deliver_all()
+    hosts.to_workers.clear()
+    hosts.form(epoch + 2, (*left, number))
+
+
+def test_each_launcher_replaces_its_own():
+    """Numbers tell the host; who joins may lead only as one of the deciding host, when it has the state."""
+    hosts = Hosts(2, 1, budget=3)
+    hosts.begin()
+    replaced(hosts, 2, 4, 0, (0, 1))
+    assert [one.guests for one in hosts.all] == [set(), set()]
+    hosts.hears(4, OPEN)
+    hosts.deliver_all()
+    assert hosts.said[-1].startswith("rank 4 has joined the others, 0.")
+    replaced(hosts, 1, 3, 2, (0, 4))
+    assert hosts.to_workers[0][1]["members"] == (0, 4, 3)  # it has nothing yet
+    hosts.hears(3, OPEN)
+    hosts.dies(0)
+    hosts.deliver_all()
+    assert (3, {"halt": 5, "members": (3, 4)}) in hosts.to_workers
+    assert hosts.reasons == {}
+    hosts.dies(3)
+    hosts.deliver_all()
+    assert {*hosts.reasons.values()} == {"no worker is left on the host whose launcher decides"}
+
+
+def test_one_that_has_no_state_does_not_lead():
+    """The last other worker of the deciding host dies before it has got it: all are started again."""
+    hosts = Hosts(2, 1, budget=3)
+    hosts.begin()
+    replaced(hosts, 1, 3, 0, (0, 2))
+    hosts.dies(0)
+    hosts.deliver_all()
+    assert {*hosts.reasons.values()} == {"no worker is left on the host whose launcher decides"}
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_one_that_joins_dies(is_called):
+    """Before it is called and after: its launcher starts another one, until too many in a row have not joined."""
+    hosts = Hosts(2, 1, budget=2)
+    hosts.begin()
+    if is_called:
+        replaced(hosts, 2, 4, 0, (0, 1))
+    else:
+        hosts.dies(2)
+        hosts.deliver_all()
+        hosts.form(1, (0, 1))
+        assert hosts.all[1].start() == [4]
+    hosts.dies(4, 1, has_report=True)
+    hosts.deliver_all()
+    hosts.form(3, (0, 1))
+    assert (hosts.reasons, hosts.all[1].excluded >= {2, 4}) == ({}, True)
+    assert "rank 4 has ended with code 1 before it had joined the others." in hosts.said
+    assert hosts.all[1].start() == [6]
+    hosts.dies(6, 1, has_report=True)
+    assert hosts.said[-1].startswith("No other worker is started in its place: ")
+    assert hosts.all[1].start() == []
+
+
+def test_a_host_is_lost_with_one_that_is_about_to_join():
+    """Nobody waits for it, and it cannot come later."""
+    hosts = Hosts(1, 1, 1, spares=1)
+    hosts.begin()
+    assert [one.start() for one in hosts.all] == [[3], [4], [5]]
+    hosts.hears(5, {"arrived": True})  # a spare that nobody needs: nobody is told
+    assert not any(hosts.lines.values())
+    hosts.dies(2)
+    hosts.deliver_all()
+    hosts.form(1, (0, 1))
+    assert ("knock", True) in {(*message.items(),)[0] for _, message in hosts.to_workers}
+    hosts.cuts.add(2)
+    hosts.silent(2)
+    assert hosts.all[0].heard_host(HostSaid(2, {"rank": 5, "told": {"arrived": True}})) == ""
+    hosts.hears(0, {"door": 1})
+    hosts.hears(1, {"door": 1})
+    hosts.deliver_all()
+    hosts.form(2, (0, 1))
+    assert (hosts.reasons, hosts.all[1].excluded) == ({}, {2, 5})
+
+
+def test_the_successor_hears_of_those_that_join():
+    """One that had been called has still no state; one that waits, of another host, is let in by the successor."""
+    hosts = Hosts(1, 2, 1, budget=3)
+    hosts.begin()
+    hosts.dies(2)
+    hosts.dies(3)
+    hosts.deliver_all()
+    hosts.form(2, (0, 1))
+    assert [one.start() for one in hosts.all] == [[], [5], [6]]
+    hosts.hears(5, {"arrived": True})
+    hosts.deliver_all()
+    for member in (0, 1):
+        hosts.hears(member, {"door": 2})
+    hosts.deliver_all()
+    hosts.hears(6, {"arrived": True})
+    hosts.cuts.add(0)
+    hosts.silent(0)
+    hosts.deliver_all()
+    side = hosts.all[1]._members
+    assert (side.members, side.new, side.guests, side.is_door) == ((1, 5), {5}, (6,), True)
+    hosts.form(4, (1, 5))
+    hosts.hears(5, OPEN)
+    hosts.to_workers.clear()
+    for member in (1, 5):
+        hosts.hears(member, {"door": 4})
+    hosts.deliver_all()
+    assert hosts.to_workers[-1] == (6, {"halt": 5, "members": (1, 5, 6), "door": True})
+
+
+START = {
+    "waits": False, "has_state": True, "open": False, "finished": -1, "up": 0, "ended": False, "died": None
+}  # fmt: skip
+
+
 def test_an_account_of_workers():
     """What they have said last counts: one that had finished may have begun other steps."""
     account = Account(range(2, 4))
@@ -513,11 +723,13 @@ def test_an_account_of_workers():
     account.ended(2)
     assert account.packed({0}) == {
         "epoch": 0,
+        "members": [],
+        "is_door": False,
         "excluded": [0],
         "places": [],
         "workers": {
-            "2": {"open": True, "finished": 7, "ended": True, "died": None},
-            "3": {"open": True, "finished": -1, "ended": False, "died": None},
+            "2": {**START, "open": True, "finished": 7, "ended": True},
+            "3": {**START, "open": True},
         },
     }
 
@@ -539,12 +751,8 @@ def _heeds_the_lost(side, said):
     return _heard_host(side, said)
 
 
-def _home_does_not_matter(side, rank, *args, **how):
-    return side._shared(LiveRecovery.died(side, rank, *args, **how))
-
-
 def _only_here(side, rank, message):
-    if rank in side._home:
+    if side._is_own(rank):
         side._send_here(rank, message)
 
 
@@ -564,10 +772,23 @@ def test_a_lost_host_whose_words_count(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        pytest.param(Membership, "_ordered", lambda side, first: side.members, id="any host may have the first"),
+        pytest.param(live_hosts, "_is_door", lambda newest, workers: False, id="who is at the door is forgotten"),
+    ],
+)
+def test_a_broken_rule_of_those_that_join_is_found(monkeypatch, owner, name, broken):
+    """Negative control: the games find it."""
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError):
+        play_all(range(1000))
+
+
+@pytest.mark.parametrize(
     ("name", "broken"),
     [
         pytest.param("_shared", lambda side, reason: reason, id="nobody is told"),
-        pytest.param("died", _home_does_not_matter, id="the deciding host may lose all"),
         pytest.param("_pass_on", _only_here, id="other hosts' workers hear nothing"),
     ],
 )
@@ -585,8 +806,15 @@ def test_an_epoch_that_is_used_twice(monkeypatch):
         test_it_is_lost_within_a_recovery()
 
 
-def test_a_broken_account_is_found(monkeypatch):
-    """Negative control: if the successor is not told who has finished, it waits for them; the games find it."""
-    monkeypatch.setattr(Account, "heard", _forgets_who_has_finished)
-    with pytest.raises(AssertionError):
-        play_all(range(1000))
+@pytest.mark.parametrize("is_told", [True, False])
+def test_who_has_finished_is_told_to_the_successor(monkeypatch, is_told):
+    """Nobody waits for them; the control, a launcher that forgets it: they are called with the others."""
+    hosts = Hosts(1, 1, 1)
+    hosts.begin()
+    if not is_told:
+        monkeypatch.setattr(Account, "heard", _forgets_who_has_finished)
+    hosts.hears(2, {"finished": 9})
+    hosts.cuts.add(0)
+    hosts.silent(0)
+    hosts.deliver_all()
+    assert (1, {"halt": 1, "members": (1,) if is_told else (1, 2)}) in hosts.to_workers

@@ -161,7 +161,7 @@ def test_a_rank_joins_in_place_of_one_that_has_died():
     assert launcher.sent == [(0, {"knock": True}), (2, {"knock": True})]
     launcher.sent.clear()
     grown(launcher)
-    assert launcher.sent[:3] == [(rank, {"halt": 2, "members": (0, 2, 3)}) for rank in (0, 2, 3)]
+    assert launcher.sent[:3] == [(rank, {"halt": 2, "members": (0, 2, 3), "door": True}) for rank in (0, 2, 3)]
     assert launcher.sent[3][1] | {"form": 2, "members": (0, 2, 3), "door": True} == launcher.sent[3][1]
     assert launcher.live.guests == set()
     launcher.begins(3)
@@ -262,7 +262,7 @@ def test_a_world_that_is_made_smaller():
     launcher.sent.clear()
     for rank in range(4):
         launcher.live.heard(Told(rank, {"door": 0}))
-    called = {"halt": 1, "members": (0, 1), "released": (2, 3)}
+    called = {"halt": 1, "members": (0, 1), "released": (2, 3), "door": True}
     assert launcher.sent == [(rank, called) for rank in range(4)]
     assert launcher.said == ["ranks 2, 3 are released: 2 workers."]
     assert launcher.leaves(2) == launcher.live.ended(2) == launcher.dies(3) == ""

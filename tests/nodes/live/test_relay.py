@@ -308,7 +308,7 @@ PLAN = NodesPlan(min_nodes=2, max_nodes=2, host="127.0.0.1")
 
 
 def test_where_workers_may_go_on(capfd):
-    """Off where hosts come and go, said once; refused where workers are to join."""
+    """Off where hosts come and go, said once; refused where their number is to change, or spares could not join."""
     spec = LaunchSpec(target=ScriptTarget(path="x.py"), workers=2, live="auto")
     assert check_live(spec, PLAN) is spec
     assert check_live(LaunchSpec(target=spec.target), PLAN).live == "off"
@@ -316,5 +316,9 @@ def test_where_workers_may_go_on(capfd):
     elastic = NodesPlan(min_nodes=1, max_nodes=2, host="127.0.0.1")
     assert check_live(spec, elastic).live == "off"
     assert "live recovery is off: hosts come and go (--nnodes 1:2)" in capfd.readouterr().err
-    with pytest.raises(ConfigError, match="--spares 1 lets workers join those of one host"):
-        check_live(LaunchSpec(target=spec.target, workers=2, live="auto", spares=1), PLAN)
+    spares = LaunchSpec(target=spec.target, workers=2, live="auto", spares=1)
+    assert check_live(spares, PLAN) is spares
+    with pytest.raises(ConfigError, match=r"--spares 1 .* where hosts come and go \(--nnodes 1:2\)"):
+        check_live(spares, elastic)
+    with pytest.raises(ConfigError, match="--elastic 1:2 is for workers of one host"):
+        check_live(LaunchSpec(target=spec.target, workers=2, live="auto", elastic="1:2"), PLAN)

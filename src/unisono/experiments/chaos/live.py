@@ -3,7 +3,7 @@
 In: a seed. Out: a table of what those that died were doing, and how long the others needed. Three ways: a run of N
 workers loses up to N - 1 of them and none is started again; or it grows back, and members, replacements and two within
 one recovery die; or each worker dies at each meeting of a step, by name. On several hosts the first two are one:
-nobody joins, and whole hosts are lost as well, of three or more also the one that decides.
+no worker is replaced, and whole hosts are lost as well, of three or more also the one that decides.
 """
 
 import functools

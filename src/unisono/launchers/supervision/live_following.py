@@ -1,8 +1,9 @@
 """Live recovery over several hosts, the side of a launcher that does not decide; it may come to decide.
 
 In: what its workers say and suffer, and what the deciding launcher says. Out: the first for that launcher, the second
-for the workers; and an `Account` of the workers for a launcher that decides from now on: another one, or this one, when
-it has the accounts of all hosts that go on. Must not import torch.
+for the workers; others for those that have died, once the deciding launcher has lived through it; and an `Account` of
+the workers for a launcher that decides from now on: another one, or this one, when it has the accounts of all hosts
+that go on. Must not import torch.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -11,10 +12,12 @@ from typing import Any, final
 from unisono.launchers.control import Asked
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.channels import HostSaid, Told
+from unisono.launchers.supervision.guests import Guests, death_of
 from unisono.launchers.supervision.live_hosts import ONE_HOST, DecidingRecovery, Relay
 from unisono.launchers.supervision.live_recovery import LiveRecovery
-from unisono.launchers.supervision.replacements import Replacements
+from unisono.launchers.supervision.replacements import Replacements, numbers_of
 from unisono.launchers.supervision.resizing import parse_sizes
+from unisono.launchers.supervision.restarts import Ending
 
 
 @final
@@ -22,39 +25,70 @@ class Account:
     """What a launcher knows of its workers: all that another one needs to decide for them.
 
     Attributes:
-        epoch: The newest one that they have been called to.
         places: Where workers of any host have died, as far as the deciding launcher has told: rank, step, replica.
+        workers: Of this host that live: those that wait to be called are not among them.
     """
 
     def __init__(self, ranks: range) -> None:
-        self.epoch, self.places = 0, list[tuple[int, int, int]]()
-        self._workers: dict[int, dict[str, Any]] = {
-            rank: {"open": False, "finished": -1, "ended": False, "died": None} for rank in ranks
-        }
+        self.workers, self.places = {*ranks}, list[tuple[int, int, int]]()
+        self._epoch, self._members, self._is_door = 0, list[int](), False  # of the newest call
+        self._known: dict[int, dict[str, Any]] = {rank: _begun(has_state=True) for rank in ranks}
+
+    def told(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Take in what a worker is told."""
+        if message.get("halt", 0) > self._epoch:
+            self._epoch, self._is_door = message["halt"], message.get("door", False)
+            self._members = [*message["members"]]
+        if "halt" in message and rank in self._known and self._known[rank]["waits"]:
+            self._known[rank]["waits"] = False
+            self.workers.add(rank)
+
+    def waits(self, rank: int) -> None:
+        """Take in that the deciding launcher is told of one that is ready to join."""
+        self._known[rank] = _begun(has_state=False)
 
     def heard(self, rank: int, message: Mapping[str, Any]) -> None:
         """Take in what a worker says."""
         if "open" in message:
-            self._workers[rank].update(open=message["open"], finished=-1)
+            self._known[rank].update(open=message["open"], finished=-1)
+            self._known[rank]["has_state"] |= message["open"]
         elif "finished" in message:
-            self._workers[rank]["finished"] = message["finished"]
+            self._known[rank]["finished"] = message["finished"]
+        elif "up" in message:
+            self._known[rank]["up"] = message["up"]
+
+    def has_state(self, rank: int) -> bool:
+        """Whether a worker has what the others have."""
+        return rank in self._known and bool(self._known[rank]["has_state"])
 
     def ended(self, rank: int, how: Mapping[str, Any] | None = None) -> None:
         """Take in that a worker has ended well; or died, and `how`."""
-        self._workers[rank].update({"ended": True} if how is None else {"died": how})
+        self._known[rank].update({"ended": True} if how is None else {"died": how})
+        self.workers.discard(rank)
+
+    def forget(self, rank: int) -> bool:
+        """Take in that one has died that had not been called; return whether the deciding launcher knows of it."""
+        return self._known.pop(rank, None) is not None
 
     def has_living(self) -> bool:
-        """Whether a worker has not died."""
-        return any(how["died"] is None for how in self._workers.values())
+        """Whether a worker that has the state has not died."""
+        return any(how["has_state"] and how["died"] is None for how in self._known.values())
 
     def left(self) -> set[int]:
-        """Return the ranks of those that have not ended well."""
-        return {rank for rank, how in self._workers.items() if not how["ended"]}
+        """Return the ranks of those that have been called, and have not ended well."""
+        return {rank for rank, how in self._known.items() if not how["ended"] and not how["waits"]}
 
     def packed(self, excluded: Collection[int]) -> dict[str, Any]:
         """Return it in JSON's types, with the ranks whose deaths have been lived through."""
-        workers = {str(rank): dict(how) for rank, how in self._workers.items()}
-        return {"epoch": self.epoch, "excluded": sorted(excluded), "places": self.places, "workers": workers}
+        workers = {str(rank): dict(how) for rank, how in self._known.items()}
+        newest = {"epoch": self._epoch, "members": self._members, "is_door": self._is_door}
+        return {**newest, "excluded": sorted(excluded), "places": self.places, "workers": workers}
+
+
+def _begun(*, has_state: bool) -> dict[str, Any]:
+    """Return what is known of a worker first: of the start, or one that waits to be called."""
+    began = {"waits": not has_state, "has_state": has_state, "open": False, "finished": -1, "up": 0}
+    return {**began, "ended": False, "died": None}
 
 
 @final
@@ -65,25 +99,28 @@ class FollowingRecovery:
         relay: Carries words to the other launchers.
         send: Takes a rank of this host and a message for it.
         tell: Takes what is worth knowing, in words.
+        replacements: Says which workers are started for others of this host.
 
     Attributes:
         heir: What takes the events in from now on: this, until this launcher decides.
         wanted: How many workers there are to be on this host.
         place: Empty: nobody asks this launcher for more workers.
         excluded: As `LiveRecovery` has it, for all ranks.
-        guests: None.
-        unwanted: None.
     """
 
-    def __init__(self, relay: Relay, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, relay: Relay, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None],
+        replacements: Replacements,
+    ) -> None:  # fmt: skip
         self._relay, self._send_here, self._tell = relay, send, tell
         self.wanted, self.place = len(relay.spans[relay.node]), ""
         self._reason, self._can_lose, self._is_over = "", False, False
         self.excluded: set[int] = set()
-        self.guests: set[int] = set()
-        self.unwanted: set[int] = set()
         self.heir: LiveRecovery | FollowingRecovery = self
+        self._replacements, self._guests = replacements, Guests(replacements, tell)
         self._account, self._decider = Account(relay.spans[relay.node]), relay.decider
+        self._deaths: dict[int, Ending] = {}  # of workers without which the others do not go on yet
+        self._never_came: set[int] = set()
         self._accounts: dict[int, dict[str, Any]] = {}  # where this launcher is to decide
         self._early: list[HostSaid] = []
 
@@ -92,12 +129,26 @@ class FollowingRecovery:
         """Whether the deciding launcher has not said yet that all is over."""
         return not self._reason and not self._is_over
 
+    @property
+    def guests(self) -> set[int]:
+        """As `LiveRecovery` has it."""
+        return {*self._replacements.guests}
+
+    @property
+    def unwanted(self) -> set[int]:
+        """As `LiveRecovery` has it."""
+        return self._guests.unwanted
+
     def start(self) -> list[int]:
-        """Return the ranks that are to be started now: none."""
-        return []
+        """Return the ranks that are to be started now; each once."""
+        return self._replacements.start(len(self._account.workers)) if self.is_waiting else []
 
     def dismiss(self, why: str = "") -> None:
-        """Let nobody join: nobody does."""
+        """Let nobody join any more."""
+        self._guests.dismiss(why, is_short=self._is_short())
+
+    def _is_short(self) -> bool:
+        return len(self._account.workers) < self.wanted
 
     def resize(self, asked: Asked) -> None:
         """Refuse it."""
@@ -118,19 +169,34 @@ class FollowingRecovery:
 
     def _obey(self, message: dict[str, Any]) -> None:
         if "rank" in message:
-            told = message["told"]
-            self._account.epoch = max(self._account.epoch, told.get("halt", 0))
-            self._send_here(message["rank"], told)
+            rank, told = message["rank"], message["told"]
+            self._account.told(rank, told)
+            if "halt" in told:
+                self._replacements.became_member(rank)
+            self._send_here(rank, told)
         elif "over" in message:
             self._can_lose, self._is_over = False, True
             self._relay.arm(is_on=False)
+            self.dismiss()
             if not self._account.left() <= self.excluded:  # they are dead, or nobody decides for them any more
                 self._reason = "the deciding launcher has ended its part"
         else:
-            self.excluded, self._can_lose = {*message["excluded"]}, message["can_lose"]
+            self._can_lose, self._reason = message["can_lose"], self._reason or message["reason"]
             self._account.places = message["places"]
-            self._reason = self._reason or message["reason"]
             self._relay.arm(is_on=self._can_lose)
+            self._live_through({*message["excluded"]})
+            if message["is_closed"]:
+                self.dismiss()
+
+    def _live_through(self, excluded: set[int]) -> None:
+        """Take into account without whom the others go on; for those of this host another one may be started."""
+        self.excluded = excluded | self._never_came
+        for rank in sorted(excluded & {*self._deaths}):
+            ending = self._deaths.pop(rank)
+            if self._account.has_state(rank):
+                self._guests.judge(ending, has_joined=True)
+            else:
+                self._guests.lost(rank, ending)
 
     def _follow(self, decider: int) -> str:
         """Tell another launcher from now on, which decides; or decide."""
@@ -143,8 +209,10 @@ class FollowingRecovery:
         """Decide, where this launcher is to and has heard from all that go on."""
         if self._decider != self._relay.node or not {*self._relay.hosts} <= {*self._accounts, self._decider}:
             return self._reason
-        heir = DecidingRecovery(self._relay, self._send_here, self._tell)
         others = [self._accounts[node] for node in self._relay.hosts if node != self._decider]
+        self._live_through(self.excluded.union(*(account["excluded"] for account in others)))
+        heir = DecidingRecovery(self._relay, self._send_here, self._tell, self._replacements)
+        heir.unwanted.update(self.unwanted)
         self._reason = heir.resume([self._account.packed(self.excluded), *others])
         for said in self._early:
             self._reason = self._reason or heir.heard_host(said)
@@ -158,11 +226,31 @@ class FollowingRecovery:
 
     def heard(self, told: Told) -> str:
         """Pass on what a worker says."""
-        self._account.heard(told.rank, told.message)
-        return self._say({"rank": told.rank, "told": told.message})
+        rank, message = told.rank, told.message
+        if "arrived" in message:
+            self._replacements.ready(rank)
+            return self._invite()
+        if "refused" in message:
+            self._guests.refused(rank, message["refused"], is_short=self._is_short())
+            return self._reason
+        if message.get("open") and not self._account.has_state(rank):
+            self._replacements.joined()
+            self._relay.rest(is_idle=False)
+        self._account.heard(rank, message)
+        return self._say({"rank": rank, "told": message})
+
+    def _invite(self) -> str:
+        """Tell of those that are ready, where there is a place on this host."""
+        for rank in self._replacements.invite(len(self._account.workers)):
+            self._account.waits(rank)
+            self._say({"rank": rank, "told": {"arrived": True}})
+        return self._reason
 
     def ended(self, rank: int) -> str:
-        """Tell that a worker has ended well."""
+        """Tell that a worker has ended well; one that has not joined cannot."""
+        if not self._account.has_state(rank):
+            return self.died(rank, 0, (0, -1), has_report=False)
+        self.dismiss()
         self._account.ended(rank)
         return self._say({"rank": rank})
 
@@ -171,14 +259,23 @@ class FollowingRecovery:
     ) -> str:
         """Tell of a death; see `LiveRecovery.died`. What comes of it is heard later."""
         how = {"code": code, "place": place, "has_report": has_report, "reached": reached}
+        ending = death_of(code, place, reached, has_report=has_report)
+        if rank in self._replacements.guests:
+            self._replacements.became_member(rank)
+            self._never_came.add(rank)
+            self.excluded.add(rank)
+            self._guests.lost(rank, ending)
+            return self._say({"rank": rank, "died": how}) if self._account.forget(rank) else self._reason
         self._account.ended(rank, how)
         if not self._account.has_living():
             self._relay.rest(is_idle=True)
-        return self._say({"rank": rank, "died": how})
+        self._deaths[rank] = ending
+        self._say({"rank": rank, "died": how})
+        return self._invite()
 
     def can_lose(self, rank: int) -> bool:
         """Whether the others could go on without a worker that does not answer."""
-        return self._can_lose
+        return self._can_lose or rank in self.guests
 
     def look(self) -> str:
         """Return why the workers cannot go on; empty where they can."""
@@ -195,4 +292,6 @@ def recovery_of(
     if relay is None:
         replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
         return LiveRecovery(spec.ranks, send, tell, replacements, parse_sizes(spec.elastic))
-    return (DecidingRecovery if relay.node == relay.decider else FollowingRecovery)(relay, send, tell)
+    numbers = numbers_of(relay.node, relay.spans)
+    replacements = Replacements(spec.workers, spec.spares, spec.max_restarts, numbers)
+    return (DecidingRecovery if relay.node == relay.decider else FollowingRecovery)(relay, send, tell, replacements)

@@ -4,9 +4,10 @@ In: what `LiveRecovery` takes, and what comes from other launchers. Out: the sam
 decides for all ranks, that of the lowest-numbered host of those that have agreed to go on: so there are never two
 worlds of one epoch, however the network falls apart. A host that is lost is left out with all its workers. They may
 still run, as nobody can kill them from here. The run's files belong to the lowest rank, and that is a rank of the
-deciding host as long as one of its workers lives. Where none does, all are started again. If the deciding host is lost,
-the others agree on another one (`nodes.live.succession`), whose launcher goes on from what they tell of their workers.
-Must not import torch.
+deciding host as long as a worker lives there that has the state. Where none does, all are started again. If the
+deciding host is lost, the others agree on another one (`nodes.live.succession`), whose launcher goes on from what they
+tell of their workers. Each launcher starts others for its own workers; of one that is ready and has a place the
+deciding one hears, and lets it in. Must not import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,9 @@ from typing import Any, Protocol, final
 from unisono.launchers.control import Asked
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.live_recovery import LiveRecovery
-from unisono.launchers.supervision.replacements import Replacements
+from unisono.launchers.supervision.replacements import Replacements, node_of
 
-ONE_HOST = "workers on several hosts neither come nor go"
+ONE_HOST = "on several hosts the number of workers stays as it is"
 _KILLED = -9
 
 
@@ -63,38 +64,63 @@ class DecidingRecovery(LiveRecovery):
         relay: Carries words to the other launchers.
         send: Takes a rank of this host and a message for it.
         tell: Takes what is worth knowing, in words.
+        replacements: Says which workers are started for others of this host.
     """
 
-    def __init__(self, relay: Relay, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None]) -> None:
-        self._relay, self._home = relay, relay.spans[relay.node]
-        ranks = range(relay.spans[-1].stop)
-        self._node_of = {rank: node for node, span in enumerate(relay.spans) for rank in span}
-        self._far = {rank for rank in ranks if rank not in self._home}  # that have not ended
+    def __init__(
+        self, relay: Relay, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None],
+        replacements: Replacements,
+    ) -> None:  # fmt: skip
+        self._relay, ranks = relay, range(relay.spans[-1].stop)
+        self._far = {rank for rank in ranks if not self._is_own(rank)}  # that have not ended
         self._state: dict[str, Any] = {}
-        replacements = Replacements(len(ranks))
-        replacements.stop()
+        self._is_closed = False
         super().__init__(ranks, self._pass_on, tell, replacements)
+        self._members = replace(self._members, far=frozenset(self._far))
         self._send_here = send
 
     @property
     def is_waiting(self) -> bool:
         """Whether workers of other hosts have not ended, for which this launcher decides."""
-        return self._members.phase != "left" and bool(self._far)
+        return self._members.phase != "left" and bool(self._far - {*self._members.guests})
+
+    def _is_own(self, rank: int) -> bool:
+        return self._node_of(rank) == self._relay.node
+
+    def _node_of(self, rank: int) -> int:
+        return node_of(rank, self._relay.spans)
 
     def heard_host(self, said: HostSaid) -> str:
         """Take in what another launcher says; returns as `heard`."""
         message = said.message
         if "silent" in message:
             return self._lose(said.node)
-        rank = message.get("rank", -1)  # none: the account of a host that has been lost since
-        if self._node_of.get(rank) != said.node or rank not in self._far:
+        rank, told = message.get("rank"), message.get("told", {})  # none: the account of a host that is lost since
+        if rank is None or self._node_of(rank) != said.node:
+            return ""
+        if "arrived" in told:
+            return self._let_come(rank)
+        if rank not in self._far:
             return ""  # it has been left out, and says so late
-        if "told" in message:
-            return self.heard(Told(rank, message["told"]))
+        if told:
+            return self.heard(Told(rank, told))
         if "died" in message:
             return self._died_far(rank, message["died"])
         self._far.discard(rank)
         return self.ended(rank)
+
+    def _let_come(self, rank: int) -> str:
+        """Let a worker of another host join, which is ready, and for which there is a place there."""
+        is_there = self._node_of(rank) in self._relay.hosts and rank not in self.excluded
+        if is_there and not self._is_closed:
+            self._far.add(rank)
+            self._do(self._members.invite(rank, is_far=True))
+        return self._shared("")
+
+    def dismiss(self, why: str = "") -> None:
+        """Let nobody join any more; `why`: nobody of this host."""
+        super().dismiss(why)
+        self._is_closed |= not why
 
     def heard(self, told: Told) -> str:
         """As `LiveRecovery.heard`."""
@@ -108,11 +134,7 @@ class DecidingRecovery(LiveRecovery):
         self, rank: int, code: int, place: tuple[int, int], *, has_report: bool, reached: tuple[int, int] = (0, 0),
         how: str = "",
     ) -> str:  # fmt: skip
-        """As `LiveRecovery.died`; where no worker of this host is left, they cannot go on."""
-        others = {*self._members.members} - {rank}
-        can_go_on = code < 0 and not has_report and self._can_lose_any()
-        if can_go_on and {*self._members.active} - {rank} and not others & {*self._home}:
-            return self._shared(self._leave("no worker is left on the deciding host"))
+        """As `LiveRecovery.died`."""
         return self._shared(super().died(rank, code, place, has_report=has_report, reached=reached, how=how))
 
     def look(self) -> str:
@@ -130,7 +152,7 @@ class DecidingRecovery(LiveRecovery):
 
     def _lose(self, node: int) -> str:
         """Go on without a host whose launcher is silent."""
-        lost = [rank for rank in self._relay.spans[node] if rank in self._far]
+        lost = [rank for rank in sorted(self._far) if self._node_of(rank) == node]
         if not lost or self._members.phase == "left":
             return ""
         self._far -= {*lost}
@@ -146,19 +168,26 @@ class DecidingRecovery(LiveRecovery):
             accounts: What the launchers of all hosts that go on tell of their workers, see `Account`.
         """
         workers = {int(rank): how for account in accounts for rank, how in account["workers"].items()}
-        gone = {rank for account in accounts for rank in account["excluded"]}
-        members = tuple(rank for rank in self._members.members if rank not in gone)
+        self.excluded = {rank for account in accounts for rank in account["excluded"]}
+        newest = max(accounts, key=lambda account: account["epoch"])
+        called = [rank for rank, how in workers.items() if not how["waits"]]
+        all_ranks = dict.fromkeys((*newest["members"], *self._members.members, *sorted(called)))
+        members = tuple(rank for rank in all_ranks if rank not in self.excluded)
+        guests = sorted({*workers} - {*members} - self.excluded)
         lost = [rank for rank in members if rank not in workers]
-        epoch = max(account["epoch"] for account in accounts)
-        self._members = replace(self._members, members=members, epoch=epoch)
-        self.excluded, self._far = gone, {*members} - {*lost, *self._home}
-        self._open = {*lost} | {rank for rank in members if rank in workers and workers[rank]["open"]}
+        known = [(rank, workers[rank]) for rank in members if rank in workers]
+        self._far = {rank for rank in (*members, *guests) if rank in workers and not self._is_own(rank)}
+        self._members = replace(
+            self._members, members=members, epoch=newest["epoch"], far=frozenset({*self._far, *lost}),
+            new=frozenset(rank for rank, how in known if not how["has_state"]),
+            is_door=_is_door(newest, workers),
+        )  # fmt: skip
+        self._open = {*lost} | {rank for rank, how in known if how["open"]}
         told = {rank: (step, replica) for account in accounts for rank, step, replica in account["places"]}
-        pending = {rank for rank in members if rank in workers and workers[rank]["died"] is not None}
+        pending = {rank for rank, how in known if how["died"] is not None}
         self._places = {rank: place for rank, place in told.items() if rank not in pending}  # those die again below
         self._tell(f"host {self._relay.node} decides from now on.")
         reason = ""
-        known = [(rank, workers[rank]) for rank in members if rank in workers]
         for rank, how in known:
             if how["finished"] >= 0:
                 reason = reason or self._do(self._members.has_finished(rank, how["finished"]))
@@ -170,6 +199,8 @@ class DecidingRecovery(LiveRecovery):
             elif how["ended"]:
                 self._far.discard(rank)
                 reason = reason or self.ended(rank)
+        for rank in guests:
+            self._do(self._members.invite(rank, is_far=not self._is_own(rank)))
         return self._shared(reason)
 
     def _died_far(self, rank: int, how: Mapping[str, Any]) -> str:
@@ -178,21 +209,22 @@ class DecidingRecovery(LiveRecovery):
         return self.died(rank, how["code"], place, has_report=how["has_report"], reached=reached)
 
     def _lose_rank(self, rank: int) -> str:
-        node = self._node_of[rank]
+        node = self._node_of(rank)
         how = f"is on host {node}, which has not been heard for {self._relay.gone[node]:.1f} s"
         return self.died(rank, _KILLED, (-1, -1), has_report=False, how=how)
 
     def _pass_on(self, rank: int, message: dict[str, Any]) -> None:
-        if rank in self._home:
+        if self._is_own(rank):
             self._send_here(rank, message)
         elif rank in self._far:
-            self._relay.send(self._node_of[rank], {"rank": rank, "told": message})
+            self._relay.send(self._node_of(rank), {"rank": rank, "told": message})
 
     def _shared(self, reason: str) -> str:
         """Tell the other launchers what they have to know, where it has changed; return the reason."""
         can_lose = self._can_lose_any()
         places = [(rank, *place) for rank, place in self._places.items()]
-        state = {"excluded": sorted(self.excluded), "places": places, "can_lose": can_lose, "reason": reason}
+        known = {"excluded": sorted(self.excluded), "places": places, "is_closed": self._is_closed}
+        state = {**known, "can_lose": can_lose, "reason": reason}
         if state != self._state:
             self._state = state
             self._relay.arm(is_on=can_lose)
@@ -200,3 +232,9 @@ class DecidingRecovery(LiveRecovery):
                 if node != self._relay.node:
                     self._relay.send(node, state)
         return reason
+
+
+def _is_door(newest: Mapping[str, Any], workers: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether members may still be at the door by which the newest epoch was called: none is, when they have met."""
+    known = [workers[rank] for rank in newest["members"] if rank in workers]
+    return newest["is_door"] and any(how["up"] < newest["epoch"] for how in known if how["died"] is None)

@@ -6,14 +6,14 @@ whether a death is theirs to live through, and which workers are to be started f
 import torch.
 """
 
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from unisono.launchers.control import Asked
 from unisono.launchers.membership import Form, Halt, Knock, Leave, Membership, Order
 from unisono.launchers.supervision.channels import HostSaid, Told
+from unisono.launchers.supervision.guests import Guests, death_of
 from unisono.launchers.supervision.replacements import Replacements
 from unisono.launchers.supervision.resizing import Resizing, ranks_of, why_refused
 from unisono.launchers.supervision.restarts import Ending
@@ -38,7 +38,6 @@ class LiveRecovery:
         wanted: How many workers there are to be.
         place: The run directory, once it is known that the run can be resized; else empty.
         excluded: Ranks whose deaths have been lived through, or have never mattered.
-        unwanted: Ranks that are to be killed: nobody needs them.
     """
 
     def __init__(
@@ -51,13 +50,13 @@ class LiveRecovery:
         self._asked: Resizing | None = None
         self._released: set[int] = set()
         self._replacements = replacements or Replacements(len(ranks))
+        self._guests = Guests(self._replacements, tell)
         self._open: set[int] = set()
         self._why_not, self._has_left = "", False
         self._deadline = self._lost_s = 0.0
         self._pending: set[int] = set()
         self._places: dict[int, tuple[int, int]] = {}  # of deaths, by rank
         self.excluded: set[int] = set()
-        self.unwanted: set[int] = set()
 
     @property
     def is_waiting(self) -> bool:
@@ -76,13 +75,25 @@ class LiveRecovery:
 
     @property
     def guests(self) -> set[int]:
-        """Ranks that have been started and are no members yet."""
+        """Ranks of this host that have been started and are no members yet."""
         return {*self._replacements.guests}
+
+    @property
+    def unwanted(self) -> set[int]:
+        """Ranks that are to be killed: nobody needs them."""
+        return self._guests.unwanted
 
     def start(self) -> list[int]:
         """Return the ranks that are to be started now; each once."""
         is_over = self._members.phase == "left" or self._members.is_ending
-        return [] if is_over else self._replacements.start(len(self._members.members))
+        return [] if is_over else self._replacements.start(self._count(self._members.members))
+
+    def _is_own(self, rank: int) -> bool:
+        """Whether a worker is on this host; its launcher alone starts others for it."""
+        return True
+
+    def _count(self, ranks: Iterable[int]) -> int:
+        return sum(map(self._is_own, ranks))
 
     def heard_host(self, said: HostSaid) -> str:
         """Take in what another launcher says; returns as `heard`."""
@@ -99,8 +110,7 @@ class LiveRecovery:
             self._replacements.ready(rank)
             return self._invite()
         if "refused" in message:
-            self.unwanted.add(rank)
-            self.dismiss(f"rank {rank} cannot join: {message['refused']}")
+            self._guests.refused(rank, message["refused"], is_short=self._is_short())
         if "door" in message:
             self._deadline = self._deadline if self.is_forming else time.monotonic() + _GATHER_S
             return self._do(self._members.came_to_door(message["door"], rank))
@@ -124,7 +134,8 @@ class LiveRecovery:
         if not message["open"]:
             return self._leave("a worker has left its steps early") if self.is_forming else ""
         if rank in self._members.new:
-            self._replacements.joined()
+            if self._is_own(rank):
+                self._replacements.joined()
             count, seconds = len(self._members.active), time.monotonic() - self._lost_s
             since = "it was asked for" if self._asked else "a death"
             self._tell(f"rank {rank} has joined the others, {seconds:.1f} s after {since}: {count} workers.")
@@ -142,11 +153,10 @@ class LiveRecovery:
 
     def dismiss(self, why: str = "") -> None:
         """Let nobody join any more."""
-        if why and not self._replacements.why_not:
-            is_short = len(self._members.active) < self.wanted
-            then = "The run goes on with fewer workers" if is_short else "Nobody takes the place of one that dies"
-            self._tell(f"{why}. {then}.")
-        self.unwanted |= {*self._replacements.stop(why)}
+        self._guests.dismiss(why, is_short=self._is_short())
+
+    def _is_short(self) -> bool:
+        return len(self._members.active) < self.wanted
 
     def died(
         self, rank: int, code: int, place: tuple[int, int], *, has_report: bool, reached: tuple[int, int] = (0, 0),
@@ -165,25 +175,20 @@ class LiveRecovery:
         Returns:
             Why the others cannot go on without it; empty where they can.
         """
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        how = how or (f"was killed by {name}" if code < 0 else f"has ended with code {code}")
+        ending = death_of(code, place, reached, has_report=has_report, how=how)
         if rank in self._released:
             if code > 0:
-                self._tell(f"rank {rank}, which had left, {how}.")
+                self._tell(f"rank {rank}, which had left, {ending.what}.")
             return ""
-        is_guest, is_new = rank in self._replacements.guests, rank in self._members.new
-        error = "an exception" if has_report or code >= 0 else ""
-        ending = Ending(
-            rank=-1, what=how, step=place[0], replica=place[1], done=reached[0], saved=reached[1], error=error
-        )
+        is_guest, is_new = rank in {*self._replacements.guests, *self._members.guests}, rank in self._members.new
         if is_guest:
             self._replacements.became_member(rank)
             self.excluded.add(rank)
             self._do(self._members.died(rank))
-            self._replace(rank, ending, how)
+            self._replace(rank, ending)
             return ""
         others = [member for member in self._members.active if member != rank]
-        if error and not is_new:
+        if ending.error and not is_new:
             # The same error would come to every rank that takes over.
             return self._leave("it ended by an error of its own", is_told=False)
         if not self._can_lose_any():
@@ -196,37 +201,31 @@ class LiveRecovery:
         self._deadline = time.monotonic() + _GATHER_S
         reason = self._do(self._members.died(rank))
         if not reason and is_new:
-            self._replace(rank, ending, how)
+            self._replace(rank, ending)
         elif not reason:
             self._lost_s = time.monotonic()
-            where = f" in step {place[0]}" if place[0] >= 0 else ""
-            self._go_on(len(others), f"rank {rank} {how}{where}", ending)
+            self._go_on(len(others), rank, ending)
         return reason or self._invite()
 
-    def _go_on(self, others: int, what: str, ending: Ending) -> None:
+    def _go_on(self, others: int, rank: int, ending: Ending) -> None:
         """Say who goes on without a member that has died, and let another one be started where anybody does."""
+        what = f"rank {rank} {ending.what}" + (f" in step {ending.step}" if ending.step >= 0 else "")
         if others == 0:
             self._tell(f"{what}; the others had finished their steps.")
             self.dismiss()
             return
         self._tell(f"{what}; {f'{others} workers go' if others > 1 else '1 worker goes'} on without it.")
-        self._judge(ending, has_joined=True)
+        if self._is_own(rank):
+            self._guests.judge(ending, has_joined=True)
 
-    def _replace(self, rank: int, ending: Ending, how: str) -> None:
+    def _replace(self, rank: int, ending: Ending) -> None:
         """Judge the death of a worker that had not joined."""
-        if rank not in self.unwanted:
-            self._tell(f"rank {rank} {how} before it had joined the others.")
-            self._judge(ending, has_joined=False)
-
-    def _judge(self, ending: Ending, *, has_joined: bool) -> None:
-        before = self._replacements.why_not
-        self._replacements.died(ending, has_joined=has_joined)
-        if self._replacements.why_not != before:
-            self._tell(f"No other worker is started in its place: {self._replacements.why_not}.")
+        if self._is_own(rank):
+            self._guests.lost(rank, ending)
 
     def _invite(self) -> str:
         """Let those join that are ready, where there is a place."""
-        for rank in self._replacements.invite(len(self._members.active)):
+        for rank in self._replacements.invite(self._count(self._members.active)):
             self._do(self._members.invite(rank))
         return ""
 
@@ -258,7 +257,7 @@ class LiveRecovery:
         self.wanted = asked.workers
         self._asked = Resizing(asked, members.active)
         self._lost_s = time.monotonic()
-        self.unwanted |= {*self._replacements.resize(self.wanted, len(members.active))}
+        self.unwanted.update(self._replacements.resize(self.wanted, len(members.active)))
         self._do(members.resize(self.wanted))
         self._invite()
 
@@ -316,7 +315,8 @@ def _message_of(order: Order) -> dict[str, Any]:
         return {"leave": order.reason}
     if isinstance(order, Halt):
         released = {"released": order.released} if order.released else {}
-        return {"halt": order.epoch, "members": order.members, **released}
+        door = {"door": True} if order.is_door else {}
+        return {"halt": order.epoch, "members": order.members, **released, **door}
     if isinstance(order, Knock):
         return {"knock": True}
     told = {"members": order.members, "passed": order.passed, "offer": order.offer, "door": order.is_door}

@@ -5,6 +5,8 @@ In: deaths, and which workers are ready. Out: the numbers of workers to start an
 that is ready takes a place at once, and another one is started for it. Knows no process and no clock.
 """
 
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import final
 
 from unisono.launchers.supervision.restarts import Ending, GiveUp, Restarts
@@ -18,16 +20,20 @@ class Replacements:
         workers: Members of a whole world; their numbers are the first.
         spares: How many more are to be ready.
         max_restarts: As in `Restarts`; also how many may end, in a row, before they have joined.
+        numbers: Of those that are started; None: those behind the first ones.
 
     Attributes:
         guests: Numbers of those that have been started and are no members yet; whether they are ready.
         why_not: Why no more are started; empty where some may be.
     """
 
-    def __init__(self, workers: int, spares: int = 0, max_restarts: int = 0) -> None:
+    def __init__(
+        self, workers: int, spares: int = 0, max_restarts: int = 0, numbers: Iterator[int] | None = None
+    ) -> None:  # fmt: skip
         self._size, self._spares, self._max_restarts = workers, spares, max_restarts
         self._restarts = Restarts(max_restarts, workers)
-        self._allowed, self._next, self._failures = spares, workers, 0
+        self._numbers = itertools.count(workers) if numbers is None else numbers
+        self._allowed, self._failures = spares, 0
         self._invited: set[int] = set()
         self._is_over = False
         self.guests: dict[int, bool] = {}
@@ -38,9 +44,8 @@ class Replacements:
         found: list[int] = []
         while self._allowed and not self._is_over and members + len(self.guests) < self._size + self._spares:
             self._allowed -= 1
-            self.guests[self._next] = False
-            found.append(self._next)
-            self._next += 1
+            found.append(next(self._numbers))
+            self.guests[found[-1]] = False
         return found
 
     def resize(self, size: int, members: int) -> list[int]:
@@ -99,3 +104,25 @@ class Replacements:
         """Start and invite none any more; return the guests that are left."""
         self._is_over, self.why_not = True, self.why_not or why
         return [*self.guests]
+
+
+def numbers_of(node: int, spans: Sequence[range]) -> Iterator[int]:
+    """Return the numbers of the workers that a host starts later: no other host uses them, and all know whose they are.
+
+    Args:
+        node: Node rank of the host.
+        spans: The ranks of each host at the start, by node rank.
+    """
+    return itertools.count(spans[-1].stop + node, len(spans))
+
+
+def node_of(number: int, spans: Sequence[range]) -> int:
+    """Return the node rank of a worker's host; arguments as `numbers_of` has them."""
+    if number >= spans[-1].stop:
+        return node_of_later(number, spans[-1].stop, len(spans))
+    return next(node for node, span in enumerate(spans) if number in span)
+
+
+def node_of_later(number: int, workers: int, hosts: int) -> int:
+    """Return the node rank of a worker that was started later than the first ones, so many on so many hosts."""
+    return (number - workers) % hosts

@@ -1,7 +1,7 @@
 """A worker's side of live recovery: it hears that the world has changed, and asks at its meetings what to do.
 
 In: orders of the launcher, as lines of JSON over a socket that the worker inherits. Out: the same way, that it is ready
-and up. A small thread hears; it interrupts nothing. What is right to do is `membership.Member`'s to say. Must not
+and up. A small thread hears; it interrupts nothing. What is right to do is `member.Member`'s to say. Must not
 import torch.
 """
 
@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn, final
 
 from unisono.errors import PeerLost
-from unisono.launchers.membership import Form, Halt, Member
+from unisono.launchers.membership import Form, Halt
+from unisono.launchers.worker.member import Member
 
 ENDLESS = sys.maxsize
 """A meeting that nobody has passed."""

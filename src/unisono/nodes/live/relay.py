@@ -260,18 +260,22 @@ def check_live(spec: LaunchSpec, plan: NodesPlan) -> LaunchSpec:
     """Return a launch whose workers go on without one that has died only where that is possible on several hosts.
 
     Raises:
-        ConfigError: Workers are to come and go.
+        ConfigError: Their number is to change; or spares could not join.
     """
     if spec.live != "auto":
         return spec
-    if spec.spares or spec.elastic is not None:
-        given = f"--spares {spec.spares}" if spec.spares else f"--elastic {spec.elastic}"
+    if spec.elastic is not None:
         raise ConfigError(
-            f"{given} lets workers join those of one host, and there are several (--nnodes). Hint: leave it out; with "
-            "--live auto the others go on without a worker that dies."
+            f"--elastic {spec.elastic} is for workers of one host, whose number may be changed, and there are several "
+            "hosts (--nnodes). Hint: leave it out; --max-restarts and --spares replace workers that die, on each host."
         )
     if not plan.is_elastic:
         return spec
+    if spec.spares:
+        raise ConfigError(
+            f"--spares {spec.spares} are for workers that go on when one dies, and where hosts come and go (--nnodes "
+            f"{plan.min_nodes}:{plan.max_nodes}) none does. Hint: leave it out, or --nnodes {plan.max_nodes}."
+        )
     if spec.output != "quiet":
         tell(off(f"hosts come and go (--nnodes {plan.min_nodes}:{plan.max_nodes})"))
     return replace(spec, live="off")

@@ -52,7 +52,7 @@ class Newcomers:
         spent = progress._spent(loop_s)
         return {
             "score": progress.score, "environment": progress.parts.environment, "host": os.uname().nodename,
-            "loops": progress.loops,
+            "loops": progress.loops, "is_shared": record._directories.is_shared,
             "loop_s": loop_s, "spent": spent | {"train_s": spent["train_s"] - loop_s}, "done": progress.done,
             "measured": progress._measured.get(progress.done, {}),
             "progress": {name: getattr(progress, name) for name in _OF_PROGRESS},
@@ -87,6 +87,8 @@ class Newcomers:
         if lines := drift(given["environment"], parts.environment):
             hosts = f"its host {os.uname().nodename} is not what that of the others is ({given['host']})"
             return f"{hosts}: {'; '.join(lines[:3])}. Hint: {UNLIKE}"
+        if not given["is_shared"]:
+            return "each host has a run directory of its own, and that of its host lacks what was written meanwhile"
         if given["loops"] == self._progress.loops:
             return ""
         theirs, own = (

@@ -10,6 +10,7 @@ from unisono.collectives.leader import leader_says
 from unisono.collectives.places import GuardedTransport, enter_world
 from unisono.collectives.shm.live_boards import Worlds
 from unisono.errors import CheckpointError, ConfigError, RunStopped
+from unisono.launchers.supervision.replacements import node_of_later
 from unisono.launchers.worker.live_member import LiveMember, WorldChanged
 from unisono.strategies.options import StrategyOptions
 from unisono.train.run_directory.handover import hand_over
@@ -71,8 +72,7 @@ class Live:
         self._members: tuple[int, ...] = () if world.joins is not None else (*range(world.world_size),)
         self._new: tuple[int, ...] = ()  # members that have nothing of the run yet
         self._changes = dict.fromkeys(_CHANGES, 0)  # since the files have followed
-        first = world.rank - world.local_rank  # on several hosts none comes that was not there from the start
-        self._span = None if world.is_single_host else range(first, first + world.local_world_size)
+        self._start = world
         self._is_let_in = False
         self.joined_after = -1
         self._is_new = False  # whether the files have still to follow
@@ -227,13 +227,20 @@ class Live:
         self._follow_members()
         self._transport.replace(below)
         rank, size = below.rank, below.world_size
-        here = [member for member in self._members if self._span is None or member in self._span]
+        here = [member for member in self._members if self._is_here(member)]
         local = here.index(self._member.number)
         self.world = replace(self.world, rank=rank, world_size=size, local_rank=local, local_world_size=len(here))
         self._is_new = True
         enter_world(self.world, self._transport)
         self._run.world = self.world
         self._run.placement[:] = self._options.place(self._run.replicas, size)
+
+    def _is_here(self, member: int) -> bool:
+        """Whether a member is on this host."""
+        start, first = self._start, self._start.rank - self._start.local_rank
+        if start.is_single_host or member < start.world_size:
+            return start.is_single_host or first <= member < first + start.local_world_size
+        return node_of_later(member, start.world_size, start.num_nodes) == start.node_rank
 
     def _follow_members(self) -> None:
         assert self._boards is not None
