@@ -75,7 +75,8 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
     With ``--hosts H`` each run has H launchers, which meet over loopback as if on H hosts, with N workers each. Workers
     die, two within one recovery, launchers with their workers and alone; or all processes of a host are stopped, which
     is like a cut network, and continued when the others have gone on. While there are three, the deciding one is lost
-    as well; as long as it is there it keeps a worker.
+    as well; as long as it is there it keeps a worker. With ``--grow`` no host is lost, and each launcher replaces its
+    own workers.
 
     Exit code: 0 only when all faults have landed and fingerprints and ledgers are equal; 1 when not; 2 for wrong
     settings; 130 after Ctrl-C.
@@ -88,7 +89,7 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
 
     given["launch"] = typed_launch(given)
     if live:
-        return _chaos_live(target, args, kinds, as_json, given | _of_hosts(*many, asked))
+        return _chaos_live(target, args, kinds, as_json, given | asked | _of_hosts(*many))
     found = experiment.chaos(target, args, env=os.environ, kinds=kinds, tell=tell, **given)
     parted = found.parted
     plain = {
@@ -108,12 +109,10 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(message)
 
 
-def _of_hosts(hosts: int, silence: float | None, asked: dict[str, bool]) -> dict[str, Any]:
-    if hosts > 1 and asked["grow"]:
-        raise ConfigError("expected --hosts or --grow, got both: a run that has lost a host is never whole again.")
+def _of_hosts(hosts: int, silence: float | None) -> dict[str, Any]:
     if hosts == 1 and silence is not None:
         raise ConfigError(f"expected --hosts with --silence {silence:g}. Hint: --hosts 2, or leave it out.")
-    return {**asked, "hosts": hosts, "silence": silence or 1.0}
+    return {"hosts": hosts, "silence": silence or 1.0}
 
 
 def _chaos_live(

@@ -145,7 +145,7 @@ class Membership:
         if left.new >= {*left.active}:
             return self.give_up("no worker is left that has the state")
         if left.new >= {*left.members} - self.far:
-            return self.give_up("no worker is left on the host whose launcher decides")
+            return self.give_up("no worker is left on the deciding host")
         return left._call(self.active[0])
 
     def invite(self, guest: int, *, is_far: bool = False) -> tuple["Membership", tuple[Order, ...]]:

@@ -27,15 +27,19 @@ def test_the_seed_decides_who_is_lost():
         assert steps == sorted(steps) and 2 <= steps[0] <= 13 and steps[-1] == 48
 
 
+ALIVE = ((0, 1, 2), (1, 2, 5), (1,), (1, 2, 6), (1, 2, 7))  # three hosts of two; 6 has come later to the first
+
+
 def test_the_deciding_host_keeps_a_worker(tmp_path):
     """Of those that are there, all may die but the last one of the host that decides: the first one, or a later one."""
     with Launchers([], {}, tmp_path) as launchers:
         launchers.temporary = [tmp_path] * 3
         run = HostsRun(launchers, 2, 10)
-        some = (0, 1, 2), (1, 2, 5), (1,)
-        assert [run._may_die(dict.fromkeys(members)) for members in some] == [[0, 1, 2], [2, 5], []]
+        found = {members: run._may_die(dict.fromkeys(members)) for members in ALIVE}
         run._decider = 1
-        assert [run._may_die(dict.fromkeys(members)) for members in some] == [[0, 1], [1, 5], [1]]
+        later = [run._may_die(dict.fromkeys(members)) for members in ((0, 1, 2), (1, 2, 5), (1,))]
+    assert found == {(0, 1, 2): [0, 1, 2], (1, 2, 5): [2, 5], (1,): [], (1, 2, 6): [1, 2, 6], (1, 2, 7): [2, 7]}
+    assert later == [[0, 1], [1, 5], [1]]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,8 @@ def test_launchers_that_do_not_end(tmp_path, monkeypatch, hangs):
 
 def play(job, **how):
     """Play with a silence that a loaded machine does not reach."""
-    return chaos_live(str(HOME / job), env=os.environ, workers=1, silence=3.0, replicas=6, fault_seed=4, **how)
+    given = {"workers": 1, "silence": 3.0, "replicas": 6, "fault_seed": 4} | how
+    return chaos_live(str(HOME / job), env=os.environ, **given)
 
 
 @pytest.mark.slow
@@ -84,6 +89,16 @@ def test_losses_change_nothing():
     assert [died.kind for died in found.deaths] == ["silent decider", "member", "member", "decider", "decider", "host"]
     assert all(died.gap_s for died in found.deaths)
     assert sum(count for _, count, *_ in found.kinds()) == len(found.deaths) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_workers_of_hosts_that_are_replaced_change_nothing():
+    """On two hosts each launcher replaces its own, and those that come die as well: equal bits, no step done again."""
+    found = play("live_job.py", hosts=2, workers=2, kills=3, grow=True)
+    assert (found.equal, found.replayed, found.faults) == (True, 0, [])
+    assert len(found.deaths) == 3
+    assert found.joins > 0
 
 
 @pytest.mark.slow

@@ -622,7 +622,7 @@ def test_each_launcher_replaces_its_own():
     assert hosts.reasons == {}
     hosts.dies(3)
     hosts.deliver_all()
-    assert {*hosts.reasons.values()} == {"no worker is left on the host whose launcher decides"}
+    assert {*hosts.reasons.values()} == {"no worker is left on the deciding host"}
 
 
 def test_one_that_has_no_state_does_not_lead():
@@ -632,7 +632,7 @@ def test_one_that_has_no_state_does_not_lead():
     replaced(hosts, 1, 3, 0, (0, 2))
     hosts.dies(0)
     hosts.deliver_all()
-    assert {*hosts.reasons.values()} == {"no worker is left on the host whose launcher decides"}
+    assert {*hosts.reasons.values()} == {"no worker is left on the deciding host"}
 
 
 @pytest.mark.parametrize("is_called", [False, True])

@@ -3,7 +3,7 @@
 In: command lines, one a host. Out: what `LiveRun` gives, and what was wrong with how the launchers have ended. They
 meet over loopback, as launchers of different machines meet over their network; what a cut network does is played by
 stopping all processes of a host, which needs no rights. The host whose launcher decides may be lost while there are two
-others; no more than that: as long as it is there it keeps a worker.
+others; no more than that: as long as it is there it keeps a worker that has begun its steps.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from typing import Self, final
 from unisono.experiments.chaos.deaths import Death, Died, Kind
 from unisono.experiments.chaos.live_run import LiveRun
 from unisono.experiments.injector import heartbeat_files
+from unisono.launchers.supervision.replacements import node_of
 from unisono.system.heartbeat import HeartbeatPage
 
 _DECIDING: tuple[Kind, ...] = ("decider", "silent decider")
@@ -143,19 +144,22 @@ class HostsRun(LiveRun):
         elif death.kind in _DECIDING or not others:
             return super().strike(replace(death, kind="member"))
         host = others[death.rank % len(others)]
-        numbers = [number for number in members if number in self._spans[host]]
+        numbers = [number for number in members if self._host_of(number) == host]
         return self._lose(host, numbers, death.kind) if self._aim(members[numbers[0]], death) else None
 
     def _at_work(self, members: Mapping[int, HeartbeatPage]) -> list[int]:
         """Return the hosts that have workers."""
-        return [host for host, span in enumerate(self._spans) if {*span} & {*members}]
+        return sorted({self._host_of(number) for number in members})
 
     def _files(self) -> list[Path]:
         return [path for place in self._launchers.temporary for path in heartbeat_files(place)]
 
     def _may_die(self, members: Mapping[int, HeartbeatPage]) -> list[int]:
-        home = {*self._spans[self._decider]} & {*members}
+        home = [number for number in members if self._host_of(number) == self._decider]
         return [number for number in members if number not in home or len(home) > 1]
+
+    def _host_of(self, number: int) -> int:
+        return node_of(number, self._spans)
 
     def _lose(self, host: int, numbers: Sequence[int], kind: Kind) -> list[Died] | None:
         """Lose a launcher and its workers at one blow; return when the others have gone on; None where all is done."""

@@ -2,8 +2,8 @@
 
 In: a seed. Out: a table of what those that died were doing, and how long the others needed. Three ways: a run of N
 workers loses up to N - 1 of them and none is started again; or it grows back, and members, replacements and two within
-one recovery die; or each worker dies at each meeting of a step, by name. On several hosts the first two are one:
-no worker is replaced, and whole hosts are lost as well, of three or more also the one that decides.
+one recovery die; or each worker dies at each meeting of a step, by name. On several hosts, too; there whole hosts are
+lost as well in runs that do not grow back, of three or more also the one that decides.
 """
 
 import functools
@@ -78,7 +78,8 @@ def chaos_live(
     """Run a recipe or a script undisturbed, then as often as it takes for all deaths, and compare. With `grow` others
     are started for those that die, and die, too; with `every_meeting` each worker dies at each meeting of a step, in
     place of a schedule of `kills`. With several `hosts`, each with so many workers and a launcher of its own, whole
-    hosts are lost, of three also the deciding one, after 1.5 times `silence` seconds. All else as `chaos` takes it.
+    hosts are lost, of three also the deciding one, after 1.5 times `silence` seconds, but not with `grow`. All else as
+    `chaos` takes it.
 
     Raises:
         ConfigError: A wrong setting, or the undisturbed run failed.
@@ -90,10 +91,10 @@ def chaos_live(
         trials = _Trials(job, (hosts, workers), scratch, reference, tell, silence)
         if every_meeting:
             trials.at_every_meeting()
-        elif hosts > 1:
-            trials.of_runs_on_hosts(fault_seed, kills)
         elif grow:
             trials.of_growing_runs(fault_seed, kills)
+        elif hosts > 1:
+            trials.of_runs_on_hosts(fault_seed, kills)
         else:
             trials.of_shrinking_runs(fault_seed, kills)
     return LiveReport(
@@ -130,7 +131,8 @@ class _Trials:
 
     def of_growing_runs(self, seed: int, kills: int) -> None:
         """Let workers die, with others in their places, as long as each run goes; as many runs as it takes."""
-        self._make_until(kills, _GROWS, lambda: plan_growing(seed, self.runs, self._workers), is_whole=True)
+        how = _GROWS if self._on_each > 1 else _GROWS[:-2]  # one worker has no spares
+        self._make_until(kills, how, lambda: plan_growing(seed, self.runs, self._workers), is_whole=True)
 
     def of_runs_on_hosts(self, seed: int, kills: int) -> None:
         """Let workers and hosts be lost as long as the others can go on; as many runs as it takes."""

@@ -115,7 +115,8 @@ class LiveRun:
         members = self.members()
         until, found = time.monotonic() + _GUEST_S, []
         if not self.guests():
-            first = self._kill([*members][death.rank % len(members)])
+            may_die = self._may_die(members)
+            first = self._kill(may_die[death.rank % len(may_die)])
             if first is None:
                 return None
             found = [self._recovered(first)]
