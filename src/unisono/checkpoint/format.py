@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.files import check_dtypes
+from unisono.checkpoint.optimizer_state import load_optimizer, optimizer_entries, pack_optimizer
+from unisono.checkpoint.optimizer_state import parameter_names as parameter_names
 from unisono.checkpoint.values import few, printable
 from unisono.checkpoint.values import from_json as from_json
 from unisono.checkpoint.values import to_json as to_json
@@ -62,12 +64,12 @@ def pack(
     learning: dict[str, Any]
     if isinstance(optimizer, Mapping):
         learning = {
-            "optimizers": {name: _pack_optimizer(model, each, moments) for name, each in optimizer.items()},
+            "optimizers": {name: pack_optimizer(model, each, moments) for name, each in optimizer.items()},
             "schedulers": {name: each.state_dict() for name, each in scheduler.items()},
         }
     else:
         learning = {
-            "optimizer": _pack_optimizer(model, optimizer, moments),
+            "optimizer": pack_optimizer(model, optimizer, moments),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
         }
     packed = {
@@ -82,28 +84,6 @@ def pack(
     plain = to_json(packed, "state", others)
     tensors = {"model": unique_tensors(model), "optimizer": moments}
     return State(tensors=tensors | ({"objects": others} if others else {}), values=plain)
-
-
-def _pack_optimizer(model: nn.Module, optimizer: Optimizer, moments: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what an optimizer keeps besides tensors; those go into `moments`, live."""
-    names = parameter_names(model, optimizer)
-    state = optimizer.state_dict()
-    own: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in state["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                own[f"{names[index]}/{key}"] = value.detach()
-            else:
-                scalars.setdefault(names[index], {})[key] = value
-    groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        | {"params": [names[index] for index in group["params"]]}
-        for group in state["param_groups"]
-    ]
-    moments |= own
-    strides = {key: list(value.stride()) for key, value in own.items() if not value.is_contiguous()}
-    return {"groups": groups, "scalars": scalars, "strides": strides}
 
 
 def check_storable(
@@ -154,7 +134,10 @@ def unpack(
     try:
         values = _checked_values(state, live, set(registered), many)
         saved = values["optimizers"] if many else {"": values["optimizer"]}
-        found = {name: _optimizer_entries(state, saved[name], each, names[name]) for name, each in optimizers.items()}
+        found = {
+            name: optimizer_entries(state.tensors["optimizer"], saved[name], each, names[name])
+            for name, each in optimizers.items()
+        }
         schedules = {name: values["schedulers"][name] if many else values["scheduler"] for name in schedulers}
         frozen = set(values["frozen"])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -170,9 +153,7 @@ def unpack(
         model.load_state_dict(values["model_extra"], strict=False)
     for name, each in optimizers.items():
         groups, entries = found[name]
-        kept = {index: entries[parameter] for index, parameter in names[name].items() if parameter in entries}
-        each.load_state_dict({"state": kept, "param_groups": groups})
-        _restore_exactly(each, entries, names[name])
+        load_optimizer(each, groups, entries, names[name], saved[name])
     for name, each in schedulers.items():
         each.load_state_dict(schedules[name])
     for name, value in values["objects"].items():
@@ -197,48 +178,6 @@ def _checked_values(state: State, live: Mapping[str, Tensor], registered: set[st
             f"this run has {few(sorted(registered))}. Hint: register the same names as when it was written."
         )
     return values
-
-
-def _optimizer_entries(
-    state: State, saved: dict[str, Any], optimizer: Optimizer, names: dict[int, str]
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the groups in the live optimizer's order, and the state of each parameter by its name."""
-    known = {name for group in saved["groups"] for name in group["params"]}
-    if known != set(names.values()):
-        raise CheckpointError(
-            f"the optimizer holds other parameters than the checkpoint: {few(sorted(known ^ set(names.values())))}."
-        )
-    entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["scalars"].items()}
-    for key, value in state.tensors["optimizer"].items():
-        name, _, entry = key.rpartition("/")
-        if name not in known:
-            continue  # another optimizer's
-        # Memory of our own, laid out as it was: kernels may add up in another order over another layout.
-        stride = saved["strides"].get(key)
-        own = torch.empty_like(value) if stride is None else value.new_empty_strided(value.shape, stride)
-        entries.setdefault(name, {})[entry] = own.copy_(value)
-    by_names = {frozenset(group["params"]): group for group in saved["groups"]}
-    fresh = optimizer.state_dict()["param_groups"]
-    members = [frozenset(names[index] for index in group["params"]) for group in fresh]
-    if set(members) != set(by_names):
-        raise CheckpointError(
-            f"the optimizer's {len(members)} parameter groups are not the checkpoint's {len(by_names)}. "
-            "Hint: group the parameters as when the run was started."
-        )
-    groups = [by_names[member] | {"params": new["params"]} for member, new in zip(members, fresh, strict=True)]
-    return groups, entries
-
-
-def _restore_exactly(optimizer: Optimizer, entries: dict[str, dict[str, Any]], names: dict[int, str]) -> None:
-    """Undo the casts of ``Optimizer.load_state_dict``, which gives state the parameter's dtype (NAdam's float32 scalars
-    beside float64 weights, say); where it has moved a tensor to, it stays.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, name in names.items():
-        for key, value in entries.get(name, {}).items():
-            if isinstance(value, Tensor):
-                device = optimizer.state[parameters[index]][key].device
-                optimizer.state[parameters[index]][key] = value.to(device)
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -284,19 +223,6 @@ def fingerprint_of(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[int, str]:
-    """Return each parameter's name by its index in the optimizer's ``state_dict``; `CheckpointError` for a stranger."""
-    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    strangers = sum(id(parameter) not in by_id for parameter in parameters)
-    if strangers:
-        raise CheckpointError(
-            f"the optimizer holds {strangers} of {len(parameters)} parameters that the model does not have. "
-            "Hint: create the optimizer from model.parameters() of the very model you pass."
-        )
-    return {index: by_id[id(parameter)] for index, parameter in enumerate(parameters)}
 
 
 def _check_names(what: str, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

@@ -2,7 +2,8 @@
 
 JSON's own types stand for themselves. What JSON cannot say is marked: ``{"$tuple": [...]}``, ``{"$dict": pairs}`` (keys
 that are no strings), ``{"$counter": pairs}``, ``{"$float": "inf"}`` (or ``-inf``, ``nan``), and ``{"$tensor": key}``,
-``{"$array": key}``, ``{"$number": key}`` for tensors, NumPy arrays and NumPy scalars, which are kept beside it.
+``{"$array": key}``, ``{"$number": key}`` for tensors, NumPy arrays and NumPy scalars, which are kept beside it; a
+tensor that lies in memory in another order than a fresh one also says its ``strides``.
 """
 
 import math
@@ -85,7 +86,7 @@ def from_json(value: Any, tensors: Mapping[str, Tensor] | None = None) -> Any:
         if found is None:
             raise CheckpointError(f"the state names the tensor {value[kind]!r}, which the checkpoint does not hold.")
         if kind == "$tensor":
-            return found
+            return _laid_out(found, value.get("strides"))
         return found.numpy() if kind == "$array" else found.numpy()[()]
     return {key: from_json(item, tensors) for key, item in value.items()}
 
@@ -106,7 +107,7 @@ def _is_plain(value: dict[Any, Any]) -> bool:
     return type(value) is dict and all(isinstance(key, str) and not key.startswith("$") for key in value)
 
 
-def _keep(kind: str, value: Any, where: str, tensors: dict[str, Tensor] | None) -> dict[str, str]:
+def _keep(kind: str, value: Any, where: str, tensors: dict[str, Tensor] | None) -> dict[str, Any]:
     if tensors is None:
         raise CheckpointError(f"cannot save {where}: expected a plain value, got {type(value).__name__}.")
     try:
@@ -117,4 +118,26 @@ def _keep(kind: str, value: Any, where: str, tensors: dict[str, Tensor] | None) 
     while key in tensors:
         key += "'"
     tensors[key] = tensor
-    return {kind: key}
+    is_usual = kind != "$tensor" or tensor.is_contiguous() or not _is_dense(tensor, strides := list(tensor.stride()))
+    return {kind: key} if is_usual else {kind: key, "strides": strides}
+
+
+def _laid_out(tensor: Tensor, strides: Any) -> Tensor:
+    """Return the same values, in the memory order of the tensor that was saved: kernels may depend on it."""
+    if strides is None:
+        return tensor
+    if not _is_dense(tensor, strides):
+        raise CheckpointError(f"the state says strides of a tensor that are none of its shape {tuple(tensor.shape)}.")
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+def _is_dense(tensor: Tensor, strides: Any) -> bool:
+    """Whether strides visit each place of a tensor of this shape's memory once."""
+    if not isinstance(strides, list) or [*map(type, strides)] != [int] * tensor.dim():
+        return False
+    place = 1
+    for stride, size in sorted(pair for pair in zip(strides, tensor.shape, strict=True) if pair[1] != 1):
+        if stride != place:
+            return False
+        place *= size
+    return True

@@ -23,6 +23,7 @@ from unisono.errors import StepError
 from unisono.strategies.parts.fold import Fold
 from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
+from unisono.strategies.parts.whole import refuse_nested
 
 _OptimizerState = defaultdict[Any, dict[str, Any]]
 
@@ -210,12 +211,14 @@ class Island:
         """Return its state: tensors by name, and what the optimizer keeps beside tensors; see `unpack`."""
         with self.lent():
             packed = checkpoint_format.pack(self._model, self._optimizer, None, {})
+        refuse_nested(packed)
         found = {f"{self.number}/optimizer/{name}": value for name, value in packed.tensors["optimizer"].items()}
         if with_weights:
             saved, named = self._kept.saved(), zip(self._live, self.buffers, strict=True)
             found |= {f"{self.number}/weights/{name}": value for name, value in self.weights.items()}
             found |= {f"{self.number}/buffers/{name}": value for name, value in named if name in saved}
-        return dict(sorted(found.items())), {kind: packed.values["optimizer"][kind] for kind in ("scalars", "strides")}
+        notes = {kind: value for kind, value in packed.values["optimizer"].items() if kind != "groups"}
+        return dict(sorted(found.items())), notes
 
     def unpack(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any], whole: State) -> None:
         """Take over its state.

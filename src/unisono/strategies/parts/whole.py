@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint import format as checkpoint_format
 from unisono.checkpoint.format import State
 from unisono.collectives.transport import Transport
+from unisono.errors import CheckpointError
 from unisono.strategies.base import Strategy
 from unisono.strategies.parts.tensor_bytes import broadcast
 
@@ -66,6 +67,7 @@ def gather(
 ) -> Whole:
     """Return what the ranks hold between them, on all ranks; collective."""
     packed = checkpoint_format.pack(model, optimizer, None, {})
+    refuse_nested(packed)
     own = {
         # In name order: after a resume each rank's dictionaries have an order of their own.
         stem: {name: tensor for name, tensor in sorted(packed.tensors[stem].items()) if is_own(_owner(name))}
@@ -80,6 +82,15 @@ def gather(
         for kind, entries in told.items():
             merged[kind] |= entries
     return Whole(gather_tensors(own, transport), merged)
+
+
+def refuse_nested(packed: State) -> None:
+    """Refuse (`CheckpointError`) state of an optimizer of which ranks hold parts that have no parameter's name."""
+    if places := packed.tensors.get("objects"):
+        raise CheckpointError(
+            f"cannot save {next(iter(places))}: each rank holds a part of the optimizer's state with this strategy, "
+            "and of that only tensors directly under optimizer.state[parameter], by a text. Hint: strategy exact."
+        )
 
 
 def _owner(name: str) -> str:
