@@ -37,6 +37,7 @@ class Here(threading.local):
     transport: Transport | None = None  #: Of that run.
     only: str | None = None  #: What runs on this rank only, in words.
     loss: LossJudge | None = None  #: Set while a loss function runs.
+    is_in_backward: bool = False  #: Set during the backward pass of a step.
 
 
 HERE = Here()

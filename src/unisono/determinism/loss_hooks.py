@@ -27,7 +27,16 @@ Look = Callable[..., None]
 
 
 class LossJudge(ABC):
-    """Judges what a loss function does; each method but `making` raises for what cannot be right."""
+    """Judges what a loss function does; each method but `making` and `look_at` raises for what cannot be right.
+
+    Attributes:
+        is_looking: Whether `look_at` is to be given what the loss function returns.
+    """
+
+    is_looking = False
+
+    def look_at(self, found: Any) -> None:  # noqa: B027 - most have nothing to look for
+        """Look at what the loss function has returned."""
 
     @abstractmethod
     def making(self, optimizer: Optimizer) -> None:

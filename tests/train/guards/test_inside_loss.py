@@ -279,6 +279,81 @@ def test_gradients_that_leak_to_another_model(toy):
         assert not torch.equal(before, critic.weight)
 
 
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_gradients_that_a_returned_loss_leaves(toy, first):
+    """The centers of a loss, or a critic that it goes through, get this rank's gradients only: their optimizer may not
+    step by these, whichever step it is and whenever they were cleared; but by gradients of the loop's own.
+    """
+    with toy.run() as (run, model, _):
+        centers = nn.Parameter(torch.zeros(4, 4))
+        optimizer = torch.optim.SGD([centers], lr=0.1)
+
+        def loss_function(micro):
+            out = model(micro.x)
+            return F.cross_entropy(out, micro.y) + (out - centers[micro.y]).square().mean()
+
+        for batch in run.steps(run.loader(toy.data, batch_size=12), max_steps=first):
+            optimizer.zero_grad()
+            run.step(batch, loss_function)
+        with pytest.raises(
+            unisono.StepError, match=r"SGD\.step\(\) \(.*by the loss that it has returned: gradients of one"
+        ):
+            optimizer.step()
+        assert not centers.any()
+        (optimizer if first < 3 else nn.ParameterList([centers])).zero_grad()
+        if first == 2:
+            centers.grad = None
+        (centers - 1).square().sum().backward()
+        optimizer.step()
+        assert centers.all()
+
+
+def test_the_model_s_own_optimizer_is_not_meant(toy):
+    """A leaf that is made inside the loss, and frozen tensors, keep nobody from stepping."""
+    expected = toy.train(epochs=1)[0]
+    frozen, other = torch.ones(4), torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([other], lr=0.1)
+    with toy.run() as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x.clone().requires_grad_()) * frozen, micro.y))
+            other.grad = torch.ones(2)
+            optimizer.step()
+        assert run.fingerprint() == expected
+    assert torch.allclose(other.detach(), torch.full((2,), 0.5))
+
+
+def test_two_runs_by_turns(toy):
+    """A loss of one run goes through the model of another, whose own step is not held up by that."""
+    with toy.run() as (critics, critic, optimizer), toy.run() as (run, model, _):
+        optimizer.register_step_post_hook(lambda *_: None)  # so that its steps are seen
+        both = [each.steps(each.loader(toy.data, batch_size=12), epochs=1) for each in (critics, run)]
+        before = critics.fingerprint()
+        for one, other in zip(*both, strict=True):
+            run.step(other, lambda micro: critic(torch.cat([model(micro.x), micro.x[:, :2]], 1)).square().mean())
+            for parameter in critic.parameters():
+                parameter.grad = None
+            critics.step(one, lambda micro: F.cross_entropy(critic(micro.x), micro.y))
+            run_s = run.fingerprint()
+        assert critics.fingerprint() != before
+        assert run_s == run.fingerprint()
+
+
+@pytest.mark.parametrize("whose", ["the run's", "one for each"])
+def test_an_optimizer_that_steps_within_the_backward_pass(toy, whose):
+    """As memory is saved by hooks of parameters: it would move the weights once for every micro-batch."""
+    with toy.run() as (run, model, optimizer):
+        for parameter in model.parameters():
+            own = optimizer if whose == "the run's" else torch.optim.SGD([parameter], lr=0.1)
+            parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step())
+        before = run.fingerprint()
+        batch = next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
+        with pytest.raises(
+            unisono.StepError, match=r"SGD\.step\(\) was called in a hook of the backward pass \(.*once for"
+        ):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        assert run.fingerprint() == before
+
+
 @pytest.mark.parametrize("way", ["term", "clear", "clear_model", "input", "grad"])
 def test_gradients_that_the_loop_adds(toy, way):
     """A backward pass between two steps is not dropped in silence; cleared, or asked for the input alone, it may be."""

@@ -1,5 +1,7 @@
 """What a step calls is what it was asked for, also where all but the loss is that of the step before."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -14,17 +16,22 @@ from unisono.train.steps.timed import TimedObjectives
 
 
 def test_one_is_made_of_an_objective_and_calls_its_present_loss():
-    """The judge is there while the function runs, and gone when it has failed; another objective gets another."""
-    judge = object()
+    """The judge is there while the function runs, and gone when it has failed; what it looks for, it is given."""
+    seen = []
+    judge = SimpleNamespace(is_looking=True, look_at=seen.append)
     timed = TimedObjectives(MixedPrecision(), judge, PhaseClock())
     objective = Objective(lambda micro: (micro, HERE.loss))
     made = timed.of(objective)
     assert made.loss(1) == (1, judge)
+    assert seen == [(1, judge)]
     objective.loss = lambda micro: 1 / micro
     assert timed.of(objective) is made
     with pytest.raises(ZeroDivisionError):
         made.loss(0)
     assert HERE.loss is None
+    judge.is_looking = False
+    assert made.loss(1) == 1.0
+    assert len(seen) == 1
     assert timed.of(Objective(len)) is not made
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.collectives.places import HERE
 from unisono.determinism.backward import differentiate
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
@@ -89,7 +90,11 @@ def add_gradient(
             loss = checked_loss(loss, step, objective.update)
             if not (factor <= 1 or factor <= torch.finfo(loss.dtype).max):
                 factor = math.inf
-            differentiate(loss, factor)
+            HERE.is_in_backward = True
+            try:
+                differentiate(loss, factor)
+            finally:
+                HERE.is_in_backward = False
             return loss.detach(), weight
         if silenced is not None:
             with silenced():

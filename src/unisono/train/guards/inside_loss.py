@@ -32,7 +32,7 @@ _reached: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictiona
 _added: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
 """By id: tensors into which backward was called outside of a loss function, since their model's last step."""
 _added_at = [""]
-_has_added = [False]
+_has_added, _has_reached = [False], [False]
 """Whether there ever was one: the dictionary's length is Python's to find, twice in every step."""
 
 
@@ -46,7 +46,8 @@ class InsideLoss(LossJudge):
         self._model, self._optimizers, self._options, self._setting = model, [*optimizers], options, setting
         self._step, self._num_samples = 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._has_made = False
+        self._has_made = self._has_foreign = self.is_looking = False
+        self._foreign: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
     def begin(self, step: int, num_samples: int) -> None:
         """Note which step comes; what the loss functions of the step before have made is theirs no longer.
@@ -55,6 +56,9 @@ class InsideLoss(LossJudge):
             StepError: The loop has added gradients to the prepared model, which the step would drop.
         """
         self._step, self._num_samples = step, num_samples
+        self.is_looking = not step & (step - 1)
+        if self._has_foreign:
+            _reached.update(self._foreign)
         if _has_added[0] and _added:
             self._refuse_added()
         if self._has_made:
@@ -65,11 +69,23 @@ class InsideLoss(LossJudge):
         """Note that the step's own gradients are those that the model holds now."""
         if _has_added[0] and _added:
             _forget(_added, self._model.parameters())
+        if _has_reached[0] and _reached:  # by another run's loss
+            _forget(_reached, self._model.parameters())
 
     def making(self, optimizer: Optimizer) -> None:
         """Note an optimizer that the loss function makes: for an inner loop, over tensors of its own."""
         self._made.add(optimizer)
         self._has_made = True
+
+    def look_at(self, found: Any) -> None:
+        """Note to which leaves, besides the prepared model's, the backward pass of what was returned will add."""
+        if isinstance(found, Tensor) and found.requires_grad and not self._options.is_sharded:
+            ours = self._own()
+            leaves = {id(leaf): leaf for leaf in _leaves([found]) if id(leaf) not in ours}
+            if leaves:
+                self._foreign.update(leaves)
+                _reached.update(leaves)
+                self._has_foreign = _has_reached[0] = True
 
     def refuse_backward(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
         """Refuse to add gradients to the prepared model.
@@ -93,6 +109,7 @@ class InsideLoss(LossJudge):
                     "torch.autograd.grad(outputs, inputs), or backward(inputs=[...]) without the model's parameters."
                 )
         _reached.update({id(leaf): leaf for leaf in leaves if leaf is not None})
+        _has_reached[0] = True
 
     def refuse_step(self, optimizer: Optimizer) -> None:
         """Refuse (`StepError`) to step an optimizer that was not made inside the loss function."""
@@ -176,11 +193,18 @@ class InsideLoss(LossJudge):
 
 
 def refuse_leaked(optimizer: Optimizer) -> None:
-    """Refuse (`StepError`) to update another model by gradients that a loss function has left in it."""
+    """Refuse (`StepError`) a step within a backward pass, or by gradients that a loss function has left behind."""
+    if HERE.is_in_backward:
+        raise StepError(
+            f"{type(optimizer).__name__}.step() was called in a hook of the backward pass{called_at()}, once for every "
+            "micro-batch: run.step() updates the weights itself, once for the whole batch. Hint: give "
+            "run.prepare(model, optimizer) one optimizer of all parameters, and leave that line out."
+        )
     if _reached and any(id(parameter) in _reached for parameter in _parameters_of(optimizer)):
         raise StepError(
-            f"{type(optimizer).__name__}.step(){called_at()} would apply gradients that a loss function has added by "
-            f"backward(){_ALONE}{_BY_NAME}"
+            f"{type(optimizer).__name__}.step(){called_at()} would apply gradients that a loss function has added, by "
+            f"backward() or by the loss that it has returned{_ALONE}{_BY_NAME} Parameters of a loss belong into the "
+            "model; after zero_grad(), gradients of the loop's own may be applied."
         )
 
 
@@ -188,6 +212,7 @@ def note_added(outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
     """Note to which leaves a backward pass outside of a loss function adds; the step's own are forgotten at its end."""
     leaves = [_leaf_of(item) for item in inputs] or list(_leaves(outputs))
     _added.update({id(leaf): leaf for leaf in leaves if leaf is not None})
+    _forget(_reached, [leaf for leaf in leaves if leaf is not None and leaf.grad is None])
     _added_at[0], _has_added[0] = called_at(), True
 
 

@@ -27,6 +27,8 @@ class Timed:
             found = self.function(micro)
         finally:
             HERE.loss = None
+        if self._judge.is_looking:
+            self._judge.look_at(found)
         self._phases.enter(BACKWARD)
         return found
 
