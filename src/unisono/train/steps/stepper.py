@@ -26,6 +26,7 @@ from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.drift import compare_now
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.checks import BY_NAME, check_metrics
+from unisono.train.guards.done_loops import DoneLoops
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.launcher_link import LauncherLink
@@ -57,14 +58,13 @@ class Stepper:
     ) -> None:  # fmt: skip
         self.parts, self._precision = parts, setting.precision
         parts.begin_steps()
-        self.loss = math.nan  # of the last step
+        self.loss, self.balancer = math.nan, Balancer(options, setting, live)  # the loss of the last step
         self._setting, self._replicas, self._live = setting, setting.replicas, live
         self._look = (lambda: None) if live is None else live.look
         self._world = None if live is None else live.world  # that of the data which is fetched
-        self.balancer = Balancer(options, setting, live)
         self._progress, self._record, self._link = progress, record, link
-        self._between, self._non_finite = between, non_finite
-        self._first_look, self._models = first_look, [parts.model]
+        self._between, self._non_finite, self._first_look = between, non_finite, first_look
+        self._models, self._done_loops = [parts.model], DoneLoops(parts, record.tell)
         self._updates = Updates(parts.updates, parts.model) if parts.updates else None
         self._inside = InsideLoss(parts.model, parts.optimizers.values(), options, setting)
         self._timed = TimedObjectives(self._precision, self._inside, link.phases)
@@ -83,6 +83,7 @@ class Stepper:
             )
         progress.loops = [progress.loops[0] + 1, last]
         self.open(loader, score)
+        self._done_loops.begin(progress.done, last)
         first = progress.done + 1
         self._link.ends(last)
         if first > last:

@@ -1,0 +1,78 @@
+"""Loops over epochs of the program's own, in a resumed run: those that are done are gone through once more.
+
+``for epoch in range(9): for batch in run.steps(loader, epochs=epoch + 1): ...; schedule.step()`` calls what stands
+behind the inner loop for done epochs too, and the checkpoint holds what came of it already.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unisono.train.trained_parts import Parts
+
+
+@final
+class DoneLoops:
+    """Puts back what the program has moved behind loops whose last step lies before that of the checkpoint.
+
+    What stands behind the loop that ends with the checkpoint's own step has not been done: the step was saved before.
+
+    Args:
+        parts: Of the run: the registered ones, and the settings of the optimizers, are looked at.
+        tell: Is given what was put back, in words, once.
+    """
+
+    def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
+        self._parts, self._tell = parts, tell
+        self._kept: dict[str, Any] | None = None
+
+    def begin(self, done: int, last: int) -> None:
+        """Look at a loop that is about to begin, up to step `last`, of a run that has done `done`."""
+        if self._kept is not None:
+            self._put_back(self._kept)
+        if last <= done:
+            for each in self._parts.optimizers.values():  # earlier; torch warns of schedules otherwise
+                each._opt_called = True  # type: ignore[attr-defined]
+        self._kept = copy.deepcopy(self._state()) if last < done else None
+
+    def _state(self) -> dict[str, Any]:
+        found = {repr(name): part.state_dict() for name, part in self._parts.registered.items()}
+        for name, each in self._parts.optimizers.items():
+            settings = [{key: value for key, value in group.items() if key != "params"} for group in each.param_groups]
+            found[f"the optimizer{name and f' {name}'}"] = settings
+        return found
+
+    def _put_back(self, kept: dict[str, Any]) -> None:
+        now = self._state()
+        moved = [name for name, state in kept.items() if not _is_same(state, now[name])]
+        if not moved:
+            return
+        for name, part in self._parts.registered.items():
+            if repr(name) in moved:
+                part.load_state_dict(copy.deepcopy(kept[repr(name)]))
+        for name, each in self._parts.optimizers.items():
+            for group, settings in zip(each.param_groups, kept[f"the optimizer{name and f' {name}'}"], strict=False):
+                group.update(copy.deepcopy(settings))
+        tell, self._tell = self._tell, lambda _: None
+        tell(
+            f"puts {', '.join(moved)} back to what the checkpoint holds: the program has changed it behind run.steps() "
+            "for epochs that were done before this launch, and did so when it did them."
+        )
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_is_same(value, right[key]) for key, value in left.items())
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_is_same, left, right))
+    return bool(left == right) or (left != left and right != right)
