@@ -172,6 +172,12 @@ def test_base_environment_is_not_written():
     assert base == {"A": "1"}
 
 
+def test_sets_have_one_order_on_all_ranks():
+    """Python mixes a number of its own into the hashes of texts, another one in each process."""
+    assert environment()["PYTHONHASHSEED"] == "0"
+    assert environment({"PYTHONHASHSEED": "random"})["PYTHONHASHSEED"] == "random"
+
+
 def test_large_copies_go_around_the_caches():
     """The C library is told when the worker starts, unless the user has told it something."""
     assert environment()["GLIBC_TUNABLES"] == "glibc.cpu.x86_non_temporal_threshold=0x200000"

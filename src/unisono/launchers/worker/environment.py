@@ -48,6 +48,7 @@ def worker_environment(
     return {
         "GLIBC_TUNABLES": COPY_AROUND_CACHES,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun does
+        "PYTHONHASHSEED": "0",  # a vocabulary made from a set of words is to be the same on all ranks
         **outer,
         **spec.env,
         **devices,
