@@ -48,6 +48,17 @@ MEANT = {
     "debug": "debug",
     "OOM": "bigger-than-memory",
     "hugging face": "hugging-face",
+    "load weights": "checkpoints",
+    "save model": "checkpoints",
+    "inference": "inference",
+    "freeze layers": "examples",
+    "transfer learning": "examples",
+    "print only on rank 0": "callbacks",
+    "clip gradients": "callbacks",
+    "why is it slow": "costs",
+    "spot instances": "recovery",
+    "validation loss": "metrics",
+    "uninstall": "quickstart",
 }
 
 

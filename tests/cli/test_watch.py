@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 
 from report.made_runs import make_run
@@ -61,6 +62,27 @@ def test_a_terminal(tmp_path):
     os.close(ours)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "finished" in told
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_run_that_begins_later(is_there, tmp_path):
+    """On a terminal it waits for the run, and says so: for its directory, or for more in it than its options."""
+    path = make_run(tmp_path / "made")
+    if is_there:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "run.toml").touch()
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen([*COMMAND, str(tmp_path / "run")], stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    assert watching.stderr.readline().startswith(f"waiting for {tmp_path / 'run'}, which has not begun yet")
+    if is_there:
+        for file in path.iterdir():
+            file.rename(tmp_path / "run" / file.name)
+    else:
+        path.rename(tmp_path / "run")
+    assert (watching.communicate(timeout=60)[1], watching.returncode) == ("", 0)
+    assert "finished" in os.read(ours, 1 << 16).decode()
+    os.close(ours)
 
 
 def test_a_page_until_ctrl_c(tmp_path):

@@ -28,6 +28,12 @@ CASES = [
         "s = torch.utils.data.DistributedSampler(data)  # <-\nfor e in range(epochs):\n    step()",
         "s = DistributedSampler(test, shuffle=False)\nfor epoch in range(3):\n    step()",
     ),
+    (
+        "missing-set-epoch",
+        "loader = DataLoader(data, sampler=DistributedSampler(data))  # <-\nfor e in range(3):\n    for x, y in loader:"
+        "\n        optimizer.zero_grad()\n        loss(x, y).backward()",
+        "sampler = DistributedSampler(data)\nfor trial in range(3):\n    for batch in loader:\n        show(batch)",
+    ),
     ("missing-set-epoch", None, "sampler = DistributedSampler(data)\nfor batch in loader:\n    step()"),
     (
         "rank-as-device",

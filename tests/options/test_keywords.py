@@ -29,7 +29,7 @@ def test_every_keyword_of_torchs_loader_is_known_or_answered(trainer, data):
     theirs = inspect.signature(DataLoader).parameters.keys() - known - {"dataset"}
     assert len(theirs) > 8
     for name in theirs:
-        with pytest.raises(unisono.ConfigError, match=rf"^Run\.loader\(\) has no {name}=: .*Hint: "):
+        with pytest.raises(unisono.ConfigError, match=rf"^Run\.loader\(\) has no {name}=[:.] (.* )?Hint: "):
             trainer.run.loader(data, batch_size=8, **{name: 1})
 
 
@@ -50,7 +50,7 @@ def test_every_keyword_of_torchs_loader_is_known_or_answered(trainer, data):
 )
 def test_wherever_data_is_given(trainer, data, call, name, said):
     """`fit`, `evaluate` and `predict` answer as well, with the fix."""
-    with pytest.raises(unisono.ConfigError, match=f"has no {name}=: .*{said}"):
+    with pytest.raises(unisono.ConfigError, match=f"has no {name}=[:.] .*{said}"):
         call(trainer, data, {name: None})
 
 
@@ -79,10 +79,25 @@ def test_what_nobody_knows_is_a_type_error_with_the_fix(trainer, data, call, sai
 
 
 def test_what_a_function_has_is_passed_on(trainer, data):
-    """Control: right keywords are not answered, and a missing one is Python's to tell."""
+    """Control: right keywords are not answered, and most missing ones are Python's to tell."""
     assert len(trainer.run.loader(data, batch_size=8, shuffle=False)) == 7
-    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'batch_size'"):
-        trainer.run.loader(data)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'dataset'"):
+        trainer.run.loader(batch_size=8)
+
+
+def test_what_other_libraries_do_not_need(trainer, data):
+    """A missing batch size, and an optimizer that is to be prepared later, are told with the line to write."""
+    for given in (data, DataLoader(data, batch_size=8)):
+        with pytest.raises(TypeError, match=r"^Run\.loader\(\) needs batch_size\. Hint: .*its \.dataset: run\.loader"):
+            trainer.run.loader(given)
+    with pytest.raises(TypeError, match=r"^Run\.prepare\(\) needs optimizer\. Hint: .*once: model, optimizer = "):
+        trainer.run.prepare(trainer.model)
+
+
+def test_all_are_told_at_once():
+    """Three settings of another library's trainer are three lines of one message."""
+    with pytest.raises(unisono.ConfigError, match=r"no devices=.*\nIt has no logger=.*\nIt has no max_epochs=\. Hint"):
+        unisono.Trainer(1, 2, 3, devices=2, logger=True, max_epochs=3)
 
 
 def test_a_functions_own_keyword_stays_its_own():

@@ -186,7 +186,7 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except OSError as error:
-        raise CheckpointError(f"cannot read {shown}: {error.strerror or error}.") from error
+        raise CheckpointError(f"cannot read {shown}: {error.strerror or error}.") from None
     except Exception as error:  # whatever a stranger's file brings about; nothing has been changed
         if type(error).__name__ == "UnpicklingError":
             raise CheckpointError(
@@ -219,4 +219,9 @@ def _read_directory(path: Path) -> State:
 
 def _check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {path.name!r}.")
+        lightning = (
+            " Hint: of a checkpoint of Lightning's, write the weights once: "
+            "torch.save(LitModel.load_from_checkpoint(FILE).model.state_dict(), 'model.pt')."
+        )
+        hint = lightning if path.suffix == ".ckpt" else ""
+        raise ConfigError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {path.name!r}.{hint}")

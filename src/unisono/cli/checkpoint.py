@@ -36,6 +36,7 @@ def list_(directory: str, as_json: bool) -> None:
     Exit code: 0; 2 when DIR holds no checkpoints.
     """
     from unisono.checkpoint.values import printable
+    from unisono.system.words import spell_bytes
     from unisono.train.run_directory.upkeep import describe_checkpoints, find_checkpoints
 
     rows = describe_checkpoints(find_checkpoints(directory), is_thorough=False)
@@ -45,8 +46,8 @@ def list_(directory: str, as_json: bool) -> None:
             cells.append((row["step"], None, None, None, printable(row["problem"])))
             continue
         metrics = printable("  ".join(f"{name} {value:.4g}" for name, value in row["metrics"].items()))
-        cells.append((row["step"], row["epoch"], f"{row['bytes'] / 1e6:.1f}", row["files"], metrics))
-    answer(rows, as_json, lambda: table(("step", "epoch", "MB", "files", "metrics"), cells, left=["metrics"]))
+        cells.append((row["step"], row["epoch"], spell_bytes(row["bytes"]), row["files"], metrics))
+    answer(rows, as_json, lambda: table(("step", "epoch", "size", "files", "metrics"), cells, left=["metrics"]))
 
 
 @checkpoint.command(short_help="Compare every byte with its hash.")

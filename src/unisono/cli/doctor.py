@@ -56,9 +56,11 @@ def _machine(directory: str | None) -> "list[Finding]":
 
 def _script(script: str, directory: str | None) -> "list[Finding]":
     from unisono.doctor.script import examine
+    from unisono.launchers.spec import ScriptTarget, check_target
 
     if directory is not None:
         raise ConfigError("expected SCRIPT or --dir, got both. Hint: call doctor once for each.")
+    check_target(ScriptTarget(path=script))
     try:
         text = Path(script).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # also bytes that are no UTF-8, or a zero byte in the name

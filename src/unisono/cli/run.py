@@ -6,6 +6,7 @@ runs.
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,11 +14,22 @@ import click
 from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
 from unisono.cli.options.fields import ExplainedCommand, field_options
 from unisono.cli.options.torchrun import TorchrunWords, inert_options, read_environment_too, understand
-from unisono.cli.output.outcome import command_line, verb
+from unisono.cli.output.outcome import command_line, tell, verb
 from unisono.launchers.spec import LaunchSpec, ProgramTarget, Target, check_target, find_program, resolve_workers
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
 from unisono.system.machine import resolve_devices
+
+_OWN = ("-n", "--nproc-per-node", "--nproc_per_node", "--nnodes", "--max-restarts", "--live")
+"""What is meant for the launcher where it stands behind a script that does not say it."""
+
+
+def says(script: str, option: str) -> bool:
+    """Whether the source of a script names an option; of a module, or a file that cannot be read, it is taken to."""
+    try:
+        return option.replace("_", "-") in Path(script).read_text(errors="replace").replace("_", "-")
+    except OSError:
+        return True
 
 
 @click.command(
@@ -56,6 +68,11 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
         check_target(target)
     else:
         target = find_program(script, args, is_module=is_module)
+        if given_away := next((arg for arg in args if arg in _OWN and not says(script, arg)), None):
+            tell(
+                f"{given_away} stands behind {script}, so the script is given it, and this launch is not. "
+                f"If it is meant for unisono: unisono run {given_away} ... {script}"
+            )
     devices = resolve_devices(given.pop("gpus"), os.environ)
     hosts = taken(NodesOptions, given)
     workers, nodes, meant = understand(words, given.pop("workers"), hosts, is_module=is_module)

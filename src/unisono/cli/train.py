@@ -38,11 +38,14 @@ def _kept(given: dict[str, Any]) -> str:
     return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
 
 
+_NOT_KEPT = "nothing is kept; with --out DIR, unisono watch, report and predict can read it"
+
+
 def _first_lines(job: "TrainJob", kept: str | None) -> str:
     """Return what is known of a training before anything heavy begins."""
     options, hosts = job.options, job.nodes.max_nodes if job.nodes else 1
     workers = counted(job.workers, "worker") + (f" on each of {hosts} hosts" if hosts > 1 else "")
-    told = f"in {kept}\nfollow it: {shlex.join(['unisono', 'watch', kept])}" if kept else "nothing is kept"
+    told = f"in {kept}\nfollow it: {shlex.join(['unisono', 'watch', kept])}" if kept else _NOT_KEPT
     return (
         f"{options.recipe} ({options.model}): {counted(options.replicas, 'replica')} on {workers}, batch "
         f"{options.batch_size}, {counted(options.epochs, 'epoch')}; {told}"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from unisono.report.watch.state import WatchedRun
 
 _ANY_PORT = 0
+_LOOK_S = 0.2
+_EARLY = {"run.toml", "program.json"}
 
 
 @click.command(short_help="Follow runs while they train.")
@@ -39,6 +41,8 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
     """
     from unisono.report.watch.state import WatchedRun
 
+    if sys.stdout.isatty() and not (once or as_json):
+        _wait_for([Path(run) for run in runs])
     found = [WatchedRun(Path(run)) for run in runs]
     if as_json and web is None:
         click.echo(to_json([run.facts() for run in found]))
@@ -53,6 +57,25 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
         console.print(draw(found, console.width))
     else:
         _follow(found, every)
+
+
+def _wait_for(runs: list[Path]) -> None:
+    """Return when each run has begun: people type this while it starts."""
+    for run in runs:
+        if _is_to_come(run):
+            complain(f"waiting for {run}, which has not begun yet; Ctrl-C ends it")
+            while _is_to_come(run):
+                time.sleep(_LOOK_S)
+
+
+def _is_to_come(run: Path) -> bool:
+    """Whether nothing is there, or no more than what is written before torch is loaded."""
+    try:
+        return {each.name for each in run.iterdir() if not each.name.startswith(".")} <= _EARLY
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return False
 
 
 def _follow(found: "list[WatchedRun]", every: float) -> None:

@@ -47,9 +47,7 @@ _SHUFFLES = {
 def missing_set_epoch(source: Source) -> Iterator[Mistake]:
     """A sampler that is never told the epoch: each epoch then has the order of the first."""
     calls = [call.func for call in source.nodes(ast.Call) if isinstance(call.func, ast.Attribute)]
-    if any(called.attr == "set_epoch" for called in calls) or not any(
-        "epoch" in ast.unparse(loop.target) + ast.unparse(loop.iter) for loop in source.nodes(ast.For)
-    ):
+    if any(called.attr == "set_epoch" for called in calls) or not any(map(_is_over_epochs, source.nodes(ast.For))):
         return
     for call in source.calls(*_SAMPLERS):
         shuffle = keyword(call, "shuffle")
@@ -57,6 +55,16 @@ def missing_set_epoch(source: Source) -> Iterator[Mistake]:
             told = "set_epoch is never called: every epoch has the same order"
             hint = "call sampler.set_epoch(epoch) at the beginning of each epoch."
             yield Mistake(call.lineno, "fail", told, hint)
+
+
+def _is_over_epochs(loop: ast.For) -> bool:
+    """Whether a loop says so, or counts loops in which a backward pass is called."""
+    if "epoch" in ast.unparse(loop.target) + ast.unparse(loop.iter):
+        return True
+    inner = [each for each in ast.walk(loop) if isinstance(each, ast.For) and each is not loop]
+    called = {ast.unparse(call.func).rpartition(".")[2] for each in inner for call in ast.walk(each)
+              if isinstance(call, ast.Call)}  # fmt: skip
+    return ast.unparse(loop.iter).startswith("range(") and "backward" in called
 
 
 def shuffle_and_sampler(source: Source) -> Iterator[Mistake]:

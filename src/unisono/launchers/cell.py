@@ -64,7 +64,7 @@ class CellBar:
             words.append(f"step {ahead.done:,} of {ahead.last:,}")
         elif ahead.done:
             words.append(f"step {ahead.done:,}")
-        if math.isfinite(ahead.loss):
+        if ahead.done and math.isfinite(ahead.loss):
             words.append(f"loss {ahead.loss:.4f}")
         words += [ended, f"{now - self._began:.1f} s"] if ended else self._speed(ahead, now)
         share = min(1.0, ahead.done / ahead.last) if ahead.last else 0.0

@@ -85,6 +85,14 @@ TRAINER_ANSWERS = {
 _SETTINGS = {"Run": RUN_ANSWERS, "Trainer": TRAINER_ANSWERS}
 
 
+_MISSING = {
+    "batch_size": "batch_size= counts the samples of one step, over all workers; before it comes the data set itself, "
+    "of a DataLoader its .dataset: run.loader(dataset, batch_size=64).",
+    "optimizer": "model and optimizer are given together, once: model, optimizer = run.prepare(model, optimizer); "
+    "Trainer(run, model, optimizer, loss=...).",
+}
+"""What to write where an argument is missing that other libraries' functions do not need."""
+
 _TAKEN_BY: dict[str, list[str]] = {}  # by keyword: the functions that answer, and have it
 
 
@@ -104,25 +112,34 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
     named = [f"{each}=" for each in known if each not in placed]
     is_method, most = placed[:1] == ["self"], len(placed) if named else sys.maxsize
     names = known.keys()
+    needed = [each for each, parameter in known.items() if parameter.default is parameter.empty]
+    by_name = {each for each in needed if each not in placed}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if len(args) <= most and kwargs.keys() <= names:  # as nearly always
+        is_whole = len(args) + len(kwargs) >= len(needed) and by_name <= kwargs.keys()
+        if len(args) <= most and kwargs.keys() <= names and is_whole:  # as nearly always
             return function(*args, **kwargs)
         if len(args) > most:
             raise TypeError(
                 f"{name}() takes {', '.join(placed[is_method:]) or 'nothing'} without a name, got "
                 f"{len(args) - is_method} values. Hint: name the others: {', '.join(named)}."
             )
-        for given in kwargs:
-            if given in known:
-                continue
-            if given in answers:
-                raise ConfigError(f"{name}() has no {given}=: {answers[given]}")
+        wrong = [each for each in kwargs if each not in known]
+        if found := [f"{each}={_sentence(answers[each])}" for each in wrong if each in answers]:
+            raise ConfigError(f"{name}() has no " + "\nIt has no ".join(found))
+        for given in wrong:
             raise TypeError(f"{name}() has no {given}={meant(given, [each for each in known if each != 'self'])}")
+        missing = [each for each in needed if each not in kwargs and each not in placed[: len(args)]]
+        if hint := next((_MISSING[each] for each in missing if each in _MISSING), ""):
+            raise TypeError(f"{name}() needs {' and '.join(missing)}. Hint: {hint}")
         return function(*args, **kwargs)
 
     return call
+
+
+def _sentence(answer: str) -> str:
+    return f". {answer}" if answer.startswith("Hint: ") else f": {answer}"
 
 
 def meant(name: str, known: Iterable[str]) -> str:

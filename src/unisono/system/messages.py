@@ -26,6 +26,11 @@ def tell(text: str) -> None:
         os.write(sys.stderr.fileno(), b"unisono: " + lines)
 
 
+def is_ours(file: str) -> bool:
+    """Whether a source file is one of this package."""
+    return file.startswith(_OURS)
+
+
 def warn(text: str) -> None:
     """Issue a `UserWarning` at the line of the program that has led here, however deep in this package."""
     level, frame = 1, sys._getframe(0)

@@ -32,8 +32,6 @@ class Reporter:
         loop = self._loop
         self._show()
         self.note(self._run._describe_start())
-        if loop.step:
-            self.note(f"resumed after step {loop.step}")
         if self._run.directory is not None and self._leads:
             self._logged = Ledger(self._run.directory / "metrics.jsonl", loop.step, has_gaps=True)
 

@@ -28,6 +28,7 @@ from unisono.strategies.precisions import precision_of
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.several import check_several
+from unisono.train.guards.unpacked import check_unpacked, cut_our_frames
 from unisono.train.intervals import Every, check_every
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.run_state import RunState
@@ -40,6 +41,8 @@ from unisono.train.steps.loop import Batch
 from unisono.train.steps.non_finite import NonFinite
 from unisono.train.steps.stepper import Stepper
 from unisono.train.trained_parts import Parts
+
+_TWO = "model, optimizer = run.prepare(model, optimizer, scheduler); the schedule is the object that you have passed."
 
 
 @final
@@ -176,13 +179,15 @@ class Run(RunState):
 
         Returns:
             What to call in place of the model (with ``exact``, the model itself), and the same optimizer; of several,
-            dictionaries of both.
+            dictionaries of both. The scheduler is not returned: it is the object that was passed.
 
         Raises:
+            TypeError: The line takes more than two things.
             ConfigError: The parts do not fit each other, cannot be trained exactly, or have nothing to train.
             EnvironmentDrift: Software, CPU capability or threads differ from the first launch.
             RankDivergence: The ranks have built different models or run on different software.
         """
+        check_unpacked("run.prepare()", 2, _TWO, depth=3)
         self._joined.claim.check()
         checks.check_again(is_again=self._stepper is not None)
         front, limits = None, None
@@ -314,4 +319,8 @@ class Run(RunState):
         if self._objective is None or not self._objective.asks(weight, reduction, update, embed):
             asked = Objective(loss_function, weight, reduction, update, embed=embed)
             self._objective = checks.check_objective(asked, self.strategy)
-        return (self._stepper or self._need_stepper()).step(batch, self._objective, loss_function)
+        try:
+            return (self._stepper or self._need_stepper()).step(batch, self._objective, loss_function)
+        except Exception as error:
+            cut_our_frames(error)
+            raise

@@ -120,8 +120,17 @@ class RunState(AnswersNames):
         checks.check_new_part(name, part, self._registered, is_open=self._progress.is_open)
         self._registered[name] = part
 
-    def record(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step."""
+    def record(self, metrics: Mapping[str, float] | None = None, /, *args: Any, **values: float) -> None:
+        """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step.
+
+        They are given in a dictionary, ``run.record({"accuracy": 0.9})``, or by name, ``run.record(accuracy=0.9)``.
+
+        Raises:
+            ConfigError: A metric has no name.
+        """
+        if args or not isinstance(metrics, Mapping | None):
+            raise ConfigError(f"expected metrics by name, got {metrics!r:.100}. Hint: run.record({{'accuracy': 0.9}}).")
+        metrics = {**(metrics or {}), **values}
         self.first_look.measured |= metrics.keys()
         self._progress.measured(metrics)
 
@@ -141,6 +150,10 @@ class RunState(AnswersNames):
     def result(self) -> Result:
         """Return what ``result.json`` holds; empty before the last step is done."""
         return Result(self._progress.result)
+
+    def __repr__(self) -> str:
+        place = f"rank {self.world.rank} of {self.world.world_size}"
+        return f"<unisono.Run: {self.strategy.name}, {self.replicas} replicas, {place}, step {self._progress.done}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows of a run: its settings, and how far it is."""

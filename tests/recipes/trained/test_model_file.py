@@ -65,6 +65,9 @@ def test_what_holds_no_model_is_said(tmp_path):
     for name, words in (("none", "found nothing at"), ("file", "found a file at"), (".", "holds no model.json")):
         with pytest.raises(ConfigError, match=words):
             unisono.load(tmp_path / name)
+    (tmp_path / "program.json").write_text(json.dumps({"script": "/home/me/cnn.py", "args": []}))
+    with pytest.raises(ConfigError, match=r"trained by '/home/me/cnn\.py', .*Hint: build the model, unisono\.load"):
+        unisono.load(tmp_path)
     (tmp_path / "model.json").write_text("{")
     with pytest.raises(ConfigError, match="is not the JSON that a run writes"):
         unisono.load(tmp_path)

@@ -82,6 +82,13 @@ class ModelFile:
         with Directory.open(run) as home:
             found = object_in(run / FILE_NAME, lambda: home.read(FILE_NAME))
             if found is None:
+                program = object_in(run / "program.json", lambda: home.read("program.json")) or {}
+                if isinstance(script := program.get("script"), str):
+                    raise ConfigError(
+                        f"{run} holds no {FILE_NAME}: it was trained by {script!r}, and only that program can "
+                        f"build its model. Hint: build the model, unisono.load_weights(model, {str(run)!r}) fills it; "
+                        "then call it, or torch.onnx.export(model, ...)."
+                    )
                 raise ConfigError(
                     f"{run} holds no {FILE_NAME}: no recipe was trained there, or by an older version, or no step is "
                     "done. Hint: repeat the command that trained a recipe, and it is written; "

@@ -26,7 +26,7 @@ ANSWERS = {
     **dict.fromkeys(("barrier", "wait_for_everyone"), _WAITS),
     **dict.fromkeys(("fit", "train"), _FITS),
     **dict.fromkeys(("log", "log_metrics", "log_dict", "logger", "init_trackers", "trackers"), _RECORDS),
-    **dict.fromkeys(("test", "validate", "eval"), "evaluate(...)"),
+    **dict.fromkeys(("test", "validate", "eval"), "trainer.evaluate(test_set), run.evaluate(data, predict, metrics)"),
     **dict.fromkeys(("rank", "world_size", "local_rank", "global_rank", "process_index", "num_processes"), "run.world"),
     **dict.fromkeys(("is_leader", "is_main_process", "is_global_zero", "print"), "if run.world.is_leader: print(...)"),
     **dict.fromkeys(("metrics", "callback_metrics", "logged_metrics", "history"), "run.result()['metrics']"),

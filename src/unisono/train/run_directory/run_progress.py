@@ -89,6 +89,9 @@ class RunProgress:
                 )
         else:
             loop_s = self.resume(score, parts)
+            if 0 < self.done < self.loops[1]:
+                of = f" of {self.loops[1]}" if self.loops[1] < sys.maxsize else ""
+                self._record.tell(f"resumed after step {self.done}{of}, from its last checkpoint")
             if self._checkpoints is not None:
                 parts.check_storable()
             self.score, self.parts = score, parts

@@ -80,7 +80,7 @@ def with_lines(
             if not first:
                 begun, first = time.monotonic(), batch.step
                 following = begun + PLAIN_EVERY_S
-                _tell(_start(*where, first - 1))
+                _tell(_start(*where))
             yield batch
             now = time.monotonic()
             num_samples += len(batch.indices)
@@ -95,11 +95,10 @@ def with_lines(
             )
 
 
-def _start(what: str, out: Path | None, done: int) -> str:
-    resumed = f"; resumed after step {done}" if done else ""
+def _start(what: str, out: Path | None) -> str:
     if out is None:
         return f"{what}; nothing is kept"
-    return f"{what}; in {out}{resumed}\nfollow it: {shlex.join(['unisono', 'watch', str(out)])}"
+    return f"{what}; in {out}\nfollow it: {shlex.join(['unisono', 'watch', str(out)])}"
 
 
 def _tell(line: str) -> None:
