@@ -120,7 +120,7 @@ class RunState(AnswersNames):
         checks.check_new_part(name, part, self._registered, is_open=self._progress.is_open)
         self._registered[name] = part
 
-    def record(self, metrics: Mapping[str, float] | None = None, /, *args: Any, **values: float) -> None:
+    def record(self, metrics: Mapping[str, float] | None = None, /, *args: object, **values: float) -> None:
         """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step.
 
         They are given in a dictionary, ``run.record({"accuracy": 0.9})``, or by name, ``run.record(accuracy=0.9)``.
