@@ -5,12 +5,16 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import random_split
 
 import unisono
+from unisono.collectives.loopback import run_ranks
 from unisono.data.datasets import ArrayDataset
 from unisono.data.sampler import ExactSampler
-from unisono.errors import ScoreMismatch
+from unisono.errors import RankDivergence, ScoreMismatch
 from unisono.observe.compare import diff
+from unisono.train import score
 from unisono.train.score import describe_data, describe_model, describe_optimizer
 
 
@@ -112,3 +116,95 @@ def test_a_tensor_as_learning_rate_is_a_number(schedule, tmp_path):
     assert train(0.25, 1) == train(0.25, 2) == 0.25
     with pytest.raises(ScoreMismatch, match=r"lr: 0\.25 -> 0\.5"):
         train(0.5, 3)
+
+
+class Own:
+    """Samples of its own, which a test may change; named by nothing but class and length."""
+
+    def __init__(self, toy):
+        self.x, self.y = toy.x.clone(), toy.y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+def train_on(toy, data, *, epochs=1, **settings):
+    with toy.run(**settings) as (run, model, _):
+        for batch in run.steps(run.loader(data, batch_size=12), epochs=epochs):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        return run.fingerprint()
+
+
+DATA = {
+    "made with the rank": lambda toy, rank: ArrayDataset(toy.x + rank, toy.y),
+    "own class": lambda toy, rank: [(toy.x[index] + rank, toy.y[index]) for index in range(56)],
+    "unseeded split": lambda toy, rank: random_split(toy.data, [40, 16], torch.Generator().manual_seed(rank))[0],
+    "shorter": lambda toy, rank: [(toy.x[0], toy.y[0])] * (40 + rank),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_differs_by_rank(toy, monkeypatch, name):
+    """It is refused on all ranks before the first step; the control: unseen, another result would come of it."""
+    of_rank = DATA[name]
+
+    def play(transport):
+        return train_on(toy, of_rank(toy, transport.rank), transport=transport)
+
+    with pytest.raises(RankDivergence, match=r"rank \d and rank \d have different data: (hash of sample \d+|data\.)"):
+        run_ranks(play, 2)
+    assert train_on(toy, of_rank(toy, 0)) == run_ranks(lambda one: train_on(toy, of_rank(toy, 0), transport=one), 2)[1]
+    if name in ("own class", "unseeded split"):
+        monkeypatch.setattr(score, "first_samples", lambda loader: {})
+        assert run_ranks(play, 2)[0] != train_on(toy, of_rank(toy, 0))
+
+
+def test_a_run_goes_on_with_its_own_data_only(toy, tmp_path, monkeypatch):
+    """Other samples of the same class and number are another score; a run of before knows none, and goes on."""
+    data, other = Own(toy), Own(toy)
+    other.x += 0.5
+    alone = train_on(toy, data, epochs=3)
+    train_on(toy, data, out=tmp_path / "run")
+    recorded = json.loads((tmp_path / "run" / "score.json").read_text())["sample_hashes"]
+    assert len(recorded) == 4
+    with pytest.raises(ScoreMismatch, match=r"hash of sample \d+: '\w+' -> '\w+'\n.*\nHint: the data, its"):
+        train_on(toy, other, epochs=3, out=tmp_path / "run")
+    assert train_on(toy, data, epochs=3, out=tmp_path / "run") == alone
+    assert train_on(toy, other, epochs=4, out=tmp_path / "run", allow_drift=True) != train_on(toy, data, epochs=4)
+    monkeypatch.setattr(score, "first_samples", lambda loader: {})
+    train_on(toy, data, out=tmp_path / "old")
+    monkeypatch.undo()
+    assert train_on(toy, data, epochs=3, out=tmp_path / "old") == alone
+    assert "sample_hashes" not in json.loads((tmp_path / "old" / "score.json").read_text())
+
+
+def test_drift_is_not_allowed_between_ranks(toy):
+    """Even where a run may go on with other data, all ranks do so alike."""
+    with pytest.raises(RankDivergence, match="have different data"):
+        run_ranks(lambda one: train_on(toy, DATA["own class"](toy, one.rank), transport=one, allow_drift=True), 2)
+
+
+def test_data_may_change_between_loops(toy):
+    """By the program, alike on all ranks: only the first loop's samples are looked at."""
+
+    def play(transport=None):
+        data = Own(toy)
+        with toy.run(**({"transport": transport} if transport else {})) as (run, model, _):
+            for epoch in range(2):
+                for batch in run.steps(run.loader(data, batch_size=12), epochs=epoch + 1):
+                    run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                data.x += 1
+            return run.fingerprint()
+
+    assert run_ranks(play, 2) == [play()] * 2
+
+
+def test_of_samples_what_both_know_counts():
+    """An older run has no hashes, and of samples that took long there are fewer."""
+    assert diff({"sample_hashes": {"a": "1", "b": "2"}}, {"sample_hashes": {"b": "3", "c": "4"}}) == [
+        "sample_hashes.b: '2' -> '3'"
+    ]
+    assert diff({}, {"sample_hashes": {"a": "1"}}) == diff({"sample_hashes": {"a": "1"}}, {}) == []

@@ -7,12 +7,18 @@ from typing import Any, TypeGuard
 
 from unisono.observe.ledger import changed_line, read_lines
 
+SAMPLES = "sample_hashes"
+"""Of a score: hashes of some samples, by what they are of; who knows fewer differs in none of the others."""
+
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return one line per differing field, with its path, old and new value."""
+    """Return one line per differing field, with its path, old and new value; of `SAMPLES` what both know counts."""
     lines: list[str] = []
     for key in [*old, *(key for key in new if key not in old)]:
         left, right = old.get(key), new.get(key)
+        if key == SAMPLES:
+            both = (left or {}).keys() & (right or {}).keys()
+            left, right = ({name: each[name] for name in sorted(both)} for each in (left or {}, right or {}))
         if isinstance(left, Mapping) and isinstance(right, Mapping):
             lines += diff(left, right, f"{prefix}{key}.")
         elif left != right and _are_records(left) and _are_records(right) and len(left) == len(right):

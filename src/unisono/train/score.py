@@ -13,9 +13,11 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.format import fingerprint, to_json
 from unisono.data.loader import Loader
+from unisono.data.same_samples import first_samples
 from unisono.data.sampler import ExactSampler
 from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import CheckpointError, ConfigError
+from unisono.observe.compare import SAMPLES
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.flat import sparse_parameters
 
@@ -95,7 +97,14 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
 def describe_run(
     run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader | StreamLoader
 ) -> dict[str, Any]:
-    """Return the score of a run, in JSON's types; `parts` are what `describe_model` and `describe_optimizer` say."""
+    """Return the score of a run, in JSON's types; `parts` are what `describe_model` and `describe_optimizer` say.
+
+    Before the run is open it has hashes of the data's first samples too. Where drift is allowed they have other names
+    than those recorded, so only ranks compare them.
+
+    Raises:
+        DataError: A sample is another one when it is fetched again.
+    """
     schedule = loader.schedule if isinstance(loader, StreamLoader) else loader.sampler.schedule
     score = {
         "version": SCORE_VERSION,
@@ -114,5 +123,7 @@ def describe_run(
         else describe_data(loader.fetcher.dataset, loader.sampler),
         "settings": run.settings,
     }
+    if isinstance(loader, Loader) and not run._progress.is_open and (hashes := first_samples(loader)):
+        score[SAMPLES] = {name + " (drift allowed)" * run._allow_drift: each for name, each in hashes.items()}
     found: dict[str, Any] = to_json(score, "score")
     return found

@@ -82,8 +82,9 @@ def test_equal_bits_on_every_number_of_workers(path, kind):
         assert run_threads(train, world_size, path, kind) == [alone] * world_size
 
 
-def test_samples_that_know_their_rank_are_noticed(path):
-    """The control."""
+def test_samples_that_know_their_rank_are_noticed(path, monkeypatch):
+    """The control: other bits, if nobody looks before the first step."""
+    monkeypatch.setattr("unisono.train.score.first_samples", lambda loader: {})
     (alone,) = run_threads(train, 1, path, "crops")
     found = run_threads(lambda transport: train(transport, path, "crops", is_wrong=True), 2)
     assert set(found) != {alone}

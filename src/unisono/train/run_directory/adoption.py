@@ -10,9 +10,19 @@ from unisono.checkpoint.manifest import Facts
 from unisono.collectives.transport import Transport
 from unisono.determinism.switches import drift
 from unisono.errors import CheckpointError, EnvironmentDrift, RankDivergence, ScoreMismatch
-from unisono.observe.compare import diff, said_now
+from unisono.observe.compare import SAMPLES, diff, said_now
 from unisono.system.directory import Directory
 from unisono.train.run_directory.files import RunFiles
+
+_EQUAL_DATA = (
+    "run.loader() gets all of the data on every rank, and hands each rank its part: make it of nothing that depends on "
+    "the rank, on an unseeded generator or on the order of a directory or set "
+    "(random_split(..., generator=torch.Generator().manual_seed(0)), numpy.random.default_rng(0), sorted(os.listdir()))"
+)
+_OTHER_DATA = (
+    "the data, its transform or a library that reads it is not what it was: bring it back, or choose another --out "
+    "(out=) for a new run; --allow-drift (allow_drift=True) goes on with what is there"
+)
 
 
 def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:
@@ -43,6 +53,11 @@ def compare_scores(transport: Transport, score: dict[str, Any]) -> None:
     """Compare the scores of all ranks (`RankDivergence`): the directory has but one; collective."""
     for rank, theirs in enumerate(transport.all_gather_json(score)):
         if lines := diff(score, theirs):
+            if lines[0].startswith(("data.", SAMPLES)):
+                raise RankDivergence(
+                    f"rank {transport.rank} and rank {rank} have different data: {_said(lines)[0]}. "
+                    f"Hint: {_EQUAL_DATA}."
+                )
             raise RankDivergence(
                 f"rank {transport.rank} and rank {rank} run different scores: {'; '.join(lines[:3])}. "
                 "Hint: the same settings and data on all hosts."
@@ -129,4 +144,9 @@ def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) 
 
 def _compare(what: str, there: Mapping[str, Any], ours: Mapping[str, Any], hint: str) -> None:
     if lines := diff(said_now(there), ours):
-        raise ScoreMismatch("\n  ".join([f"{what}:", *lines]) + f"\nHint: {hint}.")
+        hint = _OTHER_DATA if lines[0].startswith(SAMPLES) else hint
+        raise ScoreMismatch("\n  ".join([f"{what}:", *_said(lines)]) + f"\nHint: {hint}.")
+
+
+def _said(lines: list[str]) -> list[str]:
+    return [line.replace(f"{SAMPLES}.", "hash of ") for line in lines]
