@@ -202,7 +202,7 @@ class Run(RunState):
         setting = StrategyContext(**{name: getattr(self, name) for name in own})
         parts = Parts(model.to(self.device), optimizer, scheduler, self._registered, limits)
         environment = parts.compare(self.strategy, setting, threads=self.threads, witness=self._joined.witness)
-        self.first_look.at_parts(model, self.seed)
+        self.first_look.at_parts(parts, self.seed)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
         parts.strategy = build(self.strategy, model, optimizer, setting)
         kind = Stepper if self.world.examine is None else functools.partial(Examined, examine=self.world.examine)

@@ -299,3 +299,54 @@ def test_a_best_that_was_never_measured(toy, tmp_path):
         UserWarning, match=r"best='accurracy'\) kept no best .*given accuracy\. Hint: did you mean 'accuracy'"
     ):
         play("accurracy", tmp_path / "b")
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in an attribute, and halves its updates by it."""
+
+    def __init__(self, parameters, attribute="calls"):
+        super().__init__(parameters, lr=0.1)
+        self.attribute, self.factor = attribute, 0.5
+        setattr(self, attribute, torch.zeros(()) if attribute == "sum" else 0)
+
+    def step(self, closure=None):
+        made = getattr(self, self.attribute)
+        setattr(self, self.attribute, made.add_(1) if self.attribute == "sum" else made + 1)
+        return super().step(closure)
+
+
+class Keeping(Counting):
+    """The same, with a state of its own."""
+
+    def state_dict(self):
+        return super().state_dict() | {"calls": self.calls}
+
+    def load_state_dict(self, state_dict):
+        self.calls = state_dict["calls"]
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "calls"})
+
+
+@pytest.mark.parametrize(
+    ("make", "is_told"),
+    [
+        (Counting, True),
+        (lambda parameters: Counting(parameters, "sum"), True),
+        (lambda parameters: Counting(parameters, "_private"), False),
+        (Keeping, False),
+        (lambda parameters: torch.optim.Adam(parameters), False),
+        (lambda parameters: torch.optim.LBFGS(parameters, max_iter=2), False),
+    ],
+    ids=["number", "tensor", "private", "own state_dict", "Adam", "LBFGS"],
+)
+def test_what_an_optimizer_counts_outside_of_its_state(toy, tmp_path, make, is_told):
+    """It is told once, with its name, where there are checkpoints that lack it."""
+    for out, count in ((None, 0), (tmp_path, is_told)):
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            unisono.Run(replicas=2, out=out, checkpoint_every=1) as run,
+        ):
+            warnings.simplefilter("always")
+            model = build_mlp()
+            train(toy, run, model, steps=3, optimizer=make(model.parameters()))
+        said = [str(each.message) for each in caught]
+        assert [each.split(" changes its attribute ")[0] for each in said] == ["Counting"] * count

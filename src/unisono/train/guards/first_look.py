@@ -37,11 +37,14 @@ class FirstLook:
         self._unseeded = Unseeded()
         self._is_mode_told = self._is_schedule_told = not is_leader
         self._rates: list[float] | None = None
+        self._attributes: dict[str, dict[str, Any]] = {}
         self.measured: set[str] = set()  #: Names of what was recorded so far.
 
-    def at_parts(self, model: nn.Module, seed: int) -> None:
-        """Look at a model, as the run gets it."""
-        names = self._unseeded.initial(model)
+    def at_parts(self, parts: Parts, seed: int) -> None:
+        """Look at a model and its optimizers, as the run gets them."""
+        if self._speaks:
+            self._attributes = {name: unsaved_attributes(each) for name, each in parts.optimizers.items()}
+        names = self._unseeded.initial(parts.model)
         if names and self._speaks:
             warn(
                 f"the model was built before Run(seed={seed}), and its weights ({names[0]}"
@@ -71,6 +74,7 @@ class FirstLook:
         All objects of the process are searched, which takes some 20 ms, and only where there may be one: where torch
         has marked the optimizer as one with a schedule, or where learning rates are not what they were the last time.
         """
+        self._at_attributes(parts.optimizers)
         alone = [each for name, each in parts.optimizers.items() if name not in parts.schedulers]
         if self._is_schedule_told or not alone:
             return
@@ -86,6 +90,19 @@ class FirstLook:
                 "and saves it; one that you step yourself is saved by run.register('schedule', scheduler)."
             )
 
+    def _at_attributes(self, optimizers: Mapping[str, Optimizer]) -> None:
+        """Look for what an optimizer counts or collects outside of its state."""
+        for name, before in [*self._attributes.items()]:
+            now = unsaved_attributes(optimizers[name])
+            changed = [each for each in now if each not in before or now[each] != before[each]]
+            if changed:
+                del self._attributes[name]
+                warn(
+                    f"{type(optimizers[name]).__name__} changes its attribute {changed[0]!r} when it steps, and no "
+                    "checkpoint holds that: after a resume it begins anew, and the result may differ. Hint: keep it in "
+                    "optimizer.state, in a group of param_groups, or in state_dict() and load_state_dict() of its own."
+                )
+
     def at_end(self, *, is_trained: bool, left_over: str = "") -> None:
         """Look at what was measured, of which checkpoints were to keep the best, and at what is not in the model."""
         if left_over and is_trained and self._speaks:
@@ -96,6 +113,20 @@ class FirstLook:
                 f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given "
                 f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}"
             )
+
+
+def unsaved_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return numbers and tensors among an optimizer's attributes, if torch's own `state_dict` tells its state.
+
+    Of a tensor it is which one it is, and how often it was written to. Names that begin with "_" are torch's.
+    """
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        return {}
+    return {
+        name: (id(value), value._version) if isinstance(value, Tensor) else value
+        for name, value in vars(optimizer).items()
+        if not name.startswith("_") and isinstance(value, int | float | Tensor)
+    }
 
 
 @final
