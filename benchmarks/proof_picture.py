@@ -29,7 +29,9 @@ LIVES = ((4, 97), (2, 171), (3, None))
 
 INK, FAINT, RULE, ALARM = "#222222", "#6b6b6b", "#c9c9c9", "#b00020"
 BLUES = {1: "#9ecae9", 2: "#4f9bd0", 3: "#1f6fab", 4: "#0b4a7a"}
-WIDTH, LEFT, RIGHT = 900, 150, 740
+WIDTH, LEFT, RIGHT = 540, 122, 520
+TOP, LANE = 48, 48
+"""Where the first lane begins, and how far the next one is from it."""
 
 
 def run_job(workers: int, out: Path, *options: str, dies: bool = False) -> None:
@@ -71,10 +73,10 @@ def text(
 def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[int, int | None]]) -> list[str]:
     """Return a lane for each exact run: who computed which steps, and the fingerprint at its end."""
     parts = [text(20, 34, "One job, 230 steps, run by", size=17, more=' font-weight="600"')]
-    parts.append(text(RIGHT + 14, 34, "SHA-256 of weights", size=13, fill=FAINT))
+    parts.append(text(RIGHT, 34, "below each: SHA-256 of the weights", size=13, fill=FAINT, anchor="end"))
     scale = (RIGHT - LEFT) / steps
     for row, name in enumerate(names):
-        y = 52 + 34 * row
+        y = TOP + LANE * row
         count = name.rpartition("-")[2]
         label = "killed twice" if name == "killed" else f"{count} worker{'s' if count != '1' else ''}"
         parts.append(text(20, y + 17, label))
@@ -93,18 +95,19 @@ def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[
             x = LEFT + end * scale - 1
             parts.append(f'<path d="M{x - 7:.1f} {y + 4}l14 16m0 -16l-14 16" stroke="{ALARM}" stroke-width="4"/>')
         parts.append(
-            text(RIGHT + 14, y + 17, fingerprint(folder / name)[:16], size=14, more=' font-family="monospace"')
+            text(LEFT, y + 39, fingerprint(folder / name)[:32] + "...", size=13, more=' font-family="monospace"')
         )
     return parts
 
 
 def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     """Return the lower half: how far each run's loss is from the same way of training on one worker."""
-    top, bottom = 300, 480
+    begin = TOP + LANE * len(names) + 36
+    top, bottom = begin + 76, begin + 256
     low, high = -4, 0
-    parts = [text(20, 256, "How far the loss is from that of one worker", size=17, more=' font-weight="600"')]
-    note = "same data, batches, seed, network; with DDP, dropout masks and order of additions follow the workers"
-    parts.append(text(20, 276, note, size=13, fill=FAINT))
+    parts = [text(20, begin, "How far the loss is from that of one worker", size=17, more=' font-weight="600"')]
+    note = "same data, batches, seed, network; dropout masks and additions of DDP follow the workers"
+    parts.append(text(20, begin + 20, note, size=12, fill=FAINT))
 
     def height(value: float) -> float:
         return bottom - (math.log10(value) - low) / (high - low) * (bottom - top)
@@ -122,7 +125,7 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
         worst = [max(apart[max(0, at - 4) : at + 1]) for at in range(len(apart))]
         points = [f"{LEFT + at * scale:.1f},{height(value):.1f}" for at, value in enumerate(worst) if value > 10.0**low]
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(text(RIGHT + 14, 320 + 22 * workers - 44, f"DDP, {workers} workers", size=14, fill=colour))
+        parts.append(text(LEFT + 134 * (workers - 2), begin + 50, f"DDP, {workers} workers", size=14, fill=colour))
     whole = losses(folder / "exact-1")
     for name in names:
         assert losses(folder / name) == whole, f"{name} has other losses"
@@ -130,9 +133,9 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
         f'<line x1="{LEFT}" y1="{bottom + 22}" x2="{RIGHT}" y2="{bottom + 22}" stroke="{BLUES[3]}" stroke-width="4"/>'
     )
     parts.append(text(LEFT - 10, bottom + 27, "0", size=13, fill=FAINT, anchor="end"))
-    parts.append(text(RIGHT + 14, bottom + 27, "unisono, all five", size=14, fill=BLUES[3]))
-    parts.append(text(LEFT, bottom + 50, "first step", size=13, fill=FAINT))
-    parts.append(text(RIGHT, bottom + 50, f"step {steps}", size=13, fill=FAINT, anchor="end"))
+    parts.append(text((LEFT + RIGHT) / 2, bottom + 47, "unisono, all five", size=14, fill=BLUES[3], anchor="middle"))
+    parts.append(text(LEFT, bottom + 47, "first step", size=13, fill=FAINT))
+    parts.append(text(RIGHT, bottom + 47, f"step {steps}", size=13, fill=FAINT, anchor="end"))
     return parts
 
 
@@ -170,7 +173,7 @@ def main() -> int:
             shutil.rmtree(folder)
         return 0
     steps = len(losses(folder / "exact-1"))
-    height = 546
+    height = TOP + LANE * len(names) + 36 + 256 + 64
     label = "Five runs of one job with one fingerprint, and how far the losses of plain DDP drift apart"
     picture = "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

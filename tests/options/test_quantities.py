@@ -26,7 +26,7 @@ def test_whole_numbers_of_python_and_numpy_become_plain_ones(value):
 @pytest.mark.parametrize(
     ("value", "got"),
     [
-        (0, "0"), (1001, "1001"), (True, "True (bool)"), (1.0, "1.0"), (1e3, "1000.0"), ("7", "'7' (str)"),
+        (0, "0"), (1001, "1001"), (True, "True (bool)"), (1.0, "1.0"), (1e3, "1000.0"), ("x7", "'x7' (str)"),
         (None, "None (NoneType)"), (float("nan"), "nan"), (float("inf"), "inf"), (np.float64(2), "np.float64(2.0)"),
         (np.bool_(True), "np.True_ (bool)"), ([1], "[1] (list)"), (10**5000, "a number of 5,001 digits"),
         (-(10**23), "-100000000000000000000000"), (np.uint64(2**64 - 1), "np.uint64(18446744073709551615) (uint64)"),
@@ -38,6 +38,13 @@ def test_what_is_no_such_whole_number_is_refused(value, got):
     with pytest.raises(ConfigError) as caught:
         STEPS.take("every", value)
     assert str(caught.value) == f"expected every as a whole number of steps from 1 to 1,000, got {got}."
+
+
+def test_a_number_in_quotes():
+    """What is wrong is its kind, not its size."""
+    with pytest.raises(ConfigError) as caught:
+        STEPS.take("every", "7")
+    assert str(caught.value) == "expected every as a whole number, got the text '7'. Hint: leave the quotes out."
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def test_logarithms_have_round_marks_and_one_scale():
 
     assert heights((1e-6, 1.0), [(1, 1e-6), (2, 1e-3), (3, 1.0)])[0] == [f"{10.0**k:g}" for k in range(-6, 1)]
     assert heights((1.5, 30), [(1, 2.0)])[0] == ["2", "5", "10", "20"]
+    assert heights((0.3, 1.6), [(1, 0.5)])[0] == ["0.3", "0.4", "0.5", "0.7", "1", "1.5"]  # not 0.5 and 1 alone
     _, (low, middle, high) = heights((1e-6, 1.0), [(1, 1e-6), (2, 1e-3), (3, 1.0)])
     assert middle == pytest.approx((low + high) / 2, abs=0.2)
     assert heights((1.0, 100.0), [(1, 10.0)])[1] == heights((1.0, 100.0), [(5, 10.0), (6, 99.0)])[1][:1]

@@ -11,9 +11,9 @@ from cli.test_forecast import told
 from report.made_runs import HOSTILE, make_run, write, write_study
 from scaling.made import study, trial
 from unisono.errors import ConfigError
+from unisono.report.charts import mean_of, smooth
 from unisono.report.content import Section, Table
 from unisono.report.page import MOST_BYTES, render, write_page
-from unisono.report.run_section import smooth
 from unisono.report.sources import sections_of
 
 VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
@@ -104,6 +104,36 @@ def test_runs_are_compared(tmp_path):
     assert "Loss of all runs" in text
     assert re.search(r"[\d.]+ \([abc]\) to [\d.]+ \([abc]\): mean of the last 10 steps", text)
     assert re.search(r"samples a second in the median step", text)
+
+
+def test_other_data_is_said(tmp_path):
+    """Runs on unlike data are drawn all the same, with a sentence; of equal data there is none."""
+    run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    assert "other data" not in page_of(run, other, out=tmp_path / "r.html")
+    changed = json.loads((other / "score.json").read_text())
+    write(other / "score.json", changed | {"data": {"num_samples": 9, "fingerprint": "ff"}})
+    told = " ".join(read(page_of(run, other, out=tmp_path / "r.html")).text)
+    assert "b was trained on other data than a (b on 9 samples, a on 1,437 samples): two jobs, not one." in told
+    assert "Loss of all runs" in told
+    write(other / "score.json", changed | {"data": "none"})
+    assert "b on data of unknown size" in " ".join(read(page_of(run, other, out=tmp_path / "r.html")).text)
+
+
+def test_curves_come_first(tmp_path):
+    """On a run's page the curves of loss and scores stand above all tables; on a study's the table is first."""
+    page = page_of(make_run(tmp_path / "run"), out=tmp_path / "r.html")
+    assert page.index(">Loss<") < page.index(">test_accuracy<") < page.index("In short") < page.index("Stragglers")
+    page = page_of(write_study(tmp_path / "scaling.json", study()), out=tmp_path / "s.html")
+    assert page.index("<table") < page.index("<figure")
+
+
+def test_long_curves_are_smoothed(tmp_path):
+    """The mean of many steps over the pale line of each; few steps are drawn as they are."""
+    (section,) = sections_of([make_run(tmp_path / "run", steps=400)])[1]
+    assert section.charts[0].values.head == ["step", "mean of 11 steps", "each step"]
+    assert "loss, on a logarithmic scale" in section.charts[0].drawing.svg()
+    (section,) = sections_of([make_run(tmp_path / "short", steps=60)])[1]
+    assert section.charts[0].values.head == ["step", "loss of the step's batch"]
 
 
 def test_scaling_on_one_page(tmp_path):
@@ -206,7 +236,6 @@ def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
     page_of(run, out=out)
     changed = json.loads((other / "score.json").read_text())
     write(other / "score.json", changed | {"data": {"num_samples": 9, "fingerprint": "ff"}})
-    refused([run, other], out, "cannot be compared: they were trained on different data")
     strong, weak = (write_study(tmp_path / f"{w}.json", study(weak=w)) for w in (False, True))
     refused([strong, weak], out, "strong scaling of digits, another weak scaling")
     strong.write_text(strong.read_text()[:-40])
@@ -216,6 +245,9 @@ def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
     refused([write(tmp_path / "g.json", {"kind": "unisono forecast", "version": 1})], out, "forecast is damaged")
     refused([write(tmp_path / "x.json", {"a": 1})], out, "neither a scaling study nor a forecast")
     refused([tmp_path / "nowhere"], out, "expected a run directory")
+    script = tmp_path / "train.py"
+    script.write_text("import torch")
+    refused([script], out, "got the script .*train.py.*out=")
     refused([], out, "1 to 8")
     (other / "ledger.jsonl").write_text('{"step": 1, "loss": "soft", "num_samples": 3}\n')
     refused([other], out, "files that no run writes")
@@ -240,6 +272,15 @@ def test_curves_say_what_they_show(tmp_path):
     assert section.charts[0].finding == "From 0.5858 to 0.03613, means of 10 steps."  # of 2 / step
     assert "last 0.9833" in section.charts[1].finding
     assert 'class="line pale c1"' in section.charts[2].drawing.svg()
+
+
+def test_running_means():
+    """Of a straight line the line itself; what is not finite is left out; few points stay as they are."""
+    found, width = mean_of([(float(x), 2.0 * x) for x in range(400)] + [(400.0, float("nan"))])
+    assert width == 11
+    assert [value for _, value in found[10:20]] == [2.0 * x for x in range(10, 20)]
+    assert len(found) == 400
+    assert mean_of([(1.0, 5.0), (2.0, 7.0)]) == ([(1.0, 5.0), (2.0, 7.0)], 1)
 
 
 def test_running_medians():

@@ -146,6 +146,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
         return _NO_OPTIONS[error.option_name]
     if context is not None and isinstance(context.command, LazyGroup) and context.info_name == "launch":
         return "It belongs behind an engine; on this machine: unisono run -n 2 SCRIPT."
+    if error.option_name == "--port" and "--web" in known:
+        return "--web 8080 serves the page on port 8080."
     meant = nearest_options(error.option_name, known)
     return f"Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
 

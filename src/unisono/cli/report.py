@@ -25,7 +25,7 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None, as_j
     environment, score and fingerprint; several runs are compared, too. Of ``unisono bench scaling``: speed-up, and
     why it flattens. Of ``unisono forecast -o FILE``: the forecast.
 
-    Exit code: 0 when it was written; 2 where a source is none of these, damaged, or cannot be compared.
+    Exit code: 0 when it was written; 2 where a source is none of these, damaged, or a study of another job.
     """
     _check_suffix("--timeline", timeline, (".json",), "a time line for Perfetto")
     _check_suffix("--out", out, (".html", ".htm"), "a page")

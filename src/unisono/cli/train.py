@@ -114,7 +114,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
         from unisono.observe.run_json import read_object
 
         committed = read_object(out / COMMITMENT).get("sha256") if kept else None
-        lines |= {"commitment": str(committed)} if committed else {}
+        lines |= {"commitment": f"{committed} (what unisono audit compares with)"} if committed else {}
         lines |= ({"classes": file.listed_classes()} if file else {}) | ({"kept in": str(out)} if kept else {})
         width = max(map(len, lines))
         for name, line in lines.items():

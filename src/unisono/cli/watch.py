@@ -107,7 +107,8 @@ def _serve(paths: list[Path], port: int, every: float, as_json: bool) -> None:
             if as_json:
                 click.echo(to_json({"url": server.url}))
             else:  # the token is known from here alone, so it is told with --quiet, too
-                complain(f"{server.url} shows it until Ctrl-C. From another machine: ssh -L {there} HOST")
+                complain(f"{server.url} shows it until Ctrl-C")
+                complain(f"from another machine, first: ssh -L {there} HOST")
             server.serve_forever()
         except KeyboardInterrupt:
             server.ending.set()

@@ -74,6 +74,10 @@ class Count(Quantity):
         return f"from {_spelled(self.low)} to {_spelled(self.high)}"
 
     def take(self, name: str, value: Any) -> int:
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
+            raise ConfigError(
+                f"expected {name} as {self.noun}, got the text {value!r:.60}. Hint: leave the quotes out."
+            )
         if isinstance(value, bool) or not isinstance(value, Integral) or not self.low <= int(value) <= self.high:
             raise self.refuse(name, _with_type(value))
         return int(value)

@@ -3,7 +3,9 @@
 A point shows its value when the pointer is on it or it is tapped; every chart on a page has its values as a table too.
 """
 
+import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -14,6 +16,9 @@ HEIGHT = 280
 """Of a chart of lines in pixels; its legend comes on top."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 110, 18
+SMOOTH = 9
+"""Points of a running median."""
+_MOST_STRETCHES = 40
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
 Spell = Callable[[float], str]
@@ -58,6 +63,28 @@ def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, 
         mean = math.fsum(y for _, y in part) / len(part)
         kept.append(max(part, key=lambda point: abs(point[1] - mean)))
     return [*kept, finite[-1]]
+
+
+def mean_of(points: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], int]:
+    """Return running means, of as many points as a curve has room for, and of how many each is; 1: as they are."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    width = len(finite) // _MOST_STRETCHES
+    if width < 3:
+        return finite, 1
+    half = width // 2
+    sums = list(itertools.accumulate((value for _, value in finite), initial=0.0))
+    ends = ((max(0, place - half), min(len(finite), place + half + 1)) for place in range(len(finite)))
+    means = [(sums[last] - sums[first]) / (last - first) for first, last in ends]
+    return [(x, mean) for (x, _), mean in zip(finite, means, strict=True)], 2 * half + 1
+
+
+def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return running medians, over fewer points near the ends."""
+    half = SMOOTH // 2
+    return [
+        (x, statistics.median(value for _, value in points[max(0, place - half) : place + half + 1]))
+        for place, (x, _) in enumerate(points)
+    ]
 
 
 def line_chart(
@@ -113,10 +140,14 @@ def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten between two numbers; where these are few, twice and five times as much too."""
+    """Return powers of ten between two numbers; where these are few, round numbers between them too."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    fine = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
-    return fine if len(fine) < 7 else [10.0**power for power in powers if low <= 10.0**power <= high]
+
+    def marks(*factors: float) -> list[float]:
+        return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+
+    fine = marks(1, 2, 5)
+    return marks(1, 1.5, 2, 3, 4, 5, 7) if len(fine) < 4 else fine if len(fine) < 7 else marks(1)
 
 
 def _scale(low: float, high: float, begin: float, end: float, log: bool = False) -> Scale:

@@ -3,12 +3,15 @@
 The files ``*_section.py`` make sections of what was measured; `page` shows them as HTML, `picture` their charts as SVG.
 """
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from unisono.report.charts import Series, Spell, line_chart, stacked_bars, thin
 from unisono.report.svg import Drawing
+from unisono.system.words import counted
 
 _MOST_VALUES = 24
 
@@ -57,6 +60,7 @@ class Section:
     tables: Sequence[Table] = ()  #: Always shown.
     charts: Sequence[Chart] = ()  #: Two in a row where there is room.
     folded: Sequence[Table] = ()  #: Tables to be opened.
+    has_charts_first: bool = False  #: Above its tables, which then stand side by side where there is room.
 
 
 def line_view(
@@ -95,6 +99,39 @@ def bar_view(
 def thinned(points: Sequence[tuple[float, float]], num_sources: int) -> list[tuple[float, float]]:
     """Return as many points as a page of so many sources has room for."""
     return thin(points, max(40, 160 // num_sources))
+
+
+def from_to(losses: Sequence[tuple[float, float]]) -> str:
+    """Say where a curve begins and ends, beyond single steps."""
+    few = min(10, max(1, len(losses) // 2))
+    first, last = ([value for _, value in part] for part in (losses[:few], losses[-few:]))
+    if not first:
+        return ""
+    return f"From {statistics.fmean(first):.4g} to {statistics.fmean(last):.4g}, means of {counted(few, 'step')}."
+
+
+def range_of(points: Sequence[tuple[float, float]]) -> str:
+    """Say where a metric was highest and lowest, and what it is at the end."""
+    high, low = max(points, key=lambda point: point[1]), min(points, key=lambda point: point[1])
+    if high[1] == low[1]:
+        return f"{high[1]:.4g} throughout."
+    return (
+        f"Highest {high[1]:.4g} (step {high[0]:,.0f}), lowest {low[1]:.4g} (step {low[0]:,.0f}), "
+        f"last {points[-1][1]:.4g}."
+    )
+
+
+def log_ends(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return the ends of a logarithmic axis, for values above 0 that lie far apart; None: the axis is not."""
+    values = [value for _, value in points if math.isfinite(value)]
+    if not values or min(values) <= 0 or max(values) < 5 * min(values):
+        return None
+    return min(values), max(values)
+
+
+def loss_label(points: Sequence[tuple[float, float]]) -> str:
+    """Return what stands above the axis of losses."""
+    return "loss, on a logarithmic scale" if log_ends(points) else "loss"
 
 
 def unique(names: Sequence[str]) -> list[str]:

@@ -46,7 +46,7 @@ def write_page(sources: Sequence[Path], out: Path) -> None:
         out: The file; a page of ours that is there is replaced.
 
     Raises:
-        ConfigError: A source is none of these, damaged, of another version, or cannot be compared with the others; the
+        ConfigError: A source is none of these, damaged, of another version, or a scaling study of another job; the
             file cannot be written, or holds something else. Nothing is written then.
     """
     check_place(out, (MARK,))

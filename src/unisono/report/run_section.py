@@ -1,13 +1,26 @@
 """The sections of runs on a page: curves, where the time went, who was slow, what was interrupted, and comparison."""
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from unisono.report.charts import Series, Span, span_chart
-from unisono.report.content import Chart, Remark, Section, Table, bar_view, flat, line_view, thinned, unique
+from unisono.report.charts import SMOOTH, Series, Span, mean_of, smooth, span_chart
+from unisono.report.content import (
+    Chart,
+    Remark,
+    Section,
+    Table,
+    bar_view,
+    flat,
+    from_to,
+    line_view,
+    log_ends,
+    loss_label,
+    range_of,
+    thinned,
+    unique,
+)
 from unisono.report.run_diff import compare_runs
 from unisono.report.run_view import RunView, by_rank, own_seconds
 from unisono.scaling.study import BETWEEN
@@ -16,7 +29,11 @@ from unisono.system.words import counted, spell_bytes, spell_count, spell_second
 _MOST_RANKS = 32
 _MOST_METRICS = 6
 _MOST_ROWS = 60
-_SMOOTH = 9
+_ADVICE = {
+    "reduce": "In it the ranks exchange gradients, or wait for the slowest of them: see Stragglers.",
+    "data": "The ranks wait for samples: num_workers= fetches them ahead.",
+}
+"""What a phase that takes most of the time means."""
 
 
 def run_section(run: RunView, num_runs: int) -> Section:
@@ -30,14 +47,14 @@ def run_section(run: RunView, num_runs: int) -> Section:
     folded += _checkpoints(run)
     return Section(
         title=f"Run {run.name}", lines=[str(run.path)], findings=list(_findings(run)), tables=tables, charts=charts,
-        folded=[table for table in folded if table.rows],
+        folded=[table for table in folded if table.rows], has_charts_first=True,
     )  # fmt: skip
 
 
 def compare_section(runs: Sequence[RunView]) -> Section:
     """Return several runs side by side, each against the first."""
     names = unique([run.name for run in runs])
-    rows, findings = [], []
+    rows, findings = [], list(_data_remarks(runs, names))
     metrics = list(dict.fromkeys(name for run in runs for name in run.result.get("metrics", {})))[:4]
     for run, name in zip(runs, names, strict=True):
         result = run.result
@@ -60,17 +77,35 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
     table = Table(title="The runs side by side", head=head, rows=rows,
                   numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
-    return Section(title="Comparison", findings=findings, tables=[table], charts=list(_side_by_side(runs, names)))
+    charts = list(_side_by_side(runs, names))
+    return Section(title="Comparison", findings=findings, tables=[table], charts=charts, has_charts_first=True)
+
+
+def _data_remarks(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Remark]:
+    """Yield which runs were trained on other data than the first."""
+    ours = runs[0].score.get("data")
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        if (theirs := run.score.get("data")) != ours:
+            told = f"{_samples(theirs)}, {names[0]} on {_samples(ours)}"
+            yield Remark(
+                text=f"{name} was trained on other data than {names[0]} ({name} on {told}): two jobs, not one."
+            )
+
+
+def _samples(data: Any) -> str:
+    count = data.get("num_samples") if isinstance(data, dict) else None
+    return counted(count, "sample") if isinstance(count, int) else "data of unknown size"
 
 
 def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Chart]:
     speeds, losses = [run.throughput() for run in runs], [value for run in runs for value in run.losses]
+    means = [mean_of(run.losses)[0] for run in runs]
     ends = [statistics.fmean(value for _, value in run.losses[-10:]) if run.losses else None for run in runs]
     medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
-    yield from _lines("Loss of all runs", _thin([run.losses for run in runs], names), log_y=_ends(losses),
-                      y_label="loss", finding=_extremes(names, ends, "mean of the last 10 steps"))  # fmt: skip
+    yield from _lines("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
+                      finding=_extremes(names, ends, "mean of the last 10 steps"))  # fmt: skip
     yield from _lines("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
-                      y_label="samples a second", note=f"Medians of {_SMOOTH} steps.",
+                      y_label="samples a second", note=f"Medians of {SMOOTH} steps.",
                       finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
 
 
@@ -119,7 +154,7 @@ def _overview(run: RunView) -> Table:
 def _findings(run: RunView) -> Iterator[Remark]:
     result = run.result
     if not result:
-        yield Remark(text="The run has not ended: there is no result.", tone="alarm")
+        yield Remark(text="The run has not ended: it trains, or was killed.")
     elif not result.get("finished", True):
         yield Remark(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
     else:
@@ -155,14 +190,19 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
     metrics = run.metrics()
     tested = metrics.pop("test_loss", [])
     metrics.pop("train/loss", None)  # the ledger has it for every step
-    losses = [Series(name=name, points=thinned(points, num_runs))
-              for name, points in (("loss of the step's batch", run.losses), ("test_loss", tested))]  # fmt: skip
-    yield from _lines("Loss", losses, finding=_from_to(run.losses), log_y=_ends(run.losses + tested), y_label="loss")
+    smoothed, width = mean_of(run.losses)
+    name = f"mean of {width} steps" if width > 1 else "loss of the step's batch"
+    losses = [Series(name=name, points=thinned(smoothed, num_runs)),
+              Series(name="test_loss", points=thinned(tested, num_runs))]  # fmt: skip
+    if width > 1:
+        losses.append(Series(name="each step", points=thinned(run.losses, num_runs), is_pale=True))
+    known = run.losses + tested
+    yield from _lines("Loss", losses, finding=from_to(run.losses), log_y=log_ends(known), y_label=loss_label(known))
     for name, points in list(metrics.items())[:_MOST_METRICS]:
         line = Series(name=name, points=thinned(points, num_runs))
-        yield from _lines(name, [line], from_zero=False, finding=_range(points), y_label=name)
+        yield from _lines(name, [line], from_zero=False, finding=range_of(points), y_label=name)
     speed = run.throughput()
-    lines = [Series(name=f"median of {_SMOOTH} steps", points=thinned(smooth(speed), num_runs)),
+    lines = [Series(name=f"median of {SMOOTH} steps", points=thinned(smooth(speed), num_runs)),
              Series(name="each step", points=thinned(speed, num_runs), is_pale=True)]  # fmt: skip
     values = sorted(value for _, value in speed) or [0.0]
     finding = (
@@ -170,43 +210,6 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
         f"{spell_count(round(values[len(values) // 10]))} or less in the slowest tenth."
     )
     yield from _lines("Throughput", lines, finding=finding, y_label="samples a second")
-
-
-def _from_to(losses: Sequence[tuple[float, float]]) -> str:
-    """Say where a curve begins and ends, beyond single steps."""
-    few = min(10, max(1, len(losses) // 2))
-    first, last = ([value for _, value in part] for part in (losses[:few], losses[-few:]))
-    if not first:
-        return ""
-    return f"From {statistics.fmean(first):.4g} to {statistics.fmean(last):.4g}, means of {counted(few, 'step')}."
-
-
-def _range(points: Sequence[tuple[float, float]]) -> str:
-    """Say where a metric was highest and lowest, and what it is at the end."""
-    high, low = max(points, key=lambda point: point[1]), min(points, key=lambda point: point[1])
-    if high[1] == low[1]:
-        return f"{high[1]:.4g} throughout."
-    return (
-        f"Highest {high[1]:.4g} (step {high[0]:,.0f}), lowest {low[1]:.4g} (step {low[0]:,.0f}), "
-        f"last {points[-1][1]:.4g}."
-    )
-
-
-def _ends(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the ends of a logarithmic axis, for values above 0 that lie far apart; None: the axis is not."""
-    values = [value for _, value in points if math.isfinite(value)]
-    if not values or min(values) <= 0 or max(values) < 5 * min(values):
-        return None
-    return min(values), max(values)
-
-
-def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return running medians, over fewer points near the ends."""
-    half = _SMOOTH // 2
-    return [
-        (x, statistics.median(value for _, value in points[max(0, place - half) : place + half + 1]))
-        for place, (x, _) in enumerate(points)
-    ]
 
 
 def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart]:
@@ -227,7 +230,7 @@ def _phases(run: RunView) -> Iterator[Chart]:
     whole = {rank: sum(found.values()) for rank, found in parts.items()}
     top = max(next(iter(parts.values())), key=lambda phase: sum(found[phase] for found in parts.values()))
     share = sum(found[top] for found in parts.values()) / (sum(whole.values()) or 1.0)
-    finding = f"{top.capitalize()} takes most of a step's time: {share:.0%}."
+    finding = f"{top.capitalize()} takes most of a step's time: {share:.0%}. {_ADVICE.get(top, '')}".rstrip()
     yield bar_view("Where a step goes, rank by rank", bars, "rank", spell_seconds, note, finding)
 
 

@@ -31,7 +31,7 @@ def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
     runs = [one for one in found if isinstance(one, RunView)]
     studies = [one for one in found if isinstance(one, Study)]
     forecasts = [one for one in found if isinstance(one, dict)]
-    _check_comparable(runs, studies)
+    _check_comparable(studies)
     sections: list[Section] = []
     if len(runs) > 1:
         sections.append(compare_section(runs))
@@ -56,6 +56,11 @@ def read_source(path: Path) -> RunView | Study | dict[str, Any]:
             f"expected a run directory (with score.json), scaling.json or a kept forecast, got {describe_place(path)}. "
             "Hint: unisono train --out DIR, unisono bench scaling and unisono forecast -o FILE write them."
         )
+    if path.suffix == ".py":
+        raise ConfigError(
+            f"expected the directory of a run, got the script {str(path)!r}. "
+            "Hint: unisono report DIR, where DIR is the script's out=."
+        )
     plain = read_json(path)
     kind = plain.get("kind") if isinstance(plain, dict) else None
     if kind == STUDY:
@@ -65,14 +70,7 @@ def read_source(path: Path) -> RunView | Study | dict[str, Any]:
     raise ConfigError(f"{path} holds neither a scaling study nor a forecast, but {kind or 'something else'!r}.")
 
 
-def _check_comparable(runs: Sequence[RunView], studies: Sequence[Study]) -> None:
-    for run in runs[1:]:
-        ours, theirs = runs[0].score.get("data"), run.score.get("data")
-        if ours != theirs:
-            raise ConfigError(
-                f"{runs[0].path} and {run.path} cannot be compared: they were trained on different data "
-                f"({_brief(ours)} and {_brief(theirs)}). Hint: report them one by one."
-            )
+def _check_comparable(studies: Sequence[Study]) -> None:
     for study in studies[1:]:
         first = studies[0]
         if (study.target, study.weak) != (first.target, first.weak):
@@ -81,9 +79,3 @@ def _check_comparable(runs: Sequence[RunView], studies: Sequence[Study]) -> None
                 f"{first.target}, another {'weak' if study.weak else 'strong'} scaling of {study.target}. "
                 "Hint: report them one by one."
             )
-
-
-def _brief(data: Any) -> str:
-    if not isinstance(data, dict):
-        return repr(data)
-    return f"{data.get('num_samples')} samples, fingerprint {data.get('fingerprint')}"

@@ -92,3 +92,11 @@ def _near(name: str, known: list[str]) -> list[str]:
     how_near = {other: difflib.SequenceMatcher(None, other, name).ratio() for other in near}  # as difflib orders them
     chosen = [other for other in near if how_near[other] >= _AS_NEAR * how_near[near[0]] - 1e-9]
     return sorted(chosen, key=lambda other: len(other) != len(name))
+
+
+VALUES = {
+    **dict.fromkeys(("16", "16-mixed", "16-true", "float16", "half"), "fp16"),
+    **dict.fromkeys(("bf16-mixed", "bf16-true", "bfloat16"), "bf16"),
+    **dict.fromkeys(("32", "32-true", "float32", "no", "full"), "fp32"),
+}
+"""Values of options in other programs' words, and ours."""

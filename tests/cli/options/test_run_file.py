@@ -86,6 +86,10 @@ def test_no_file_is_said(tmp_path, monkeypatch):
     code, output, _ = planned(monkeypatch, "digits", "--config", str(tmp_path))
     assert code == 2
     assert "run.toml: No such file" in " ".join(output.split())
+    assert "Hint: a TOML file" in " ".join(output.split())
+    (tmp_path / "program.json").write_text("{}")
+    output = planned(monkeypatch, "digits", "--config", str(tmp_path))[1]
+    assert "no recipe made this run, but a program" in " ".join(output.split())
 
 
 def test_what_is_written_is_read_back(tmp_path):

@@ -133,6 +133,10 @@ def test_root_without_primary():
     assert root.rank == 2
     text = describe(root, 4, ended=[1], running=[3])
     assert "ended normally: 1; still running: 3" in text
+    assert "left its loop" in text
+    text = describe(root, 4, ended=[], running=[3])
+    assert "Still running: 3. Hint: look for a rank that skips" in text
+    assert "left its loop" not in text
 
 
 def test_no_failure():

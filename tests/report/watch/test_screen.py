@@ -1,6 +1,7 @@
 """What the terminal shows: a curve in text, and everything within its columns."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,8 @@ def test_a_curve():
     assert curve([(step, 2.0**-step) for step in range(8)], 18, 2) == ["        1 █▆▄▂    ", " 0.007812 ████▇▅▃▁"]
     assert len(curve([(1, 0.5)], 80, 3)) == 3
     assert curve([(1, float("nan"))], 80, 3) == []
+    spiked = [(step, 100.0 if step == 40 else 1.0) for step in range(80)]
+    assert curve(spiked, 18, 1)[0].startswith("     10.9")  # of ten steps one column: its mean
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -56,6 +59,51 @@ def test_the_loss_is_shown_once(tmp_path):
     text = shown([WatchedRun(path)], 80)
     assert "loss 0.0333  test_accuracy 0.9833  lr 0.2500" in text
     assert "0.4567" not in text
+
+
+def test_numbers_have_room(tmp_path):
+    """A name stays on one line with its value; a small number has its digits; the only learning rate is `lr`."""
+    path = make_run(tmp_path / "run")
+    values = {"lr/0": 3e-8, **{f"test_score_{number}": 0.5 for number in range(6)}}
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 60, "epoch": 1, "values": values}) + "\n")
+    text = shown([WatchedRun(path)], 80)
+    assert "lr 3e-08" in text
+    assert "lr/0" not in text
+    assert all(f"test_score_{number} 0.5000" in text for number in range(6))
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 60, "epoch": 1, "values": {"lr/1": 0.1}}\n')
+    text = shown([WatchedRun(path)], 80)
+    assert "lr/0 3e-08" in text
+    assert "lr/1 0.1000" in text
+
+
+def test_scores_have_curves(tmp_path):
+    """What was measured several times rises from left to right, with its ends in numbers; a learning rate has none."""
+    path = make_run(tmp_path / "run")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"step": step, "epoch": 1, "values": {"lr/0": 0.1 / step}}) + "\n" for step in (61, 62)
+        )
+    text = shown([WatchedRun(path)], 80)
+    assert "test_accuracy ▁▅▇▇██ 0.9833 (0.9000 to 0.9833)" in text
+    assert "lr ▁" not in text
+
+
+def test_the_legend_names_the_letters(tmp_path):
+    """Without colours the letters of a bar are told; phases that take no time are left out."""
+    text = shown([WatchedRun(make_run(tmp_path / "run"))], 80)
+    assert "D data  F forward  B backward  R reduce  U update  C checkpoint" in text
+    assert "E evaluate" not in text
+
+
+def test_what_a_finished_run_says(tmp_path):
+    """How long it took, its fingerprint, and what to do next; a run that trains says none of it."""
+    text = " ".join(shown([WatchedRun(make_run(tmp_path / "run"))], 200).split())
+    assert "took 4.2 s (last launch)" in text
+    assert f"fingerprint {'0' * 16}..." in text
+    assert f"next: unisono report {tmp_path / 'run'}" in text
+    assert "next:" not in shown([WatchedRun(make_run(tmp_path / "other", result=False))], 200)
 
 
 def test_hostile_names(tmp_path):

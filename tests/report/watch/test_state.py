@@ -83,6 +83,25 @@ def test_a_rank_that_the_others_left_behind(tmp_path):
     assert run.facts()["workers"] == 2
 
 
+def test_a_launch_without_a_step(tmp_path):
+    """A complete run that was started again shows the ranks that did its steps; one that goes on shows the new ones."""
+    path = make_run(tmp_path / "run")
+    for rank in range(2):
+        file = path / "phases" / f"rank-{rank}.jsonl"
+        head = json.loads(file.read_text().splitlines()[0]) | {"launch": 2, "world_size": 1 + rank}
+        with file.open("a") as phases:
+            phases.write(json.dumps(head) + "\n")
+    run = WatchedRun(path)
+    assert {number: rank.step for number, rank in run.ranks.items()} == {0: 60, 1: 60}
+    assert [number for number, *_ in run.launches] == [1]
+    line = {"step": 61, "at_ns": 0, "ns": [1_000_000] * len(head["phases"])}
+    with (path / "phases" / "rank-0.jsonl").open("a") as phases:
+        phases.write(json.dumps(line) + "\n")
+    run.poll()
+    assert {number: rank.step for number, rank in run.ranks.items()} == {0: 61}
+    assert run.launches[-1][:2] == (2, 1)
+
+
 def test_a_rank_that_has_joined(tmp_path):
     """It has a number that nobody had at the beginning, and the step with which it came."""
     path = make_run(tmp_path / "run", workers=2)

@@ -15,6 +15,7 @@ from unisono.options.fields import DATA, HOSTS, JOB, OUTPUT, PROCESSES, REPRODUC
 from unisono.options.quantities import RUNS, STEPS, Count
 from unisono.recipes.catalog import RECIPES, Options
 from unisono.strategies.catalog import CATALOG, all_options
+from unisono.system.hints import VALUES
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -95,11 +96,24 @@ class FieldOption(click.Option):
         return (flags if item.kind is bool else f"{flags} {self._word()}"), text
 
 
+@final
+class Words(click.Choice[str]):
+    """One of a few words; another program's word for one of them is answered with ours."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if (meant := VALUES.get(str(value).lower())) in self.choices:
+                raise click.BadParameter(f"{error.message} Did you mean {meant!r}?", ctx, param) from None
+            raise
+
+
 def _type(item: Option) -> Any:
     if item.is_path:
         return PATH
     if item.choices:
-        return click.Choice((*filter(None, [item.also]), *item.choices))
+        return Words((*filter(None, [item.also]), *item.choices))
     if item.of is not None and not item.is_list and not item.also:
         return number(item.of)
     return click.STRING

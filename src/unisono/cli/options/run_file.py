@@ -49,7 +49,7 @@ def read_run_file(
         text = content.decode(errors="surrogateescape")
         entries = tomllib.loads(text)
     except OSError as error:
-        raise click.UsageError(f"--config {path}: {error.strerror}. Hint: a TOML file, or a run directory.") from error
+        raise click.UsageError(f"--config {path}: {error.strerror}. Hint: {_instead(path)}") from error
     except ValueError as error:
         raise click.UsageError(f"--config {path} is not TOML: {error}.") from error
     except RecursionError:
@@ -78,6 +78,12 @@ def read_run_file(
             continue
         found[name] = _checked(parameter, entry, f"{where}: {key}")
     return found
+
+
+def _instead(path: Path) -> str:
+    if (path.parent / "program.json").exists():
+        return "no recipe made this run, but a program: start that again."
+    return "a TOML file, or a run directory."
 
 
 def _checked(parameter: click.Parameter, entry: Any, where: str) -> Any:

@@ -24,6 +24,7 @@ from unisono.data.sets.text import FORMAT_VERSION, TokenStore, Vocabulary
 from unisono.environment import default_cache
 from unisono.errors import DataError
 from unisono.system.files import replace_file
+from unisono.system.words import counted
 
 MAX_CLASSES = 1000
 TEST_EVERY = 10
@@ -132,7 +133,7 @@ def number_labels(labels: Sequence[Sequence[str]], places: Sequence[Sequence[str
     if len(found) < 2:
         only = next(iter(found), "none")
         raise DataError(
-            f"{source}: expected at least two classes, found only {only!r}, {found.total():,} times. "
+            f"{source}: expected at least two classes, found only {only!r}, {counted(found.total(), 'time')}. "
             "Hint: is this the column of the labels?"
         )
     if len(found) > MAX_CLASSES:

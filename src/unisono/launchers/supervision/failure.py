@@ -152,11 +152,16 @@ def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iter
     who = f"rank {failure.rank} of {workers}"
     text = f"{who} {_describe_report(failure.report) if failure.report else _describe_exit(failure, known)}"
     if failure.is_secondary:
-        text += (
-            f"\nIts peer went away or did not answer, and no rank reported a failure of its own. "
-            f"Ranks that had ended normally: {_ranks(ended)}; still running: {_ranks(running)}. "
-            "Hint: look for a rank that leaves the program early or skips a collective."
-        )
+        early, others = _ranks(ended), _ranks(running)
+        text += "\nIts peer went away or did not answer, and no rank reported a failure of its own. "
+        if early != _ranks([]):
+            text += (
+                f"Ranks that had ended normally: {early}; still running: {others}. So nothing has failed there: the "
+                "program left its loop (break, return) while this rank went on. Hint: all ranks do the same number of "
+                "steps; break on a value that all have, as the loss that run.step returns."
+            )
+        else:
+            text += f"Still running: {others}. Hint: look for a rank that skips what the others call."
     return text
 
 

@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int:
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True)
     meet_in(directory)
     leave_groups_at_exit()
+    pass_over_ended_loaders()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `group` held it back until here
         if backend := os.environ.get(BACKEND_VARIABLE):
@@ -90,6 +91,18 @@ def main(argv: list[str]) -> int:
             heartbeat.was_alone()
         heartbeat.leave()
     return 0
+
+
+def pass_over_ended_loaders() -> None:
+    """Do not show what torch raises in the `__del__` of a loader whose processes were ended together with this one."""
+    shown = sys.unraisablehook
+
+    def show(told: "sys.UnraisableHookArgs") -> None:
+        place = getattr(told.object, "__qualname__", "")
+        if not (place.endswith("DataLoaderIter.__del__") and str(told.exc_value).startswith("DataLoader worker")):
+            shown(told)
+
+    sys.unraisablehook = show
 
 
 def _ignore_children() -> None:

@@ -63,6 +63,7 @@ class WatchedRun:
     Attributes:
         losses: (step, mean loss of its batch), at most `MOST_POINTS` of them.
         metrics: The last value of each, by name.
+        history: (step, value) of each metric, at most `MOST_POINTS` of them.
         launches: For each launch in order (number, world size, first step, the last step of the one before).
         ranks: By rank, of the newest launch.
         num_damaged: Lines that are no JSON.
@@ -82,6 +83,7 @@ class WatchedRun:
         self._sizes: dict[int, int] = {}
         self.step, self.epoch, self.num_damaged = 0, 0, 0
         self.metrics: dict[str, float] = {}
+        self.history: dict[str, list[tuple[float, float]]] = {}
         self.ranks: dict[int, RankState] = {}
         self.launches: list[tuple[int, int, int, int]] = []
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
@@ -97,12 +99,7 @@ class WatchedRun:
         except ConfigError:  # it is being written
             self.result = {}
         self._poll_ledger()
-        again, lines = self._logged.poll()
-        self.metrics = dict(self.metrics) if not again else {}
-        for line in self._entries(lines):
-            logged = {plain(name): value for name, value in line.get("values", {}).items()}
-            logged.pop("train/loss", None)  # the ledger has it for every step
-            self.metrics.update(logged)
+        self._poll_logged()
         self._poll_phases()
         return before != (self.step, self.state, len(self.ranks), self.metrics)
 
@@ -119,6 +116,19 @@ class WatchedRun:
         while len(self._sizes) > 4 * _WINDOW:
             del self._sizes[next(iter(self._sizes))]
 
+    def _poll_logged(self) -> None:
+        again, lines = self._logged.poll()
+        self.metrics, self.history = ({}, {}) if again else (dict(self.metrics), self.history)
+        for line in self._entries(lines):
+            logged = {plain(name): value for name, value in line.get("values", {}).items()}
+            logged.pop("train/loss", None)  # the ledger has it for every step
+            self.metrics.update(logged)
+            for name, value in logged.items():
+                found = self.history.setdefault(name, [])
+                found.append((line.get("step", len(found)), value))
+                if len(found) > 2 * MOST_POINTS:
+                    self.history[name] = thin(found, MOST_POINTS)
+
     def _poll_phases(self) -> None:
         for file in sorted((self.path / FOLDER).glob("rank-*.jsonl")):
             tail = self._phases.setdefault(file.name, Tail(file))
@@ -132,6 +142,12 @@ class WatchedRun:
                     self._step_of(head, line)
 
     def _launch(self, head: Mapping[str, Any]) -> None:
+        """A launch that does no step, of a run that is complete, leaves the ranks of the one before as they are."""
+        is_newest = bool(self.launches) and head["launch"] == self.launches[-1][0]
+        if is_newest or not any(rank.steps for rank in self.ranks.values()):
+            self._open(head)
+
+    def _open(self, head: Mapping[str, Any]) -> None:
         number = head["launch"]
         if not self.launches or number > self.launches[-1][0]:
             self.launches.append((number, head["world_size"], 0, max((r.step for r in self.ranks.values()), default=0)))
@@ -140,6 +156,8 @@ class WatchedRun:
             self.ranks[head["rank"]] = RankState(launch=number, world_size=head["world_size"])
 
     def _step_of(self, head: Mapping[str, Any], line: Mapping[str, Any]) -> None:
+        if head["launch"] > self.launches[-1][0]:
+            self._open(head)
         rank = self.ranks.get(head["rank"])
         if rank is None or head["launch"] != rank.launch:
             return
