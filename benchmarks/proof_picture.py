@@ -106,7 +106,7 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     top, bottom = begin + 76, begin + 256
     low, high = -4, 0
     parts = [text(20, begin, "How far the loss is from that of one worker", size=17, more=' font-weight="600"')]
-    note = "same data, batches, seed, network; dropout masks and additions of DDP follow the workers"
+    note = "same data, batches, seed; dropout masks and additions of DDP follow the workers"
     parts.append(text(20, begin + 20, note, size=12, fill=FAINT))
 
     def height(value: float) -> float:
