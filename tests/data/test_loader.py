@@ -352,6 +352,16 @@ def test_the_sample_that_failed_is_named(num_workers):
     assert said.count("while fetching sample 2 of list, epoch 5") == 1
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_of_unlike_shapes_are_named(num_workers):
+    """What torch says of shapes is followed by which samples they are, and what to write."""
+    fetcher = Fetcher([torch.zeros(2), torch.zeros(3), torch.zeros(2)], 0)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
+        list(fetch_all(fetcher, [Task(5, np.array([1, 2]))], num_workers=num_workers))
+    said = "".join(traceback.format_exception(caught.value))
+    assert said.count("while putting samples [1, 2] together. Hint: collate=") == 1
+
+
 def test_data_sets_with_a_take_of_another_meaning():
     """Arrays, tensors and others that have their own ``take`` are read sample by sample."""
 

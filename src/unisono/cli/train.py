@@ -38,7 +38,7 @@ def _kept(given: dict[str, Any]) -> str:
     return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
 
 
-_NOT_KEPT = "nothing is kept; with --out DIR, unisono watch, report and predict can read it"
+_NOT_KEPT = "nothing is kept\nto watch it, report or predict: the same command with --out DIR"
 
 
 def _first_lines(job: "TrainJob", kept: str | None) -> str:

@@ -123,7 +123,11 @@ class Fetcher:
         numbers = task.indices.tolist()
         epochs = [task.epoch] * len(numbers) if isinstance(task.epoch, int) else task.epoch.tolist()
         samples = [self._sample(epoch, index) for epoch, index in zip(epochs, numbers, strict=True)]
-        return _named((self._collate or default)(samples))
+        try:
+            return _named((self._collate or default)(samples))
+        except Exception as error:
+            error.add_note(f"while putting samples {numbers[:9]} together. Hint: collate= does it where shapes differ")
+            raise
 
     def _sample(self, epoch: int, index: int) -> Any:
         set_generators(mix(self.seed, "sample", epoch, index))
