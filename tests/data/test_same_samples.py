@@ -2,7 +2,8 @@
 
 import random
 import time
-from collections import UserDict
+from collections import UserDict, UserList
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -146,13 +147,19 @@ def test_whole_micro_batches():
         look(arrays, transform=lambda sample: sample[0] + own.random())
 
 
-@dataclass
+@dataclass(slots=True)
 class Made:
     a: object
 
 
 class Opaque:
     pass
+
+
+class Strange(Mapping):
+    """A mapping that cannot be gone through, nor made of a dictionary."""
+
+    __len__ = __iter__ = __getitem__ = None
 
 
 class Image:
@@ -172,6 +179,7 @@ UNLIKE = [
     (torch.tensor([1j]).conj(), torch.tensor([1j])), (torch.tensor(1), torch.tensor(2)),
     (1, 2), (1, 1.0), (True, 1), ("a", "b"), (b"a", b"b"), (None, 0), ({1, 2}, {1, 3}), ([1, 2], [1, 3]),
     ([1], (1,)), ({"a": 1}, {"b": 1}), ({"a": [1]}, {"a": [2]}), (UserDict(a=1), UserDict(a=2)),
+    (UserList([1]), UserList([2])),
     (Made(1), Made(2)), (SimpleNamespace(a=1), SimpleNamespace(a=2)), (Image(b"ab"), Image(b"ac")),
     (np.float32(1), np.float32(2)), (np.array(["a", None], object), np.array(["b", None], object)),
     ("/data/one/7.png", "/data/one/8.png"), ("a text / with a stroke", "another text / with a stroke"),
@@ -188,7 +196,13 @@ def test_what_differs_differs(one, other):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(Opaque(), Opaque()), ("/data/one/7.png", "/mnt/7.png"), ({"b", "a"}, {"a", "b"}), (float("nan"), float("nan"))],
+    [
+        (Opaque(), Opaque()),
+        (Strange(), Strange()),
+        ("/data/one/7.png", "/mnt/7.png"),
+        ({"b", "a"}, {"a", "b"}),
+        (float("nan"), float("nan")),
+    ],
 )
 def test_what_may_differ_is_equal(one, other):
     """Objects of unknown types, the places of files and the order of sets are no difference."""

@@ -4,10 +4,13 @@ In: a loader. Out: hashes that ranks compare, and a run directory keeps. Where l
 and never the rank: what a data set opens there would be shared by all that are forked later.
 """
 
+import dataclasses
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections import UserDict, UserList
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast, final
 
 import numpy as np
@@ -15,7 +18,6 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.placement import parts_of
-from unisono.data.batches import changed
 from unisono.data.loader import Collate, Fetcher, Loader, Task, fetch_all
 from unisono.errors import DataError
 
@@ -27,8 +29,9 @@ _DRAW = (
     "what is random in it comes from torch's, Python's or NumPy's own generators (torch.rand, random.random, "
     "numpy.random.rand), which are keyed by seed, epoch and sample number, and not from one that a data set, transform "
     "or collate function has made (numpy.random.default_rng, torch.Generator, random.Random), nor from the clock or a "
-    "counter; stored arrays are copied before they are changed in place; what differs by nature (a time, an id) is "
-    "left out of the sample"
+    "counter; albumentations draws from its own, unless transform.set_random_seed(int(torch.randint(2**31, ()))) comes "
+    "before each sample; stored arrays are copied before they are changed in place; what differs by nature (a time, an "
+    "id) is left out of the sample"
 )
 
 Parts = dict[str, str]
@@ -92,22 +95,25 @@ def _parts(value: Any, where: str) -> Iterator[tuple[str, str]]:
 
 def _of_container(value: Any, where: str) -> Iterator[tuple[str, str]]:
     yield f"{where}.type", type(value).__qualname__
-    inner: list[Any] = []
-
-    def note(part: Any) -> Any:
-        inner.append(part)
-        return part
-
-    changed(value, note)
-    names = [*map(repr, value)] if isinstance(value, Mapping) else range(len(inner))
-    if isinstance(value, np.ndarray):  # of objects
-        inner = value.ravel().tolist()
-        names = range(len(inner))
-    if not inner and callable(getattr(value, "tobytes", None)):  # an image of Pillow's, a number of NumPy's
+    inner = _inner(value)
+    for name, part in inner or ():
+        yield from _parts(part, f"{where}[{name}]")
+    if inner is None and callable(getattr(value, "tobytes", None)):  # an image of Pillow's, a number of NumPy's
         about = f"{getattr(value, 'mode', '')} {getattr(value, 'size', '')}"
         yield where, _hash(about, value.tobytes())
-    for name, part in zip(names, inner, strict=False):
-        yield from _parts(part, f"{where}[{name}]")
+
+
+def _inner(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return what a container holds, by name; None for what is none, or knows better than we how to go through it."""
+    if isinstance(value, dict | UserDict):
+        return [(repr(name), part) for name, part in value.items()]
+    if isinstance(value, list | tuple | UserList):
+        return enumerate(value)
+    if isinstance(value, np.ndarray):  # of objects
+        return enumerate(value.ravel().tolist())
+    if dataclasses.is_dataclass(value):
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return vars(value).items() if isinstance(value, SimpleNamespace) else None
 
 
 def _tensor(tensor: Tensor) -> str:
