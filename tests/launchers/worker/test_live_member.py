@@ -1,13 +1,16 @@
 """A worker's side of live recovery, over a real socket: what it says, and what it makes of the orders that it hears."""
 
 import json
+import queue
 import socket
+import threading
 
 import pytest
 
 from unisono.errors import PeerLost
 from unisono.launchers.membership import Form
 from unisono.launchers.worker.live_member import LiveMember, WorldChanged, join
+from unisono.launchers.worker.member import Member
 
 
 class Worker:
@@ -139,3 +142,62 @@ def test_the_launchers_word_is_waited_for_a_while(worker):
     assert worker.live.is_word_due()
     worker.live.word_s = -1.0
     assert not worker.live.is_word_due()
+
+
+def begun(act, *arguments):
+    """Begin what may wait, beside us; return where its outcome will be."""
+    outcome = queue.SimpleQueue()
+
+    def run():
+        try:
+            outcome.put(act(*arguments))
+        except (PeerLost, WorldChanged) as end:
+            outcome.put(end)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome
+
+
+def test_it_is_held_until_it_moves(worker):
+    """Called again while it waits in a meeting, it freezes again; only the world of the newest call lets it go on."""
+    called(worker)
+    outcome = begun(worker.live.at, 4)
+    assert worker.said()["ready"] == 1
+    for epoch in (2, 3):
+        worker.order(halt=epoch, members=[2])
+        worker.order(form=epoch - 1, members=[2, 3], passed=9, offer="late", door=False)
+        assert worker.said()["ready"] == epoch
+    assert outcome.empty()
+    worker.order(form=3, members=[2], passed=3, offer="1 in 3", door=False)
+    assert isinstance(outcome.get(timeout=60), WorldChanged)
+
+
+def test_one_that_is_not_held_is_found(worker, monkeypatch):
+    """Negative control: called again, it goes on in its meeting."""
+    advise = Member.advise
+    thaws = lambda side, meeting: "go" if side.called > side.told > side.epoch else advise(side, meeting)  # noqa: E731
+    monkeypatch.setattr(Member, "advise", thaws)
+    called(worker)
+    outcome = begun(worker.live.at, 4)
+    assert worker.said()["ready"] == 1
+    worker.order(halt=2, members=[2])
+    assert outcome.get(timeout=60) is False
+
+
+@pytest.mark.parametrize("is_closed_before", [True, False])
+@pytest.mark.parametrize(
+    ("act", "arguments"), [("at", [5]), ("wait_at_door", [5]), ("enter", []), ("refuse", ["it has other bits"])]
+)
+def test_no_wait_outlasts_the_connection(worker, act, arguments, is_closed_before):
+    """A launcher that closes it says nothing any more: who waits for a word of it ends, and who comes later does."""
+    if act == "at":
+        called(worker)
+    if is_closed_before:
+        worker.close()
+    outcome = begun(getattr(worker.live, act), *arguments)
+    if not is_closed_before:
+        worker.said()  # it waits, or is about to
+        worker.close()
+    error = outcome.get(timeout=60)
+    assert isinstance(error, PeerLost)
+    assert "closed its connection to this worker" in str(error)

@@ -110,7 +110,7 @@ class LiveMember:
                 if self._side.number in self.released:
                     raise Released
                 if self._left:
-                    raise PeerLost(f"a rank has died, and the others cannot go on without it: {self._left}.")
+                    raise PeerLost(self._left)
                 advice = self._side.advise(meeting)
                 if advice == "freeze":
                     self._freeze(0 if meeting == ENDLESS else meeting - 1)
@@ -172,7 +172,7 @@ class LiveMember:
                 with contextlib.suppress(WorldChanged):
                     self.at(self._left_at)
             self._side = self._side.moved()
-            self.is_called, self._seen_dead = self._side.called != self._side.epoch, 0.0
+            self.is_called, self._seen_dead = bool(self._left) or self._side.called != self._side.epoch, 0.0
             self.is_knocked &= not world.is_door
             return world
 
@@ -200,11 +200,18 @@ class LiveMember:
                     self._take(json.loads(line))
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)
+        self._leave("the launcher has closed its connection to this worker, so nobody can say which ranks go on.")
+
+    def _leave(self, why: str) -> None:
+        with self._change:
+            self._left = self._left or why
+            self.is_called = True
+            self._change.notify_all()
 
     def _take(self, message: dict[str, Any]) -> None:
         with self._change:
             if "leave" in message:
-                self._left = message["leave"]
+                self._left = f"a rank has died, and the others cannot go on without it: {message['leave']}."
             elif "knock" in message:
                 self.is_knocked = True
             else:

@@ -32,14 +32,6 @@ class Member:
     told: int = 0
     world: Form | None = None
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether it passes no meeting of its world any more by itself; so until it moves, whatever it hears.
-
-        A worker is held by `LiveMember.at`, which does not return meanwhile; this is what the play of all orders asks.
-        """
-        return self.told > self.epoch
-
     def hear(self, order: Halt | Form) -> "Member":
         """Take an order into account."""
         if isinstance(order, Halt) and order.epoch > self.called:
