@@ -174,6 +174,18 @@ def test_a_dying_holder_is_waited_for(tmp_path):
         killer.join()
 
 
+def check_waits(place, holding):
+    """A rank of the same launch gets the lock when the process that holds it has ended."""
+    killer = threading.Timer(1.0, holding.kill)
+    killer.start()
+    began = time.monotonic()
+    lock = RunLock(Directory.open(place), 1)
+    assert time.monotonic() - began > 0.9
+    lock.check()
+    lock.release()
+    killer.join()
+
+
 def test_the_lock_of_a_lost_host_is_waited_for(tmp_path, monkeypatch):
     """A file server keeps it for a while: a rank of the same launch waits, and another launch is refused at once."""
     monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
@@ -183,14 +195,7 @@ def test_the_lock_of_a_lost_host_is_waited_for(tmp_path, monkeypatch):
             file.write(json.dumps(asdict(far)).ljust(511))
         with pytest.raises(ConfigError, match=r"in use by process .* on elsewhere"):
             RunLock(Directory.open(tmp_path))
-        killer = threading.Timer(1.0, process.kill)
-        killer.start()
-        began = time.monotonic()
-        lock = RunLock(Directory.open(tmp_path), 1)
-        assert time.monotonic() - began > 0.9
-        lock.check()
-        lock.release()
-        killer.join()
+        check_waits(tmp_path, process)
 
 
 def test_a_worker_of_this_machine_that_was_left_out_is_waited_for(tmp_path, monkeypatch):
@@ -199,14 +204,7 @@ def test_a_worker_of_this_machine_that_was_left_out_is_waited_for(tmp_path, monk
     with holder(tmp_path) as process:
         with pytest.raises(ConfigError, match=r"in use by process"):
             RunLock(Directory.open(tmp_path))
-        killer = threading.Timer(1.0, process.kill)
-        killer.start()
-        began = time.monotonic()
-        lock = RunLock(Directory.open(tmp_path), 1)
-        assert time.monotonic() - began > 0.9
-        lock.check()
-        lock.release()
-        killer.join()
+        check_waits(tmp_path, process)
 
 
 def test_tokens_only_grow(tmp_path):

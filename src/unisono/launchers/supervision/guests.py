@@ -54,6 +54,22 @@ class Guests:
             self._tell(f"No other worker is started in its place: {self.rule.why_not}.")
 
 
+class HasGuests:
+    """A launcher's side of live recovery, which has guests."""
+
+    _guests: Guests
+
+    @property
+    def guests(self) -> set[int]:
+        """Ranks of this host that have been started and are no members yet."""
+        return {*self._guests.rule.guests}
+
+    @property
+    def unwanted(self) -> set[int]:
+        """Ranks that are to be killed: nobody needs them."""
+        return self._guests.unwanted
+
+
 def death_of(
     code: int, place: tuple[int, int], reached: tuple[int, int], *, has_report: bool, how: str = ""
 ) -> Ending:  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, final
 from unisono.launchers.control import Asked
 from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.channels import HostSaid, Told
-from unisono.launchers.supervision.guests import Guests, death_of
+from unisono.launchers.supervision.guests import Guests, HasGuests, death_of
 from unisono.launchers.supervision.live_hosts import ONE_HOST, DecidingRecovery, Relay
 from unisono.launchers.supervision.live_recovery import LiveRecovery
 from unisono.launchers.supervision.replacements import Replacements, numbers_of
@@ -92,7 +92,7 @@ def _begun(*, has_state: bool) -> dict[str, Any]:
 
 
 @final
-class FollowingRecovery:
+class FollowingRecovery(HasGuests):
     """Tells the deciding launcher what happens here, and does what it says.
 
     Args:
@@ -128,16 +128,6 @@ class FollowingRecovery:
     def is_waiting(self) -> bool:
         """Whether the deciding launcher has not said yet that all is over."""
         return not self._reason and not self._is_over
-
-    @property
-    def guests(self) -> set[int]:
-        """As `LiveRecovery` has it."""
-        return {*self._replacements.guests}
-
-    @property
-    def unwanted(self) -> set[int]:
-        """As `LiveRecovery` has it."""
-        return self._guests.unwanted
 
     def start(self) -> list[int]:
         """Return the ranks that are to be started now; each once."""

@@ -13,7 +13,7 @@ from typing import Any
 from unisono.launchers.control import Asked
 from unisono.launchers.membership import Form, Halt, Knock, Leave, Membership, Order
 from unisono.launchers.supervision.channels import HostSaid, Told
-from unisono.launchers.supervision.guests import Guests, death_of
+from unisono.launchers.supervision.guests import Guests, HasGuests, death_of
 from unisono.launchers.supervision.replacements import Replacements
 from unisono.launchers.supervision.resizing import Resizing, ranks_of, why_refused
 from unisono.launchers.supervision.restarts import Ending
@@ -24,7 +24,7 @@ from unisono.system.words import counted
 _GATHER_S = 300.0
 
 
-class LiveRecovery:
+class LiveRecovery(HasGuests):
     """Decides which deaths the others live through, and who joins them.
 
     Args:
@@ -72,16 +72,6 @@ class LiveRecovery:
     def is_forming(self) -> bool:
         """Whether a world is being formed."""
         return self._members.phase in ("gather", "form") or bool(self._members.at_door)
-
-    @property
-    def guests(self) -> set[int]:
-        """Ranks of this host that have been started and are no members yet."""
-        return {*self._replacements.guests}
-
-    @property
-    def unwanted(self) -> set[int]:
-        """Ranks that are to be killed: nobody needs them."""
-        return self._guests.unwanted
 
     def start(self) -> list[int]:
         """Return the ranks that are to be started now; each once."""
