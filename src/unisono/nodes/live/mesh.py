@@ -104,9 +104,10 @@ class Mesh:
         for thread in (*self._readers, *self._askers, *(line.thread for line in self._lines.values())):
             thread.join(max(0.0, deadline - time.monotonic()))  # one that connects to a lost host ends with the process
         for node, line in lines.items():
-            if unsaid := line.unsaid():
+            number, unsaid = line.unsaid()
+            if unsaid:
                 with contextlib.suppress(PeerLost):  # our own store is being closed
-                    self._own.guarded(None).put(f"out/{node}", [line.number, unsaid])
+                    self._own.guarded(None).put(f"out/{node}", [number, unsaid])
         for client in self._clients:
             client.close()
 
@@ -142,20 +143,20 @@ class _Line:
         left_out: Callable[[], None],
     ) -> None:  # fmt: skip
         self.words: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the last one
-        self.number, self._saying = 0, list[Any]()  # of the next word; one that is not answered yet
+        self._next = 0, list[Any]()  # number of the next word, and the word until it is answered: read at once
         self.answered_s, self._spare = time.monotonic(), threading.BoundedSemaphore(_LATE)
         self._node, self._other = nodes
         self._own, self._values = (values[node] for node in nodes)
         self._stopped, self._left_out = stopped, left_out
         self.thread = threading.Thread(target=self._talk, name="unisono-live-mesh", daemon=True)
 
-    def unsaid(self) -> list[Any]:
-        """Return the words that have not been answered, when nothing is said any more."""
-        words = self._saying
+    def unsaid(self) -> tuple[int, list[Any]]:
+        """Return the words that have not been answered, when nothing is said any more, and the number of the first."""
+        number, words = self._next
         with contextlib.suppress(queue.Empty):
             while True:
                 words.append(self.words.get_nowait())
-        return [word for word in words if word is not None]
+        return number, [word for word in words if word is not None]
 
     def _talk(self) -> None:
         is_told = False
@@ -189,16 +190,17 @@ class _Line:
 
     def _say(self, word: Any) -> None:
         """Say it until it is answered: one that has been taken already is not looked for again."""
-        self._saying = [word]
+        number, _ = self._next
+        self._next = number, [word]
         while not self._stopped.is_set():
             asked_s = time.monotonic()
             try:
-                self._values.put(f"said/{self._node}/{self.number}", word)
+                self._values.put(f"said/{self._node}/{number}", word)
             except PeerLost:
                 self._stopped.wait(_BEAT_S)
                 continue
             self.answered_s = max(self.answered_s, asked_s)
-            self.number, self._saying = self.number + 1, []
+            self._next = number + 1, []
             break
 
     def _ask(self) -> Any:
