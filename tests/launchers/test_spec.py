@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from unisono.errors import ConfigError
+from unisono.launchers.local import run_local
 from unisono.launchers.spec import (
     LaunchSpec,
     ModuleTarget,
@@ -41,6 +42,16 @@ def test_wrong_bounds(settings, told):
     assert LaunchSpec(target=SCRIPT, workers=2, live="auto", elastic="1:2").elastic == "1:2"
     with pytest.raises(ConfigError, match=told):
         LaunchSpec(target=SCRIPT, **({"workers": 2, "live": "auto"} | settings))
+
+
+def test_spares_need_others(tmp_path):
+    """One worker alone has none, which is said before anything starts; it may have others on other hosts."""
+    (tmp_path / "never.py").write_text("raise AssertionError")
+    alone = LaunchSpec(target=ScriptTarget(path=str(tmp_path / "never.py")), live="auto", spares=1)
+    with pytest.raises(ConfigError, match="here none does: there is one worker"):
+        run_local(alone)
+    with pytest.raises(ConfigError, match="here none does: live is 'off'"):
+        LaunchSpec(target=SCRIPT, spares=1)
 
 
 def test_missing_targets(tmp_path):

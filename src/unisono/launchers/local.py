@@ -46,7 +46,7 @@ def run_local(spec: LaunchSpec) -> None:
     Ctrl-C and SIGTERM act on the program as always, and the workers die with it.
 
     Raises:
-        ConfigError: The script or module does not exist.
+        ConfigError: The script or module does not exist; there are spares, and one worker.
         LaunchError: The processes could not be started.
         WorkerFailed: A worker failed; carries the root cause, its rank and exit code.
         RunStopped: SIGINT, SIGTERM or SIGHUP came, and the run has stopped between two steps and saved.
@@ -55,6 +55,7 @@ def run_local(spec: LaunchSpec) -> None:
         BrokenPipeError: The reader of our output went away (``| head``); the workers were stopped.
     """
     check_target(spec.target)
+    spec.check_spares()
     check_address_space()
     spec = replace(spec, run_id=spec.run_id or os.urandom(16).hex())
     if spec.max_restarts:

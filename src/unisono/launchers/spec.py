@@ -194,7 +194,7 @@ class LaunchSpec:
 
     @property
     def _why_alone(self) -> str:
-        return self.why_not_live or ("there is one worker" if self.workers == 1 else f"live is {self.live!r}")
+        return self.why_not_live or ("there is one worker" if self.live == "auto" else f"live is {self.live!r}")
 
     @property
     def world_size(self) -> int:
@@ -204,11 +204,8 @@ class LaunchSpec:
     def __post_init__(self) -> None:
         check(self)
         SECONDS.take("grace_s", self.grace_s)
-        if self.spares and not self.may_be_live:
-            raise ConfigError(
-                f"spares={self.spares} are for workers that go on when one dies, and here none does: "
-                f"{self._why_alone}. Hint: --live auto with two workers or more on one host, or leave --spares out."
-            )
+        if self.live != "auto" or self.why_not_live:
+            self.check_spares()
         if self.elastic is not None:
             self._check_elastic(self.elastic)
         if self.backend is not None and isinstance(self.target, ProgramTarget):
@@ -217,6 +214,14 @@ class LaunchSpec:
                 "Hint: start the script itself, or leave --backend out."
             )
         check_devices(self.workers, self.devices or (), share=self.share_devices)
+
+    def check_spares(self) -> None:
+        """Refuse (`ConfigError`) workers that wait where none goes on when one dies; one may have others elsewhere."""
+        if self.spares and not self.may_be_live:
+            raise ConfigError(
+                f"spares={self.spares} are for workers that go on when one dies, and here none does: "
+                f"{self._why_alone}. Hint: --live auto with two workers or more on one host, or leave --spares out."
+            )
 
     def _check_elastic(self, text: str) -> None:
         try:

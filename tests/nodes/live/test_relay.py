@@ -316,7 +316,7 @@ def test_where_workers_may_go_on(capfd):
     elastic = NodesPlan(min_nodes=1, max_nodes=2, host="127.0.0.1")
     assert check_live(spec, elastic).live == "off"
     assert "live recovery is off: hosts come and go (--nnodes 1:2)" in capfd.readouterr().err
-    spares = LaunchSpec(target=spec.target, workers=2, live="auto", spares=1)
+    spares = LaunchSpec(target=spec.target, live="auto", spares=1)  # one worker, which has others there
     assert check_live(spares, PLAN) is spares
     with pytest.raises(ConfigError, match=r"--spares 1 .* where hosts come and go \(--nnodes 1:2\)"):
         check_live(spares, elastic)

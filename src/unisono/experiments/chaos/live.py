@@ -131,8 +131,7 @@ class _Trials:
 
     def of_growing_runs(self, seed: int, kills: int) -> None:
         """Let workers die, with others in their places, as long as each run goes; as many runs as it takes."""
-        how = _GROWS if self._on_each > 1 else _GROWS[:-2]  # one worker has no spares
-        self._make_until(kills, how, lambda: plan_growing(seed, self.runs, self._workers), is_whole=True)
+        self._make_until(kills, _GROWS, lambda: plan_growing(seed, self.runs, self._workers), is_whole=True)
 
     def of_runs_on_hosts(self, seed: int, kills: int) -> None:
         """Let workers and hosts be lost as long as the others can go on; as many runs as it takes."""
