@@ -96,7 +96,7 @@ def test_what_cannot_be_asked(tmp_path):
     (run / "result.json").unlink()
     with Directory.open(run) as directory:
         lock = RunLock(directory)
-        assert "which cannot change its workers. Hint: start it with --live auto" in asked(run, 2)[1]
+        assert "which cannot change its workers. Hint: start it with --live auto on one host" in asked(run, 2)[1]
         lock.release()
     holder = json.loads((run / "run.lock").read_text())
     (run / "run.lock").write_text(json.dumps(holder | {"start_ticks": 0}))

@@ -1,4 +1,7 @@
-"""Live recovery over namespaced hosts: networks that fall apart; one side goes on, the others end without a write."""
+"""Live recovery over namespaced hosts: networks that fall apart; one side goes on, the others end without a write.
+
+And workers and hosts that come back.
+"""
 
 import time
 
@@ -7,15 +10,19 @@ import pytest
 from cluster.test_namespaces import cluster
 from cluster.test_namespaces import reference as reference
 from hosts import differs, gate, result_of
+from nodes.test_live import gates, let_join
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 LIVE = ("--trust-network", "--live", "auto", "--silence", "2", "--heartbeat", "60")
+GROWS = (*LIVE, "--max-restarts", "2")
 
 
-def start_three(hosts, **where):
+def start_three(hosts, *more, **where):
     """Start a worker on each of three hosts, and let all come to a gate."""
-    started = [hosts.on(index, gate(9), nodes="3", rank=index, workers=1, options=LIVE, **where) for index in range(3)]
+    started = [
+        hosts.on(index, gate(9), *more, nodes="3", rank=index, workers=1, options=LIVE, **where) for index in range(3)
+    ]
     for host in started[1:]:
         host.wait_for_step(9)
     return started
@@ -91,3 +98,37 @@ def test_one_way_only(tmp_path, reference):
         hosts.open(9)
         assert hosts.finish(*pair) == [0, 1], hosts.words()
         assert differs(hosts.out, reference) == ""
+
+
+def test_the_world_grows_back(tmp_path, reference):
+    """The only worker of a host dies, and one of two of another: each launcher replaces its own, over the network."""
+    steps = range(10, 20)
+    dying = ("forward@5:1", "forward@7:3")
+    with cluster(tmp_path, 3) as hosts:
+        first, *_ = (
+            hosts.on(index, *dying, *gates(0, *steps), nodes="3", rank=index, workers=count, options=GROWS)
+            for index, count in enumerate((1, 2, 1))
+        )
+        let_join(hosts, first, steps, "rank 5 has joined the others", "rank 6 has joined the others")
+        assert hosts.finish() == [0, 0, 0], hosts.words()
+        assert differs(hosts.out, reference) == ""
+        assert [result_of(hosts.out)[name] for name in ("deaths", "joins", "world_size")] == [2, 2, 4]
+        assert "attempt 1" not in hosts.words()
+
+
+def test_a_host_that_was_cut_off_comes_back(tmp_path, reference):
+    """It ends alone; started again when its link is up, it takes its place behind a step, which is not done again."""
+    with cluster(tmp_path, 3) as hosts:
+        first, second, third = start_three(hosts, gate(15))
+        hosts.net.link(2, "down")
+        hosts.open(9)
+        assert third.finish(60) == 1, third.err
+        first.wait_for_step(15)
+        hosts.net.link(2, "up")
+        again = hosts.on(2, gate(9), gate(15), nodes="3", rank=2, workers=1, options=LIVE)
+        first.wait_until_asked()
+        second.wait_until_asked()
+        hosts.open(15)
+        assert hosts.finish(first, second, again) == [0, 0, 0], hosts.words()
+        assert differs(hosts.out, reference) == ""
+        assert (result_of(hosts.out)["resumed_from_step"], result_of(hosts.out)["world_size"]) == (15, 3)

@@ -1,4 +1,4 @@
-"""One attempt on one of several hosts: what ends it when none of its own workers is left."""
+"""One attempt on one of several hosts: what ends it, and what it goes on in spite of."""
 
 import queue
 import signal
@@ -7,9 +7,10 @@ import time
 import pytest
 
 from unisono.launchers.attempt import attempt
+from unisono.launchers.outcomes import Ended
 from unisono.launchers.spec import LaunchSpec, NodePlacement, ScriptTarget
 from unisono.launchers.supervision.channels import HostSaid
-from unisono.launchers.worker_group import Signalled
+from unisono.launchers.worker_group import Called, Signalled
 
 GRACE_S = 60.0
 
@@ -17,24 +18,34 @@ GRACE_S = 60.0
 class Relay:
     """The line to a launcher that decides, by hand."""
 
-    def __init__(self, on_death):
-        self.spans, self.node, self.hosts, self.decider, self._on_death = (
-            [range(1), range(1, 2)],
-            1,
-            (0, 1),
-            0,
-            on_death,
-        )
+    def __init__(self, on_death, on_end=lambda: None):
+        self.spans, self.node, self.hosts, self.decider = [range(1), range(1, 2)], 1, (0, 1), 0
+        self._on_death, self._on_end = on_death, on_end
 
     def send(self, node, message):
         if "died" in message:
             self._on_death()
+        elif "told" not in message:
+            self._on_end()
 
     def rest(self, *, is_idle):
         """Nobody asks who would decide."""
 
     def arm(self, *, is_on):
         """Silence means nothing here."""
+
+
+def spec_of(folder, program, live="auto"):
+    """Return a launch of one worker beside another host's."""
+    path = folder / "program.py"
+    path.write_text(program)
+    here = NodePlacement(
+        node_rank=1, num_nodes=2, first_rank=1, world_size=2, master_addr="127.0.0.1", master_port=1, interface="lo",
+        attempt=0, run_id="none", store="127.0.0.1:1", secret="none",
+    )  # fmt: skip
+    return LaunchSpec(
+        target=ScriptTarget(path=str(path)), live=live, placement=here, output="quiet", stop_grace_s=GRACE_S
+    )
 
 
 @pytest.mark.parametrize("is_excluded", [False, True])
@@ -49,15 +60,17 @@ def test_asked_to_stop_when_all_workers_are_dead(tmp_path, is_excluded):
             )
         events.put(Signalled(signal.SIGINT))
 
-    program = tmp_path / "dies.py"
-    program.write_text("import os; os.kill(os.getpid(), 9)")
-    here = NodePlacement(
-        node_rank=1, num_nodes=2, first_rank=1, world_size=2, master_addr="127.0.0.1", master_port=1, interface="lo",
-        attempt=0, run_id="none", store="127.0.0.1:1", secret="none",
-    )  # fmt: skip
-    spec = LaunchSpec(
-        target=ScriptTarget(path=str(program)), live="auto", placement=here, output="quiet", stop_grace_s=GRACE_S
-    )
     began = time.monotonic()
+    spec = spec_of(tmp_path, "import os; os.kill(os.getpid(), 9)")
     assert attempt(spec, events, Relay(on_death)) == Signalled(signal.SIGINT)
     assert time.monotonic() - began < GRACE_S / 2
+
+
+@pytest.mark.parametrize("live", ["auto", "off"])
+def test_a_host_has_come_and_nothing_is_saved(tmp_path, live):
+    """Workers that go on without others keep what would be lost; the control: without live recovery they end."""
+    events = queue.SimpleQueue()
+    events.put(Called("a host has come", is_gentle=True))
+    relay = Relay(lambda: None, lambda: events.put(HostSaid(0, {"over": True})))
+    outcome = attempt(spec_of(tmp_path, "import time; time.sleep(1)", live), events, relay if live == "auto" else None)
+    assert outcome == (None if live == "auto" else Ended("a host has come", is_gentle=True))

@@ -249,3 +249,36 @@ def test_the_others_end_without_the_first_host(hosts, reference):
     again = [hosts.start(name, gate(9), "raise@15:1", rank=rank) for rank, name in enumerate("de")]
     assert hosts.finish(*again) == [0, 0], hosts.words()
     assert differs(hosts.out, reference) == ""
+
+
+@pytest.mark.slow
+def test_a_host_comes_back(hosts, reference):
+    """Lost in step 9, and started again: all stop behind step 15, saved, and go on together; no step is done twice."""
+    arguments = gate(9), gate(15)
+    first, second, third = starts(hosts, *arguments, workers=(1, 1, 1))
+    third.wait_for_step(9)
+    third.kill_everything()
+    hosts.open(9)
+    first.wait_for_step(15)
+    again = hosts.start("d", *arguments, rank=2, nodes="3", options=LIVE)
+    for host in (first, second):
+        host.wait_until_asked()
+    hosts.open(15)
+    assert hosts.finish(first, second, again) == [0, 0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    result = result_of(hosts.out)
+    assert (result["resumed_from_step"], result["world_size"]) == (15, 3)
+    assert "attempt 1: 3 hosts, 3 workers; this is node 2 with rank 2 to 2" in again.err
+
+
+@pytest.mark.slow
+def test_the_others_do_not_wait_for_a_lost_host(hosts, reference):
+    """A worker fails after a host was lost: the two that have gone on without it start again, and ask for no third."""
+    arguments = gate(9), "raise@15:1"
+    first, second, third = starts(hosts, *arguments, workers=(1, 1, 1), options=GROWS)
+    third.wait_for_step(9)
+    third.kill_everything()
+    hosts.open(9)
+    assert hosts.finish(first, second) == [0, 0], hosts.words()
+    assert differs(hosts.out, reference) == ""
+    assert "attempt 1: 2 hosts, 2 workers" in first.err

@@ -134,13 +134,23 @@ def test_endings_of_others(start, boards):
 
 
 def test_a_host_that_waits(start):
-    """Who asks for newcomers calls for a gentle stop, once, on all hosts."""
-    _, _, here = start(0, 0, lambda: 1)
+    """Who asks for newcomers calls for a gentle stop on all hosts, again and again: it may not be the time yet."""
+    _, _, here = start(0, 0, lambda gone: 1)
     _, _, there = start(1, 0)
-    for events in (here, there):
+    for events in (here, there, here, there):
         assert events.get(timeout=60) == Called("a host has come", is_gentle=True)
+
+
+def test_a_place_that_has_become_free(start):
+    """A host that was left out makes room for another one, when the others' workers have begun their steps."""
+    asked, others = queue.SimpleQueue(), Others(0, is_armed=False)
+    _, _, events = start(0, 0, lambda gone: asked.put(gone) or gone, others)
     with pytest.raises(queue.Empty):
-        there.get(timeout=0.5)
+        events.get(timeout=2)
+    assert asked.empty()
+    others.is_armed = True
+    assert events.get(timeout=60) == Called("a host has come", is_gentle=True)
+    assert asked.get(timeout=60) == 1
 
 
 def test_a_store_that_is_gone(start, server):
@@ -152,7 +162,7 @@ def test_a_store_that_is_gone(start, server):
 
 
 class Others:
-    """Three hosts, of which one is lost; the workers of the others can go on."""
+    """The hosts that are left; their workers can go on, or not yet."""
 
     def __init__(self, *hosts, is_armed):
         self.hosts, self.is_armed = hosts, is_armed

@@ -14,6 +14,7 @@ from unisono.errors import ConfigError, LaunchError
 from unisono.launchers.local import Signals
 from unisono.launchers.worker_group import Signalled
 from unisono.nodes import rendezvous as module
+from unisono.nodes import rounds as rounds_module
 from unisono.nodes.endpoint import Interrupted
 from unisono.nodes.network import Interface
 from unisono.nodes.plan import NodesPlan
@@ -51,13 +52,13 @@ def meet(tmp_path):
         place.close(is_over=False)
 
 
-def rounds(*places):
-    """Return the next round of several rendezvous."""
+def rounds(*places, fewest=2):
+    """Return the next round of several rendezvous, of so many at least."""
     found = {}
 
     def join(place):
         try:
-            found[place.info.number] = place.next_round()[1:]
+            found[place.info.number] = place.next_round(fewest)[1:]
         except Exception as error:  # noqa: BLE001 - looked at by the test
             found[place.info.number] = error
 
@@ -84,8 +85,18 @@ def test_two_meet_and_meet_again(meet):
     waiting = threading.Timer(0.5, lambda: first.close(is_over=True))
     waiting.start()
     with pytest.raises(NotNeeded):
-        spare.next_round()
+        spare.next_round(2)
     waiting.join()
+
+
+def test_fewer_meet_again(meet, monkeypatch):
+    """Where some have gone on without the others, so many are enough; they do not wait long for more."""
+    monkeypatch.setattr(rounds_module, "LAST_CALL_S", 0.2)
+    first = meet()
+    second = meet()
+    rounds(first, second)
+    second.close(is_over=False)
+    assert rounds(first, fewest=1) == {0: (0, 1)}
 
 
 def test_one_that_does_not_fit(meet):
@@ -95,7 +106,7 @@ def test_one_that_does_not_fit(meet):
     with pytest.raises(ConfigError, match="code of the program"):
         meet(info=other)
     with pytest.raises(ConfigError, match="code of the program"):
-        first.next_round()
+        first.next_round(2)
 
 
 def test_one_that_does_not_fit_and_comes_late(meet):
@@ -122,7 +133,7 @@ def test_nobody_else_comes(meet):
     """In time, with the names of those who have."""
     alone = meet(join_s=2)
     with pytest.raises(ConfigError, match=r"expected 2 hosts .* within 2 s .* got 1: host 0 \(here"):
-        alone.next_round()
+        alone.next_round(2)
 
 
 def test_nobody_keeps_the_place(meet):

@@ -53,7 +53,7 @@ def _asked(run: Path, workers: int) -> dict[str, Any]:
             ) from None
         if state == "ended":
             raise _refused(run, "has no launcher any more", "the command that started it goes on") from None
-        hint = "start it with --live auto; its launcher says where that cannot be, or its first step is still to come"
+        hint = "start it with --live auto on one host; its launcher says why it cannot, or its steps have not begun"
         raise _refused(run, "cannot change its workers", hint) from None
     except ConnectionError:
         hint = "it was killed, and left its socket behind; the command that started it goes on"

@@ -111,6 +111,8 @@ def _watch(
                 return Failed(WorkerFailed(text, rank=rank, exit_code=137), ending)
             continue
         group.note(event)
+        if live is not None and isinstance(event, Called) and event.is_gentle and not _saves(group):
+            continue  # who has come waits: others go on with what would be lost
         if isinstance(event, Signalled | Called):
             return _stop_between_steps(group, events, event, live, control)
         if isinstance(event, OutputBroken):
@@ -118,6 +120,12 @@ def _watch(
         if isinstance(event, WorkerExit) and event.code != 0 and not group.has_stopped(event) and live is None:
             return _find_failure(group, events, memory_kills)
     return stopped(group)
+
+
+def _saves(group: WorkerGroup) -> bool:
+    """Whether all running workers are in steps of a run that saves; not where none is left."""
+    readings = group.readings()
+    return bool(readings) and all(reading.state == STEPPING for reading in readings.values())
 
 
 def _stop_between_steps(

@@ -93,6 +93,7 @@ class _HostLaunch:
         self._replicas = int(environ.get("UNISONO_REPLICAS") or spec.env.get("UNISONO_REPLICAS") or 0)
         self._num_attempts = 0
         self._without = ""  # how to go on without that host
+        self._fewest = plan.min_nodes  # hosts to start with; fewer where so many have gone on without the others
         self._next: NodesPlan | None = None  # where this host goes on when the one that keeps the rendezvous is lost
 
     def run(self) -> Verdict:
@@ -101,6 +102,7 @@ class _HostLaunch:
             verdict = self._meet()
             while self._next is not None:
                 self._plan, self._next, self._signals.events = self._next, None, type(self._signals.events)()
+                self._fewest = self._plan.min_nodes
                 verdict = self._meet()
         if verdict.what != "again":
             return verdict
@@ -138,7 +140,7 @@ class _HostLaunch:
 
     def _rounds(self, rendezvous: Rendezvous) -> Verdict:
         while True:
-            values, index, count = rendezvous.next_round()
+            values, index, count = rendezvous.next_round(self._fewest)
             known = Known(self._history, self._replicas, self._num_attempts)
             current = self._roll_call.call(values, index, count, known)
             if current is None:
@@ -168,7 +170,8 @@ class _HostLaunch:
             f"attempt {placement.attempt}: {placement.num_nodes} hosts, {placement.world_size} workers; this is node "
             f"{placement.node_rank} with rank {spec.ranks.start} to {spec.ranks.stop - 1}."
         )
-        asks = rendezvous.num_waiting if placement.node_rank == 0 and self._plan.is_elastic else None
+        takes_more = self._plan.is_elastic or current.places is not None  # a place may have become free
+        asks = rendezvous.num_waiting if placement.node_rank == 0 and takes_more else None
         numbers, monitor = [info.number for info in infos], rendezvous.peer_monitor
         watched = Attempt(current.values.guarded(None), numbers, placement.node_rank, asks)
         monitor.enter(watched)
@@ -176,6 +179,8 @@ class _HostLaunch:
             with relay_of(spec, self._plan, current.places, infos, self._signals, monitor) as relay:
                 watched.others = relay
                 outcome = attempt(spec, self._signals.events, relay)
+            if relay is not None:
+                self._fewest = min(self._fewest, len(relay.hosts))
             mine = self._ending_of(outcome)
             if monitor.cut_off:
                 raise PeerLost(monitor.cut_off)

@@ -51,7 +51,8 @@ class Attempt:
     values: SharedValues  #: Of this attempt alone.
     numbers: list[int]  #: Of the launchers, by node rank.
     node_rank: int  #: Of this host.
-    num_waiting: Callable[[], int] | None  #: Asks how many hosts have come meanwhile; None where another host asks.
+    #: Asks how many hosts have come meanwhile, given how many have been left out; None where another host asks.
+    num_waiting: Callable[[int], int] | None
     others: Others | None = None  #: Where workers may go on without a host.
     #: Of the hosts, by node rank, as far as they are known.
     endings: dict[int, NodeEnding] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class PeerMonitor:
         self._pulse = RecentBeats(silence_s)
         self._told: set[str] = set()
         self._count = 0
-        self._contact_s = self._talked_s = self._looked_s = time.monotonic()
+        self._contact_s = self._talked_s = self._looked_s = self._called_s = time.monotonic()
         self._stopped = threading.Event()
         self._values = values.guarded(lambda: "it has been closed" if self._stopped.is_set() else "")
         acts = (self._talk_on, self._watch_contact)
@@ -130,9 +131,10 @@ class PeerMonitor:
             else:
                 self._listen(attempt, node, number, now)
         is_over = any(ending.kind == "done" for ending in attempt.endings.values())
-        if attempt.num_waiting and not is_over and now - self._looked_s > _LOOK_FOR_NEWCOMERS_S:
+        may_come = not is_over and (others is None or others.is_armed)  # all have begun their steps
+        if attempt.num_waiting and may_come and now - self._looked_s > _LOOK_FOR_NEWCOMERS_S:
             self._looked_s = now
-            if attempt.num_waiting():
+            if attempt.num_waiting(len(attempt.left_out)):
                 attempt.values.settle("call", "a host has come")
         self._pass_on(attempt)
 
@@ -156,8 +158,9 @@ class PeerMonitor:
             # Those that stop between two steps have agreed on it with our workers.
             if ending.kind in ("failed", "ended", "interrupted", "lost"):
                 self._call(f"the workers of host {node} have ended")
-        if "gentle" not in self._told and attempt.values.look("call") is not None:
-            self._told.add("gentle")
+        now = time.monotonic()
+        if now - self._called_s > _LOOK_FOR_NEWCOMERS_S and attempt.values.look("call") is not None:
+            self._called_s = now  # again and again: it may not be the time yet
             self._signals.events.put(Called("a host has come", is_gentle=True))
 
     def _call(self, why: str) -> None:

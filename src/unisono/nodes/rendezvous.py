@@ -103,8 +103,11 @@ class Rendezvous:
         """Whether this launcher keeps the store."""
         return self._server is not None
 
-    def next_round(self) -> tuple[SharedValues, int, int]:
+    def next_round(self, fewest: int) -> tuple[SharedValues, int, int]:
         """Wait for the other hosts; return a board for this round alone, a place among them, and their number.
+
+        Args:
+            fewest: So many there must be.
 
         Raises:
             ConfigError: They have not come in time, do not fit together, or one of them sits on this node rank.
@@ -124,7 +127,7 @@ class Rendezvous:
                 return self.values.below(f"round/{told.index}"), place, len(told.members)
             if self.is_keeper:
                 if gathering is None:
-                    gathering = Gathering(self._plan.min_nodes, self._plan.max_nodes, mine[0], told)
+                    gathering = Gathering(fewest, self._plan.max_nodes, mine[0], told)
                     told = replace(told, is_gathering=True)
                     self.values.put("round", told.packed())
                 self._gather(gathering, told, pulse)
@@ -143,7 +146,7 @@ class Rendezvous:
                 infos = [self.values.look(f"info/{number}") for number, _ in told.waiting(self._requests())]
                 came = [NodeInfo(**info) for info in infos]
                 self._take_back()
-                raise check_counts(came, self._plan.min_nodes, self._plan.join_s)
+                raise check_counts(came, fewest, self._plan.join_s)
             time.sleep(_POLL_S)
 
     def _gather(self, gathering: Gathering, told: Told, pulse: RecentBeats) -> None:
@@ -187,14 +190,18 @@ class Rendezvous:
             self.values.settle("refusal", problem)
         return ConfigError(problem)
 
-    def num_waiting(self) -> int:
-        """Return how many hosts wait to take part and can be used; asked by one thread, again and again."""
+    def num_waiting(self, gone: int) -> int:
+        """Return how many hosts wait to take part and can be used; asked by one thread, again and again.
+
+        Args:
+            gone: So many of this round have been left out.
+        """
         told = Told.unpacked(self.values.look("round"))
         now_s = time.monotonic()
         numbers = [number for number, _ in told.waiting(self._requests())]
         for number in numbers:
             self._waiting.hear(number, self.values.look(beat_key(number)), now_s)
-        room = self._plan.max_nodes - len(told.members)
+        room = self._plan.max_nodes - len(told.members) + gone
         return min(room, sum(self._waiting.is_alive(number, now_s) for number in numbers))
 
     def close(self, *, is_over: bool) -> None:
