@@ -10,6 +10,12 @@ from pathlib import Path
 
 from unisono.errors import WorldError
 
+CPU_LEVELS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}}
+"""Variables by which ATen, oneDNN and MKL use no newer instructions of the CPU, if set before torch is imported.
+
+``MKL_ENABLE_INSTRUCTIONS`` is not among them: on CPUs of AMD it changes nothing.
+"""
+
 
 def integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     """Return a variable that is a whole number; `WorldError` where it is none, or is missing without a default."""

@@ -1,6 +1,8 @@
 """The probe sees what a process computes, whatever it says of itself."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from forks import run_forked
 from ranks import run_threads
 from unisono.determinism.probe import compare_probes, probe
 from unisono.determinism.switches import describe_environment, drift
+from unisono.environment import CPU_LEVELS
 from unisono.errors import RankDivergence
 from unisono.train.steps.loop import check_alike
 
@@ -55,6 +58,22 @@ def test_only_what_both_have_is_compared():
     assert drift(without, environment) == []
     other = environment | {"probe": {"float32": "0"}}
     assert drift(environment, other) == [f"computed bits of float32: {environment['probe']['float32']} -> 0"]
+
+
+def test_a_level_of_the_cpu():
+    """Told before torch is imported, its libraries take other kernels where the CPU has newer ones."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("this CPU has nothing newer than AVX2")
+    look = "from unisono.determinism.probe import *; from torch.backends import cpu; import torch; "
+    say = "print(cpu.get_cpu_capability(), probe(torch.device('cpu'), torch.float32)['float32'])"
+    base = os.environ | {"OMP_NUM_THREADS": "1"}
+    told = [
+        subprocess.run([sys.executable, "-c", look + say], env=env, capture_output=True, text=True, check=True).stdout
+        for env in (base, base | CPU_LEVELS["avx2"])
+    ]
+    (newest, before), (level, after) = (line.split() for line in told)
+    assert (newest, level) == ("AVX512", "AVX2")
+    assert before != after
 
 
 def test_a_rank_that_computes_other_bits_is_refused_at_the_start():

@@ -32,9 +32,8 @@ NUMERIC = (
 """Entries that decide bits (``world_size`` only where the strategy is not exact); the others inform the reader."""
 
 UNLIKE = (
-    "hosts with the same software and the same type of CPU or GPU; where only the variables differ "
-    "(ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), set them alike on all hosts before torch is "
-    "imported"
+    "hosts with the same software and the same type of CPU or GPU; for unlike CPUs --cpu-level avx2 on all hosts, or "
+    "what it sets before torch is imported (ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2, MKL_CBWR=AVX2)"
 )
 """What to do where processes of one run compute on unlike hosts."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unisono.environment import CPU_LEVELS
 from unisono.errors import ConfigError
 from unisono.launchers.program_files import why_not_a_module, why_not_a_script
 from unisono.launchers.streams import Streams
@@ -134,6 +135,10 @@ class LaunchSpec:
         usual="the visible ones", word="LIST|cpu", group=PROCESSES, basic=True,
     )  # fmt: skip
     share_devices: bool = option(False, "Let several processes compute on one GPU.", group=PROCESSES)
+    cpu_level: str | None = option(
+        None, "Let ATen, oneDNN and MKL use no newer instructions of the CPU than this: the same ones on unlike hosts.",
+        *CPU_LEVELS, usual="what the CPU has", group=PROCESSES,
+    )  # fmt: skip
     heartbeat_s: float = option(
         HEARTBEAT_S, "Seconds of silence after which a process counts as stuck; 0: for ever.", of=SECONDS,
         key="heartbeat", word="S", group=PROCESSES,

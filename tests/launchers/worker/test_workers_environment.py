@@ -159,6 +159,15 @@ def test_threads(workers, base, threads, expected):
     assert (env["OMP_NUM_THREADS"], env["OMP_DYNAMIC"], env["MKL_DYNAMIC"]) == (expected, "FALSE", "FALSE")
 
 
+def test_a_level_of_the_cpu():
+    """All three libraries are told, whatever was set before; nobody is without the option."""
+    base = {"MKL_CBWR": "AUTO"}
+    told = environment(base, cpu_level="avx2")
+    names = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
+    assert [told[name] for name in names] == ["avx2", "AVX2", "AVX2"]
+    assert [environment(base).get(name) for name in names] == [None, None, "AUTO"]
+
+
 def test_threads_of_mkl():
     """The option also overrules MKL's own variable, which torch would prefer."""
     assert environment({"MKL_NUM_THREADS": "8"}, threads=2)["MKL_NUM_THREADS"] == "2"

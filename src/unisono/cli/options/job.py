@@ -19,7 +19,7 @@ from unisono.options.fields import options_of, taken
 from unisono.recipes.catalog import Options
 from unisono.system.machine import resolve_devices
 
-LAUNCH = ("devices", "max_restarts", "live", "spares", "elastic", "witness", "share_devices", "transport",
+LAUNCH = ("devices", "max_restarts", "live", "spares", "elastic", "witness", "share_devices", "cpu_level", "transport",
           "heartbeat_s", "hang_s", "stop_grace_s")  # fmt: skip
 """Options of a launch, beside the number of workers and what depends on the recipe."""
 MAX_RESTARTS = 3

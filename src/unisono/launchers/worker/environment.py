@@ -6,6 +6,7 @@ In: a `LaunchSpec`. Out: pure functions of it and of the launcher's own environm
 from collections.abc import Mapping
 from pathlib import Path
 
+from unisono.environment import CPU_LEVELS
 from unisono.launchers.spec import BACKEND_VARIABLE, LaunchSpec, NodePlacement
 from unisono.launchers.worker.error_file import ERROR_VARIABLE, error_file
 from unisono.store.secret import FILE_VARIABLE, VARIABLE
@@ -51,6 +52,7 @@ def worker_environment(
         "PYTHONHASHSEED": "0",  # a vocabulary made from a set of words is to be the same on all ranks
         **outer,
         **spec.env,
+        **CPU_LEVELS.get(spec.cpu_level or "", {}),
         **devices,
         **thread_variables(spec.threads, {**outer, **spec.env}),
         "RANK": str(rank),
