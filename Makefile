@@ -9,13 +9,18 @@ CASES ?= 10000
 SEED ?= 1
 TOGETHER = $(if $(JOBS),-n $(JOBS) --dist worksteal)
 DOCS_STAMP := $(VENV)/.docs-installed
+GPU_TESTS = tests/test_devices.py tests/test_device_waits.py tests/determinism/test_device_reads.py tests/determinism/test_device_rows.py \
+	tests/experiments/certify tests/collectives/process_groups/test_transport.py tests/collectives/process_groups/test_default_group.py \
+	tests/collectives/process_groups/test_roll_call.py tests/system/test_leaving.py tests/train/callbacks/test_monitors.py \
+	tests/train/callbacks/test_profiler.py tests/strategies/test_data_parallel.py tests/strategies/test_model_parallel.py
+GPU_LIST = test_the_list_of_what_no_test_has_run_is_that_of_today
 PUBLIC := build/public
 PUBLIC_STAMP := $(PUBLIC)/.installed
 EXAMPLES := build/examples
 EXAMPLES_STAMP := $(EXAMPLES)/.installed
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: help install train test test-slow faults live adversary same-bits gpu cluster public examples test-all coverage check docs figures bench format mutation wheel-check fresh clean
+.PHONY: help install train test test-slow faults live adversary same-bits gpu gpu-lines cluster public examples test-all coverage check docs figures bench format mutation wheel-check fresh clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -64,6 +69,12 @@ same-bits: $(STAMP)  ## named jobs of BASE=COMMIT and of this tree: the same bit
 
 gpu: $(STAMP)  ## what holds on this GPU, with controls, in build/certificate: half an hour
 	$(BIN)/unisono certify --device cuda --out build/certificate
+
+gpu-lines: $(STAMP)  ## which statements only a GPU reaches, and which of them no test has run, into docs/gpu.md
+	@rm -rf build/gpu-lines && mkdir -p build/gpu-lines
+	COVERAGE_FILE=build/gpu-lines/data $(BIN)/python -m coverage run -m pytest -q -m "" $(GPU_TESTS) --deselect tests/test_devices.py::$(GPU_LIST)
+	COVERAGE_FILE=build/gpu-lines/data $(BIN)/python -m coverage combine -q
+	$(BIN)/python tests/device_lines.py build/gpu-lines/data
 
 cluster: $(STAMP)  ## engines and several hosts, really started; wants root, and installs Debian packages
 	$(BIN)/python -m pytest -m cluster tests/cluster

@@ -1,11 +1,14 @@
 """Programs on the CPU and on the device of `devices`, in one process: what they return must be equal."""
 
+import json
 import os
 import tempfile
 import threading
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +17,18 @@ from torch.nn import functional as F
 
 import devices
 import unisono
+from unisono.callbacks import MemoryMonitor
 from unisono.checkpoint.staging import Staging, bytes_of, taken_by
 from unisono.collectives.loopback import run_ranks
+from unisono.collectives.process_groups.transport import connect
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Fetcher, Task, fetch_all
+from unisono.determinism import devices as known
+from unisono.determinism.device_reads import brought
 from unisono.determinism.switches import describe_environment, drift
 from unisono.strategies.catalog import find
 from unisono.strategies.parts.streams import capture, restore
+from unisono.world import World
 
 CASES: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "exact": (1, "exact", {}, {"allow_drift": True}),
@@ -32,6 +40,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "exact, bf16": (2, "exact", {"compress": "bf16"}, {}),
     "ddp": (1, "ddp", {}, {}),
     "allreduce": (2, "allreduce", {}, {"clip_norm": 0.1}),
+    "exact, weighed": (2, "exact", {}, {}),
+    "allreduce, weighed": (2, "allreduce", {}, {}),
     "allreduce tree": (2, "allreduce", {"algorithm": "tree", "bucket_mb": 0.001}, {}),
     "local sgd": (2, "allreduce", {"sync_every": 3}, {}),
     "ps": (3, "ps", {}, {"clip_norm": 0.1}),
@@ -74,7 +84,7 @@ def samples(device: str = "cpu") -> unisono.ArrayDataset:
 
 def place_of(device: str, rank: int, name: str) -> str:
     """Return the device of a rank."""
-    return device if device == "cpu" else f"{device}:{rank % devices.COUNT}"
+    return device if device == "cpu" else f"{device}:{rank % known.count(device)}"
 
 
 def served(_: None) -> dict[str, Any]:
@@ -154,9 +164,11 @@ def train(transport: Transport, name: str, device: str, out: str | None = None, 
         front, optimizer = run.prepare(model, optimizer)
         loader = run.loader(samples(), batch_size=8)
         losses = []
+        weight = (lambda micro: (micro.y + 1).sum()) if name.endswith("weighed") else None
         for batch in run.steps(loader, epochs=2, max_steps=steps):
             before = devices.counted[own := threading.current_thread().name]
-            losses.append(run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y)).hex())
+            loss = run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y), weight=weight)
+            losses.append(loss.hex())
             WAITS[name, device][devices.counted[own] - before] += 1
         found = run.evaluate(samples(), lambda micro: (front(micro.x), micro.y), METRICS, batch_size=7)
         result = run.result()
@@ -168,6 +180,13 @@ def strategies(_: None) -> dict[str, Any]:
     devices.install()
     found = {name: both(lambda device, name=name: on_ranks(name, device)) for name in CASES}
     return {name: {**told, "waits": sorted(WAITS[name, devices.KIND].items())} for name, told in found.items()}
+
+
+def repeated(_: None, device: str, name: str) -> list[Any]:
+    """Return the bits of a case that is played twice on a kind of device."""
+    if device == devices.KIND:
+        devices.install()
+    return [on_ranks(name, device) for _ in range(2)]
 
 
 def resumed(_: None) -> list[Any]:
@@ -299,6 +318,90 @@ def _said(attempt: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def met(_: None) -> dict[str, Any]:
+    """Return, of two processes, whether they were told to share a card, and whether they share memory."""
+    devices.install()
+    found: dict[str, Any] = {}
+    told: list[bool] = []
+    known.backend_of = lambda device, *, is_shared: told.append(is_shared) or "gloo"  # type: ignore[func-returns-value]
+    ways = {
+        "one each": (1, 1, False), "one each, may share": (1, 1, True), "two parts of one": (2, 1, False),
+        "one for both, may share": (1, 0, True), "one for both": (1, 0, False),
+    }  # fmt: skip
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    for name, (parts, second, may_share) in ways.items():
+        devices.MODULE.parts, world = parts, replace(World.current(), shares_devices=may_share)
+        told.clear()
+        try:
+            transport = connect(world, device=f"{devices.KIND}:{second * world.rank}", timeout_s=60)
+        except unisono.ConfigError as error:
+            found[name] = str(error)
+        else:
+            found[name] = [[*told], transport.board is not None]
+            transport.close()
+        found.setdefault("workspaces", []).append(os.environ["CUBLAS_WORKSPACE_CONFIG"])
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    return found
+
+
+def timed(_: None) -> dict[str, Any]:
+    """Return what is measured of the device's time: of five kernels before and after a wait, and of a pipeline."""
+    devices.install()
+    device = torch.device(devices.KIND, 0)
+    x = torch.ones(3, device=device)
+    first = known.instant(device)
+    for _ in range(5):
+        x += 1
+    last = known.instant(device)
+    found: dict[str, Any] = {"before": _said(lambda: known.seconds_between(first, last))}
+    devices.MODULE.synchronize(device)
+    found["after"] = known.seconds_between(first, last)
+
+    def play(transport: Transport) -> float:
+        with unisono.Run(transport=transport, strategy="pipeline", device=f"{devices.KIND}:{transport.rank}") as run:
+            model = model_of("pipeline").to(run.device)
+            front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+            for batch in run.steps(run.loader(samples(), batch_size=8), max_steps=1):
+                run.step(batch, lambda micro: F.cross_entropy(front(micro.x), micro.y))
+            return float(2e3 * run._stepper.parts.strategy.times.busy_s)  # of both, in milliseconds
+
+    return {**found, "busy_ms": run_ranks(play, 2)[0]}
+
+
+def limits(_: None) -> dict[str, Any]:
+    """Return what is said of more devices than there are, and of the memory that a run has had."""
+    devices.install()
+    found: dict[str, Any] = {}
+    for name in ("dp", "model_parallel"):
+        strategy = unisono.strategy(name, devices=devices.COUNT + 5)
+        try:
+            with unisono.Run(strategy=strategy, device=f"{devices.KIND}:0") as run:
+                model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(9)]).to(run.device)
+                run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        except unisono.ConfigError as error:
+            found[name] = str(error)
+    place = f"{devices.KIND}:0"
+    with tempfile.TemporaryDirectory() as folder, unisono.Run(device=place, out=folder) as run:
+        model = model_of("exact").to(place)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        trainer = unisono.Trainer(run, model, optimizer, loss=nn.CrossEntropyLoss(), callbacks=[MemoryMonitor()])
+        trainer.fit(samples(), epochs=1, batch_size=8, show_progress=False)
+        lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+    found["memory"] = [json.loads(line)["values"]["gpu_memory_peak_mib"] for line in lines if "gpu_" in line]
+    return found
+
+
+def large(_: None) -> dict[str, Any]:
+    """Return what bringing tensors of 4 MB to the CPU takes of the device: bytes and waits; and what arrives."""
+    devices.install()
+    made = [torch.arange(1 << 20, dtype=torch.float32), torch.ones(3), torch.randn(1024, 1024).t(), torch.zeros(0)]
+    there = [tensor.to(devices.KIND) for tensor in made]
+    before = dict(devices.counted)
+    arrived = brought(there)
+    told = {what: devices.counted[what] - before.get(what, 0) for what in ("bytes", "waits")}
+    return {**told, "equal": [torch.equal(a, b) for a, b in zip(made, arrived, strict=True)]}
+
+
 def described(_: None) -> tuple[Any, list[str], bool]:
     """Return what is recorded of a device, what a resume says of another, and whether the CPU has any."""
     devices.install()
@@ -324,7 +427,7 @@ def both(play: Callable[[str], Any]) -> dict[str, Any]:
     return found
 
 
-PROGRAMS = (ordered, staged, strict, described, loaded, drawn, recurrent, strategies, resumed)
+PROGRAMS = (ordered, staged, strict, described, loaded, drawn, recurrent, strategies, resumed, limits)
 """Those that one process runs, in an order in which none minds what the ones before have left."""
 
 

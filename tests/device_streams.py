@@ -20,7 +20,7 @@ from torch import Tensor
 KIND, COUNT = "fake", 4
 counted: Counter[str] = Counter()
 """``waits``: the CPU has stood still for the device; ``launches``: kernels, had they been those of a GPU; ``pageable``:
-copies to the device of memory that is not pinned.
+copies to the device of memory that is not pinned; ``bytes``: of the device, taken by what operations return.
 
 Waits are counted under the name of their thread, too: a rank's, in a world of threads.
 """
@@ -136,12 +136,20 @@ class Stream:
 class Event:
     """What has been asked of a stream until `record`."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: Any, enable_timing: bool = False, **__: Any) -> None:
         self.clock: dict[int, int] = {}
+        self._is_timed, self._number = enable_timing, 0
 
     def record(self, stream: Stream | None = None) -> None:
         """Stand after all that the stream has been asked for, by default the current one."""
-        self.clock = dict((stream or stream_of(current())).clock)
+        stream = stream or stream_of(current())
+        self.clock, self._number = dict(stream.clock), stream.number
+
+    def elapsed_time(self, later: "Event") -> float:
+        """Return the milliseconds of the device between two events of one stream: each kernel takes one."""
+        if not (self._is_timed and later._is_timed and self.query() and later.query()):
+            raise RuntimeError("both events must be made to be timed, and have been reached")
+        return float(later.clock[self._number] - self.clock[self._number])
 
     def wait(self, stream: Stream | None = None) -> None:
         """Let a stream wait, by default the current one."""

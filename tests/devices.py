@@ -43,6 +43,7 @@ from unisono.determinism import devices
 
 _lock = threading.Lock()
 _pinned: set[int] = set()
+MEMORY = 1 << 40  # bytes of a device
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_")
 
 
@@ -67,13 +68,17 @@ class Module:
     def __init__(self) -> None:
         self.default_generators = tuple(torch.Generator() for _ in range(COUNT))
         self._rnns: dict[int, torch.Generator] = {}
+        self.parts = 1  # of each card: as many devices are one
+        self._room = self._most = 0  # bytes of a tensor: that there may be, and that there have been
+        self.is_hollow = False  # whether tensors have shapes alone: no numbers, and no memory
 
     is_available = is_initialized = staticmethod(lambda: True)
     _is_in_bad_fork = staticmethod(lambda: False)
     device_count = staticmethod(lambda: COUNT)
     current_device = staticmethod(current)
     _lazy_init = staticmethod(lambda: None)
-    max_memory_allocated = staticmethod(lambda device=None: 0)
+    max_memory_allocated = staticmethod(lambda device=None: 3 << 20)
+    empty_cache = staticmethod(lambda: None)
     get_device_name = staticmethod(lambda device=None: "a fake device")
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 
@@ -82,6 +87,22 @@ class Module:
     def set_sync_debug_mode(self, mode: int | str) -> None:
         """Warn of every wait, or of none."""
         debug["mode"] = {"default": 0, "warn": 1}.get(str(mode), mode)  # type: ignore[assignment]
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        """Refuse tensors that are larger than this part of the memory."""
+        self._room = int(fraction * MEMORY) if fraction < 1 else 0
+
+    def max_memory_reserved(self, device: Any = None) -> int:
+        """Return the bytes of the largest tensor so far."""
+        return self._most
+
+    def take(self, tensors: list[Tensor]) -> None:
+        """Count memory that a kernel has written to."""
+        sizes = [tensor.nbytes for tensor in tensors]
+        counted["bytes"] += sum(sizes)
+        self._most = max([self._most, *sizes])
+        if self._room and max(sizes, default=0) > self._room:
+            raise torch.OutOfMemoryError(f"{self._room} bytes are too few")
 
     def set_device(self, device: Any) -> None:
         """Make a device this thread's current one."""
@@ -113,7 +134,10 @@ class Module:
     def get_device_properties(self, device: Any = None) -> Any:
         """Return what identifies a device."""
         index = current() if device is None else index_of(device)
-        return SimpleNamespace(uuid=f"fake-{index}", multi_processor_count=1, major=1, minor=0)
+        place = {"pci_domain_id": 0, "pci_bus_id": index // self.parts, "pci_device_id": 0}
+        return SimpleNamespace(
+            uuid=f"fake-{index}", multi_processor_count=1, major=1, minor=0, total_memory=MEMORY, **place
+        )
 
     def manual_seed_all(self, seed: int) -> None:
         """Put all generators into one state."""
@@ -213,7 +237,7 @@ class FakeTensor(torch.Tensor):
         device = kwargs.get("device")
         if device is not None:
             # Of a tensor's own device torch's code in C++ names the first one: its true index is the tensor's.
-            index, kwargs["device"] = index if ours else index_of(device), torch.device("cpu")
+            index, kwargs["device"] = index if ours else index_of(device), torch.device(_memory())
         kwargs.pop("pin_memory", None)
         with _drawing(index, is_random=torch.Tag.nondeterministic_seeded in func.tags):
             out = func(*pytree.tree_map(_raw, args), **pytree.tree_map(_raw, kwargs))
@@ -222,7 +246,18 @@ class FakeTensor(torch.Tensor):
             order(name, stream_of(index), *_touched(func, args, kwargs, out))
         else:
             forget(_touched(func, args, kwargs, out)[2])
+        MODULE.take(_touched(func, args, kwargs, out)[2])
         return _wrapped(out, ours, index)
+
+
+def _memory() -> str:
+    """Return torch's device that holds what the tensors of this one have."""
+    return "meta" if MODULE.is_hollow else "cpu"
+
+
+def _told(raw: Tensor) -> Tensor:
+    """Return what the CPU is told of numbers: 0 where there are none."""
+    return torch.zeros(raw.shape, dtype=raw.dtype) if raw.is_meta else raw
 
 
 class _Move(torch.autograd.Function):
@@ -345,7 +380,7 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(source, FakeTensor) and source.index != target.index:
             stream_of(source.index).wait_stream(stream)
         return target
-    value = source.raw.clone()
+    value = _told(source.raw.clone())
     _fetch(name, source, is_waited, lambda: target.copy_(value))
     return target
 
@@ -359,6 +394,12 @@ def _pin(num_bytes: int) -> Tensor:
     made = torch.zeros(num_bytes, dtype=torch.uint8)
     _pinned.add(place_of(made))
     return made
+
+
+def _launched(device: torch.device, act: Callable[[], object]) -> int:
+    before = counted["launches"]
+    act()
+    return counted["launches"] - before
 
 
 def _copy_all(name: str, targets: list[Tensor], sources: list[Tensor], *_: Any) -> None:
@@ -391,6 +432,7 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
     kwargs.pop("pin_memory", None)
     value = func(_raw(source), **kwargs)
     if device.type == KIND:
+        value = value.to(_memory())
         counted["launches"] += 1
         _look_where(source)
         index = source.index if isinstance(source, FakeTensor) else index_of(device)
@@ -401,6 +443,7 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
         # Between indices `to` has moved it before; torch's backward pass names the first one for all of them.
         return FakeTensor(value, index)
     assert isinstance(source, FakeTensor)
+    value = _told(value)
     late = torch.empty_like(value)
     _fetch("aten::_to_copy", source, is_waited, lambda: late.copy_(value))
     return late
@@ -418,13 +461,14 @@ def install() -> None:
 
     def empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
               memory_format: Any = None) -> Tensor:  # fmt: skip
-        raw = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
+        layout = memory_format or torch.contiguous_format
+        raw = torch.empty(size, dtype=dtype, memory_format=layout, device=_memory())
         forget([raw])
         return FakeTensor(raw, index_of(device))
 
     def strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                 pin_memory: Any = None) -> Tensor:  # fmt: skip
-        raw = torch.empty_strided(size, stride, dtype=dtype)
+        raw = torch.empty_strided(size, stride, dtype=dtype, device=_memory())
         forget([raw])
         return FakeTensor(raw, index_of(device))
 
@@ -436,5 +480,6 @@ def install() -> None:
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # nothing is cast
     globals()["_libraries"] = library, everything
-    devices.add_kind(KIND)
-    devices.pinned = _pin
+    devices.KINDS.insert(0, KIND)
+    devices.BUILT.append(MODULE)
+    devices.pinned, devices.launched = _pin, _launched

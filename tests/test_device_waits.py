@@ -2,6 +2,7 @@
 
 import pytest
 
+import device_shapes
 import device_waits
 from ranks import once, run_processes
 
@@ -45,6 +46,17 @@ def test_a_step_launches_few_kernels():
     found = played("launches")
     own = found["step"] - 8 * found["pass"] - found["update"] - 2 * 8
     assert 40 < own < 80, found
+
+
+SHAPES = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("GPT")) for name in device_shapes.SIZES]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_of_a_large_model_waits_once(name):
+    """By shapes alone, of more parameters than this machine has memory for: one wait, whatever the replicas."""
+    found = run_processes(device_shapes.steps, 1, name, [1, 2])[0]
+    assert found["parameters"] > device_shapes.SIZES[name][2]
+    assert [found[count][0] for count in ("1", "2")] == [1, 1], found
 
 
 def test_batches_come_from_pinned_memory():

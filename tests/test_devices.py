@@ -1,15 +1,17 @@
 """Strategies, checkpoints, loaders and metrics on a device that is as strict as a GPU: the CPU's bits."""
 
-import re
-from pathlib import Path
+from collections import Counter
 
 import pytest
 import torch
 
+import device_lines
 import device_programs
 from device_programs import CASES
 from forks import run_forked
 from ranks import once, run_processes
+from unisono.determinism.devices import named
+from unisono.errors import ConfigError
 
 
 @once
@@ -35,7 +37,28 @@ def test_a_strategy_has_the_cpus_bits(case):
     assert len(set(found["cpu"][0][0])) > 1, "it has learned something"
 
 
-ONCE = [case for case in CASES if not case.startswith(("ddp", "ps", "model_parallel", "pipeline", "islands"))]
+def needs(case):
+    """How many GPUs a case takes."""
+    ranks, _, options, _ = CASES[case]
+    return ranks * options["devices"] if case.startswith("model_parallel") else options.get("devices", 1)
+
+
+GPUS = torch.cuda.device_count()
+ON_GPUS = [
+    pytest.param("cuda", case, marks=pytest.mark.skipif(needs(case) > GPUS, reason="too few GPUs")) for case in CASES
+]
+
+
+@pytest.mark.parametrize(("device", "case"), [("fake", "exact, two ranks"), *ON_GPUS])
+def test_a_gpu_repeats_its_bits(device, case):
+    """Where there are some, whose bits are not the CPU's; the device of the tests shows the program."""
+    first, again = run_processes(device_programs.repeated, 1, device, case)[0]
+    assert first == again
+    assert len(first) == CASES[case][0]
+
+
+MORE = ("ddp", "ps", "model_parallel", "pipeline", "islands")
+ONCE = [case for case in CASES if not case.startswith(MORE) and not case.endswith("weighed")]
 """What the others wait for besides is in `test_what_waits_more_is_known`."""
 
 
@@ -60,6 +83,9 @@ def test_what_waits_more_is_known():
     assert found["pipeline, gpipe"] == [[1 + 4, 12]]
     assert found["pipeline"] == [[1 + 4 + 1, 12]], "norms travel through the host, too"
     assert found["pipeline, interleaved"] == [[1 + 4 * 3, 12]]
+    # Each replica says what it weighs; losses are read before the sum is scaled.
+    assert found["exact, weighed"] == [[2 + 1 + 2, 12]], "and the sum is looked at by itself"
+    assert found["allreduce, weighed"] == [[1 + 1 + 1, 12]], "which has a replica for each rank"
 
 
 def test_the_device_is_strict():
@@ -149,17 +175,79 @@ def test_a_resume_compares_what_decides_a_devices_bits():
     assert [line.partition(":")[0] for line in drifted] == ["device_facts"]
 
 
-def test_the_list_of_what_nobody_has_run_names_what_is_there():
-    """Every file of the table in docs/gpu.md is there, and so is every function that it names."""
-    root = Path(__file__).parents[1]
-    page = (root / "docs" / "gpu.md").read_text().partition("## Code paths")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\S+)` \| (.+?) \|", page, re.MULTILINE)
-    assert len(rows) > 10
-    for place, told in rows:
-        path = root / "src" / "unisono" / place
-        assert path.exists(), place
-        for name in re.findall(r"`(\w+)`", told):
-            assert re.search(rf"^ *def {name}\(", path.read_text(), re.MULTILINE), f"{place}: {name}"
+@pytest.mark.slow
+def test_ranks_find_out_whether_they_share_a_gpu():
+    """By what they tell each other, whatever was allowed: NCCL takes no card twice, nor two parts of one."""
+    for found in run_processes(device_programs.met, 2):
+        assert found["one each"] == [[False], False]
+        assert found["one each, may share"] == [[False], False], "nobody shares: no detour through the host"
+        assert found["two parts of one"] == [[True], True]
+        assert found["one for both, may share"] == [[True], True]
+        assert "have the same GPU" in found["one for both"]
+        assert found["workspaces"] == [":4096:8", *[":16:8"] * 4], "of cuBLAS: set, unless the user has"
+
+
+def test_time_is_that_of_the_device():
+    """Where a kernel takes a millisecond: between two instants, read after a wait; a pipeline's busy time, too."""
+    found = played("timed")
+    assert "have been reached" in found["before"]
+    assert found["after"] == 0.005
+    assert found["busy_ms"] > 10
+    assert found["busy_ms"] == pytest.approx(round(found["busy_ms"]), abs=1e-6), "kernels, not the CPU's clock"
+
+
+def test_limits_of_the_device():
+    """More devices than there are, for strategies that take several; the memory that a run has had on one."""
+    found = played("limits")
+    assert found["dp"] == "expected devices <= 4, got 9. Hint: --devices 4."
+    assert "expected GPUs 0 to 8 for this process, got 4 GPUs" in found["model_parallel"]
+    assert found["memory"] == [3.0]
+
+
+def test_a_torch_for_rocm_is_refused(monkeypatch):
+    """It calls its GPUs cuda, too."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(ConfigError, match=r"was built for ROCm.*device='cpu'"):
+        named("cuda")
+    assert named("cpu").type == "cpu"
+
+
+def test_large_tensors_are_not_joined_on_the_device():
+    """What is brought to the CPU takes no second place there, comes whole, and with one wait."""
+    found = played("large")
+    assert found == {"bytes": 3 * 4, "waits": 1, "equal": [True] * 4}
+
+
+@pytest.mark.parametrize(
+    ("source", "reached"),
+    [
+        ("if is_gpu(d):\n  a()\nelse:\n  b()", ["a()"]), ("if not is_gpu(d):\n  return\na()", ["a()"]),
+        ("if d.type == 'cpu' and x:\n  a()\nelse:\n  b()", []),
+        ("if d.type == 'cpu' or x:\n  a()\nelse:\n  b()", ["b()"]),
+        ("if reads is None:\n  a()\nelse:\n  b()", ["b()"]), ("if 'nccl' in b:\n  a()", ["a()"]), ("if x:\n  a()", []),
+        ("if asked == 'cpu':\n  return\na()", []),
+        ("for module in BUILT:\n  a()", ["a()"]), ("try:\n  a()\nexcept OutOfMemoryError:\n  b()", ["b()"]),
+    ],
+)  # fmt: skip
+def test_what_only_a_gpu_reaches_is_found(source, reached):
+    """By the conditions before it."""
+    body = "\n".join(f"  {line}" for line in source.splitlines())
+    assert [each.text for each in device_lines.statements("a.py", f"def f():\n{body}")] == reached
+
+
+def test_the_list_of_what_no_test_has_run_is_that_of_today():
+    """Each statement is where docs/gpu.md says, but for a few lines; none was added that the list does not know.
+
+    After a change: make gpu-lines.
+    """
+    unrun, counts = device_lines.told(device_lines.PAGE.read_text())
+    there = device_lines.all_statements()
+    places = {(each.file, each.function, each.text): each.line for each in there}
+    assert unrun
+    for one in unrun:
+        assert abs(places[one.file, one.function, one.text] - one.line) < 40, one
+    assert {file: number for file, (number, _) in counts.items()} == Counter(each.file for each in there)
+    assert {file: missing for file, (_, missing) in counts.items() if missing} == Counter(one.file for one in unrun)
 
 
 def test_programs_run_apart():

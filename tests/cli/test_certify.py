@@ -8,8 +8,10 @@ from click.testing import CliRunner
 from unisono.cli.main import unisono
 from unisono.experiments import certify as experiment
 from unisono.experiments.certify import checks
+from unisono.experiments.certify.bench import Bench
 from unisono.experiments.certify.certificate import CERTIFIED, FAILED, KIND, NOT_RUN, Row, content_hash, read, seal
-from unisono.experiments.certify.operations import CONTROL
+from unisono.experiments.certify.operations import ATOMIC, CONTROL, DTYPES, OPERATIONS
+from unisono.experiments.certify.trainings import WAYS
 
 
 def asked(*arguments):
@@ -36,7 +38,8 @@ def test_a_quick_certificate(tmp_path):
     found = json.loads(done.stdout)
     assert found == read((tmp_path / "c" / "certificate.json").read_bytes(), "c")
     assert [name for name, verdict in rows_of(found).items() if verdict == CERTIFIED] == [
-        "same bits, fp32", "same bits, bf16", "kill and resume", "same strategies", "same operations",
+        "same bits, fp32", "same bits, bf16", "same bits, fp16",
+        "same bits, TF32", "same bits, optimizers", "kill and resume", "same strategies", "same operations",
     ]  # fmt: skip
     assert FAILED not in rows_of(found).values()
     assert "Certificate of" in (tmp_path / "c" / "certificate.html").read_text()
@@ -88,7 +91,7 @@ def left(**prints):
 
 def test_differences_fail_their_rows(tmp_path):
     """Another fingerprint on two processes, a control with equal bits: each row that looks at them fails."""
-    bench = checks.Bench(scratch=tmp_path, device="cpu", is_quick=True, tell=print)
+    bench = Bench(scratch=tmp_path, device="cpu", is_quick=True, tell=print)
     same = left(cnn_fp32="b", lstm_fp32="d")
     bench.found = {1: same, 2: same | left(ddp="x"), 3: left(ddp="y")}
     assert checks.same_claim(bench, "fp32").verdict == CERTIFIED
@@ -102,16 +105,34 @@ def test_differences_fail_their_rows(tmp_path):
 
 def test_a_training_that_was_refused_is_a_failed_row(tmp_path, monkeypatch):
     """The error is told, and the other rows go on."""
-    bench = checks.Bench(scratch=tmp_path, device="cpu", is_quick=True, tell=lambda _: None)
-    nothing = {name: {"refused": "no room"} for name in ("cnn fp32", "cnn bf16", "ddp")}
-    counts = {"fp32": {"sum": 1, CONTROL: 2}, "bf16": {CONTROL: 1}}
-    monkeypatch.setattr(checks.Bench, "train", lambda *_, **__: nothing)
-    monkeypatch.setattr(checks.Bench, "run", lambda *_, **__: counts)
+    bench = Bench(scratch=tmp_path, device="cpu", is_quick=True, tell=lambda _: None)
+    names = [one.name for way in WAYS for one in bench.claims(way)]
+    nothing = {name: {"refused": "no room"} for name in (*names, "ddp")}
+    counts = {"fp32": {"sum": 1, CONTROL: 2}, "bf16": {"sum": 1, CONTROL: 2}}
+    monkeypatch.setattr(Bench, "train", lambda *_, **__: nothing)
+    monkeypatch.setattr(Bench, "run", lambda *_, **__: counts)
     found = {row.name: row for row in checks.rows(bench)}
     assert found["same bits, fp32"].verdict == FAILED
     assert "no room" in found["same bits, fp32"].found[0]
     assert found["same operations"].verdict == CERTIFIED
-    assert found["NCCL"].verdict == NOT_RUN
-    for wrong in ({"sum": 3, CONTROL: 2}, {"sum": 1, CONTROL: 1}):
-        counts.update(fp32=wrong, bf16={CONTROL: 1})
-        assert checks.same_operations(bench).verdict == FAILED
+    assert found["same bits, optimizers"].verdict == FAILED
+    assert found["several devices"].verdict == NOT_RUN
+
+
+def test_operations_that_torch_refuses_certify_nothing(tmp_path, monkeypatch):
+    """One result of few operations is not enough, nor a control that is the same, or refused, in one precision."""
+    bench = Bench(scratch=tmp_path, device="cpu", is_quick=True, tell=print)
+    names = [*OPERATIONS]
+    same = {**dict.fromkeys(names, 1), CONTROL: 2}
+    no = "refused by torch: no deterministic kernel"
+    few, most = ({**same, **dict.fromkeys(names[:count], no)} for count in (2, 3))
+    for fp32, bf16, verdict in (
+        (few, few, CERTIFIED), (most, most, FAILED), (same, dict.fromkeys(same, no), FAILED),
+        ({**same, "sum": 3}, same, FAILED), (same, {**same, CONTROL: 1}, FAILED), (same, {**same, CONTROL: no}, FAILED),
+        ({**same, ATOMIC: 9}, same, CERTIFIED), ({**same, ATOMIC: 1}, same, FAILED),
+    ):  # fmt: skip
+        monkeypatch.setattr(Bench, "run", lambda *_, told=(fp32, bf16), **__: dict(zip(DTYPES, told, strict=True)))
+        row = checks.same_operations(bench)
+        assert row.verdict == verdict, row
+        assert any("were repeated" in line for line in row.found)
+        assert str(row.found).count(no) == [*fp32.values(), *bf16.values()].count(no) - (bf16[CONTROL] == no)

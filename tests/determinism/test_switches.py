@@ -14,6 +14,7 @@ from unisono.determinism.switches import (
     checksum,
     describe_environment,
     drift,
+    float32_precision,
     set_determinism,
     set_generators,
 )
@@ -188,3 +189,16 @@ def test_the_same_tuple_again():
     assert seen[-1] == checksum(tensors)
     seen.append(kept((tensors[0], torch.randn(4))))
     assert len(set(seen)) == 4
+
+
+def test_another_precision_inside():
+    """Of matrix products and of cuDNN's convolutions; afterwards as before, also after an error."""
+    read = lambda: (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)  # noqa: E731
+    before, seen = read(), []
+    for wanted in ("high", "highest", None):
+        with float32_precision(wanted):
+            seen.append(read())
+    assert seen == [("high", True), ("highest", False), before]
+    with pytest.raises(ValueError, match="inside"), float32_precision("medium"):
+        raise ValueError("inside")
+    assert read() == before

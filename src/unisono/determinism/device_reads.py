@@ -3,6 +3,7 @@
 In: tensors, and what is to be done with their values. Out: the same values on the CPU, bit for bit.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
@@ -13,6 +14,8 @@ from unisono.determinism import devices
 
 _FLAWED = (torch.float32, torch.float64)  # what `DeviceReads.flaw_of` knows
 _ZEROS = 64
+_ALONE = 1 << 20  # bytes from which a tensor is copied by itself: what is joined takes a GPU's memory once more
+_ALIGNMENT = 64
 
 
 @final
@@ -64,17 +67,25 @@ def reads_of(tensors: Iterable[Tensor]) -> DeviceReads | None:
 
 
 def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors on the CPU, contiguous, with one copy from each device; those on the CPU as they are."""
+    """Return tensors on the CPU, contiguous, waiting once for each device; those on the CPU as they are.
+
+    Small ones come in one copy from each device, large ones by themselves.
+    """
     found = [tensor.detach() for tensor in tensors]
     places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
+    large = [index for index, tensor in enumerate(found) if tensor.device.type != "cpu" and tensor.nbytes >= _ALONE]
+    late = _begin_alone([found[index] for index in large])
     # Wide numbers first: each kind then begins at a multiple of its size.
-    for index in sorted(range(len(found)), key=lambda index: -found[index].itemsize):
+    for index in sorted({*range(len(found))} - {*large}, key=lambda index: (-found[index].itemsize, index)):
         tensor = found[index]
         if tensor.device.type != "cpu":
             places.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(index)
     copies = [_begin([[found[index] for index in indices] for indices in kinds.values()]) for kinds in places.values()]
-    for (device, kinds), pieces in zip(places.items(), copies, strict=True):
-        devices.mark(device).synchronize()
+    for event in [devices.mark(device) for device in {**places, **dict.fromkeys(found[at].device for at in large)}]:
+        event.synchronize()
+    for index, copy in zip(large, late, strict=True):
+        found[index] = copy
+    for kinds, pieces in zip(places.values(), copies, strict=True):
         for (dtype, indices), piece in zip(kinds.items(), pieces, strict=True):
             values = piece.view(dtype).split([found[index].numel() for index in indices])
             for index, value in zip(indices, values, strict=True):
@@ -87,6 +98,18 @@ def _begin(groups: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     flats = [torch.cat([tensor.reshape(-1) for tensor in group]).view(torch.uint8) for group in groups]
     raw = torch.cat(flats) if len(flats) > 1 else flats[0]
     found: Sequence[Tensor] = devices.pinned(len(raw)).copy_(raw, non_blocking=True).split([*map(len, flats)])
+    return found
+
+
+def _begin_alone(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Begin to copy large tensors to places in one piece of memory; they are still to come."""
+    ends = [0, *itertools.accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)]
+    room = devices.pinned(ends[-1]) if tensors else None
+    found = []
+    for tensor, start in zip(tensors, ends, strict=False):
+        assert room is not None
+        place = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        found.append(place.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=True))
     return found
 
 

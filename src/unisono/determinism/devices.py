@@ -1,12 +1,13 @@
 """The devices that a run may compute on, and all that is asked of torch by their kind: nothing else names one.
 
 In: a `torch.device`. What torch has for its kind (``torch.cuda``, say) is found by `module_of`. No CUDA device has run
-this yet; tests run it on a device of their own (``tests/devices.py``), which adds its kind to `KINDS`.
+this yet; tests run it on a device of their own (``tests/devices.py``), which adds its kind to `KINDS` and `BUILT`.
 """
 
 import contextlib
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from unisono.errors import ConfigError
 
 KINDS: list[str] = ["cuda"]
 """Kinds of devices beside the CPU, the one that is taken where none is named first."""
+
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
+"""How the calls begin by which CUDA is given work, as torch's profiler names them."""
 
 _REFUSED = {
     "mps": "runs are for Linux",
@@ -89,6 +93,16 @@ def identity(device: torch.device) -> str:
     return str(module_of(device.type).get_device_properties(device).uuid)
 
 
+def card(device: torch.device) -> str:
+    """Return the name of the card that a GPU is, or is a part of: parts of one (MIG) have one name.
+
+    NCCL knows GPUs by it, and takes none twice.
+    """
+    known = module_of(device.type).get_device_properties(device)
+    places = [getattr(known, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return identity(device) if None in places else ":".join(map(str, places))
+
+
 def facts(device: torch.device) -> dict[str, Any]:
     """Return what else decides a device's bits: kernels choose their grids by the number of multiprocessors, too."""
     if not is_gpu(device):
@@ -111,6 +125,24 @@ def name_of(device: torch.device) -> str:
 def peak_bytes(device: torch.device) -> int:
     """Return the most memory that tensors of this process have had on a GPU at a time, in bytes."""
     return int(module_of(device.type).max_memory_allocated(device))
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """Return the most memory that this process has had of a GPU at a time, in bytes: more than its tensors."""
+    return int(module_of(device.type).max_memory_reserved(device))
+
+
+@contextlib.contextmanager
+def limited_to(device: torch.device, num_bytes: int) -> Iterator[None]:
+    """Let this process have no more of a GPU's memory inside than so many bytes (`torch.OutOfMemoryError`)."""
+    module = module_of(device.type)
+    module.empty_cache()
+    whole = int(module.get_device_properties(device).total_memory)
+    module.set_per_process_memory_fraction(min(1.0, num_bytes / whole), device)
+    try:
+        yield
+    finally:
+        module.set_per_process_memory_fraction(1.0, device)
 
 
 def profiled(device: torch.device) -> list[ProfilerActivity]:
@@ -183,6 +215,29 @@ def mark(device: torch.device) -> Any:
     return event
 
 
+def instant(device: torch.device) -> Any:
+    """Return the present as the device's work sees it, for `seconds_between`; nobody waits for a GPU."""
+    if not is_gpu(device):
+        return time.perf_counter()
+    module = module_of(device.type)
+    event = module.Event(enable_timing=True)
+    event.record(module.current_stream(device))
+    return event
+
+
+def seconds_between(first: Any, last: Any) -> float:
+    """Return the seconds between two values of `instant`; a GPU must have been waited for since the last one."""
+    return last - first if isinstance(first, float) else float(first.elapsed_time(last)) / 1e3
+
+
+def launched(device: torch.device, act: Callable[[], object]) -> int:
+    """Return how many kernels and copies a GPU is given to do while something runs; it is waited for."""
+    with torch.profiler.profile(activities=profiled(device)) as seen:
+        act()
+        mark(device).synchronize()
+    return sum(event.name.startswith(_LAUNCHES) for event in seen.events())
+
+
 @contextlib.contextmanager
 def told_of_waits(device: torch.device) -> Iterator[list[str]]:
     """Yield a list that has afterwards what torch says of each time that the CPU has waited for a GPU inside.
@@ -203,9 +258,3 @@ def told_of_waits(device: torch.device) -> Iterator[list[str]]:
 
 BUILT: list[Any] = [torch.cuda] if torch.backends.cuda.is_built() else []
 """What torch has for those kinds that this torch can compute on."""
-
-
-def add_kind(kind: str) -> None:
-    """Let runs compute on another kind of device, too, and prefer it: torch must have a module for it."""
-    KINDS.insert(0, kind)
-    BUILT.append(module_of(kind))

@@ -12,7 +12,8 @@ import operator
 import platform
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -69,6 +70,24 @@ def set_determinism(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     compiler.treat_shapes_alike()
+
+
+@contextmanager
+def float32_precision(matmul: str | None) -> Iterator[None]:
+    """Compute inside with another `torch.set_float32_matmul_precision`; TF32 of cuDNN's convolutions follows, as off
+    for ``highest`` alone. None: with the flags as they are.
+    """
+    if matmul is None:
+        yield
+        return
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = matmul != "highest"
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def add_checksums(parts: Iterable[int]) -> int:

@@ -140,17 +140,21 @@ def test_two_ranks_on_one_gpu():
         def program(transport):
             world = World(rank=transport.rank, world_size=3, shares_devices=shares)
             try:
-                check_own_devices(transport, world, devices[transport.rank])
+                name = devices[transport.rank]
+                return check_own_devices(transport, world, name, name.partition("/")[2].partition(":")[0])
             except ConfigError as error:
                 return str(error)
-            return ""
 
         return set(run_ranks(program, 3))
 
-    assert meet(["a/1", "a/2", "b/1"], False) == {""}
+    assert meet(["a/1", "a/2", "b/1"], False) == {False}
+    assert meet(["a/1", "a/2", "a/3"], True) == {False}, "allowed, and nobody does"
+    assert meet(["a/1:x", "a/2", "a/1:y"], False) == {True}, "two parts of one"
+    (told,) = meet(["a/1:x", "b/2", "a/1:y"], False)
+    assert "on one host" in told
     (told,) = meet(["a/1", "a/2", "a/1"], False)
     assert "ranks 0 and 2 have the same GPU (a/1)" in told
-    assert meet(["a/1", "a/2", "a/1"], True) == {""}
+    assert meet(["a/1", "a/2", "a/1"], True) == {True}
     (told,) = meet(["a/1", "b/1", "a/1"], True)
     assert "on one host" in told
 

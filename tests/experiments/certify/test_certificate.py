@@ -72,6 +72,12 @@ def test_every_change_is_found():
             read(other.encode(), "c.json")
     with pytest.raises(ConfigError, match="of version 1, got 7"):
         read(text.replace('"version": 1', '"version": 7').encode(), "c.json")
+    sealed = json.loads(text)
+    green = [{**sealed["rows"][1], "verdict": CERTIFIED}]
+    for wrong in ({"rows": 5}, {"rows": {}}, {"rows": [{}]}, {"rows": ["good"]}, {"rows": green}, {"facts": []}):
+        made = {**sealed, **wrong}
+        with pytest.raises(ConfigError, match="expected facts by name, and rows with the verdicts that follow"):
+            read(json.dumps({**made, "sha256": content_hash(made)}).encode(), "c.json")
     part = {name: value for name, value in json.loads(text).items() if name not in ("facts", "sha256")}
     with pytest.raises(ConfigError, match="is damaged"):
         read(json.dumps({**part, "sha256": content_hash(part)}).encode(), "c.json")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.process_groups.default_group import GroupOwner, gloo_on_cpu, lost_peers_named
@@ -131,12 +132,12 @@ def _make_group(world: World, target: torch.device, timeout_s: float) -> None:
     from unisono.collectives.process_groups.roll_call import call_roll  # what a process alone does not load
     from unisono.collectives.process_groups.stores import meet
 
-    backend = devices.backend_of(target, is_shared=world.shares_devices)
     timeout = timedelta(seconds=timeout_s)
     try:
         # Keys of its own: a second group of this process must not meet at what the first has left in the store.
         store = meet(world, f"unisono/{next(_connections)}", timeout)
         call_roll(store, world, f"process {os.getpid()} on {os.uname().nodename}", timeout_s)
+        backend = devices.backend_of(target, is_shared=devices.is_gpu(target) and _is_shared(store, world, target.type))
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     except WorldError:
         raise
@@ -147,6 +148,14 @@ def _make_group(world: World, target: torch.device, timeout_s: float) -> None:
         ) from error
 
 
+def _is_shared(store: Store, world: World, kind: str) -> bool:
+    """Whether two ranks compute on one card, by what they tell each other; collective."""
+    own = devices.device_at(devices.module_of(kind).current_device(), kind)
+    store.set(f"card/{world.rank}", f"{name_of_this_host()}/{devices.card(own)}")
+    cards = [store.get(f"card/{rank}").decode() for rank in range(world.world_size)]
+    return find_shared(cards) is not None
+
+
 def _fastest(
     world: World, group: Transport, device: str, timeout_s: float, share_memory: bool, host: str | None
 ) -> Transport:
@@ -154,8 +163,9 @@ def _fastest(
         return group
     if device in devices.KINDS:
         own = devices.device_at(devices.module_of(device).current_device(), device)
-        check_own_devices(group, world, f"{name_of_this_host()}/{devices.identity(own)}")
-    if not share_memory or (device != "cpu" and not world.shares_devices):
+        if not check_own_devices(group, world, f"{name_of_this_host()}/{devices.identity(own)}", devices.card(own)):
+            return group
+    if not share_memory:
         return group
     if host is not None or not world.is_single_host:
         names = group.all_gather_json(host or name_of_this_host())
@@ -172,20 +182,36 @@ def _fastest(
     return transport
 
 
-def check_own_devices(group: Transport, world: World, device: str) -> None:
-    """Refuse two ranks on one GPU, unless they are to share it; collective."""
-    names = group.all_gather_json(device)
+def check_own_devices(group: Transport, world: World, device: str, card: str) -> bool:
+    """Refuse two ranks on one GPU, unless they are to share it; collective.
+
+    Args:
+        group: Joins the ranks.
+        world: Who this process is.
+        device: Its host and GPU, as no other has them.
+        card: That the GPU is a part of, on its host.
+
+    Returns:
+        Whether two ranks compute on one card, which NCCL takes once.
+
+    Raises:
+        ConfigError: They are not to, or are on several hosts.
+    """
+    told = group.all_gather_json([device, card])
+    names = [name for name, _ in told]
     problem = find_shared(names)
     if problem is not None and not world.shares_devices:
         raise ConfigError(
             f"expected a GPU for each rank, but {problem}. Hint: start at most one rank for each GPU of a host, or set "
             f"{SHARE_VARIABLE}=1 to let ranks share."
         )
+    problem = find_shared([f"{name.partition('/')[0]}/{other}" for name, other in told])
     if problem is not None and len({name.partition("/")[0] for name in names}) > 1:
         raise ConfigError(
             f"expected ranks that share GPUs on one host, but {problem} and other ranks are elsewhere. "
             "Hint: a GPU for each rank where there are several hosts."
         )
+    return problem is not None
 
 
 def device_of(world: World, asked: str | None = None) -> torch.device:

@@ -7,7 +7,8 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.experiments.certify import certificate as papers
-from unisono.experiments.certify.checks import CPU, Bench, rows
+from unisono.experiments.certify.bench import CPU, Bench
+from unisono.experiments.certify.checks import rows
 from unisono.experiments.trials import Tell, silent
 from unisono.launchers.scratch import scratch_directory
 from unisono.system.machine import usable_cores
@@ -41,9 +42,10 @@ def machine_facts(bench: Bench) -> dict[str, Any]:
     """
     from unisono.experiments.certify.programs import look  # loads torch
 
-    seen = bench.run(look, 1, bench.device)
+    seen = bench.run(look, 1, bench.device, own=True)
     if "refused" in seen:
         raise ConfigError(seen["refused"])
+    bench.gpus = seen["gpus"]
     facts: dict[str, Any] = seen["facts"]
     return facts
 

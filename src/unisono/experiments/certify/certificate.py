@@ -79,7 +79,18 @@ def read(text: bytes, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}: expected a certificate of version {VERSION}, got {found.get('version')!r}. {hint}")
     if not found.keys() >= _PARTS or found.get(_SEAL) != content_hash(found):
         raise ConfigError(f"{name} is damaged: its content is not what its hash was made of. {hint}")
+    if not (isinstance(found["facts"], dict) and isinstance(found["rows"], list) and all(map(_is_row, found["rows"]))):
+        raise ConfigError(f"{name} is damaged: expected facts by name, and rows with the verdicts that follow. {hint}")
     return found
+
+
+def _is_row(told: Any) -> bool:
+    """Whether it is what `seal` makes of a row, with the verdict that follows from what it says."""
+    try:
+        verdict: str = Row(**{name: value for name, value in told.items() if name != "verdict"}).verdict
+        return verdict == str(told["verdict"])
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def check_machine(

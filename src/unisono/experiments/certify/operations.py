@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unisono.determinism import devices
 from unisono.determinism.switches import set_determinism
 
 CONTROL = "a sum in a random order"
+ATOMIC = "index_add with determinism off"
 _SIZE = 1 << 15
 Operation = Callable[..., Tensor]
 
@@ -44,7 +46,16 @@ def _attention(x: Tensor, y: Tensor) -> Tensor:
 
 def _shuffled_sum(x: Tensor, y: Tensor) -> Tensor:
     order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(secrets.randbits(62)))
-    return (x * y).reshape(-1)[order.to(x.device)].sum()
+    return (x * y).reshape(-1)[order.to(x.device)].float().sum()  # in bf16 nearly all orders round to one number
+
+
+def _atomic_sum(x: Tensor, y: Tensor) -> Tensor:
+    torch.use_deterministic_algorithms(False)
+    try:
+        index = torch.arange(x.numel(), device=x.device) % 3
+        return torch.zeros(3, device=x.device, dtype=x.dtype).index_add(0, index, (x * y).reshape(-1))
+    finally:
+        torch.use_deterministic_algorithms(True)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -59,9 +70,10 @@ OPERATIONS: dict[str, Operation] = {
     "layer_norm": lambda x, y: F.layer_norm(x, (x.shape[1],), y[0], y[1]),
     "attention": _attention,
     "sum": lambda x, y: (x * y).sum(),
-    CONTROL: _shuffled_sum,
 }
-"""Each takes x and y (256, 128); the last is the control, whose bits must differ."""
+"""Each takes x and y (256, 128)."""
+CONTROLS: dict[str, Operation] = {CONTROL: _shuffled_sum, ATOMIC: _atomic_sum}
+"""Those whose bits must differ; the second on GPUs alone, whose threads add in the order in which they come."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -73,9 +85,12 @@ def repeat_all(device: str, times: int, dtypes: Sequence[str], out: str) -> None
     """
     set_determinism(torch.get_num_threads())
     where = torch.device(device)
+    repeated = OPERATIONS | CONTROLS
+    if not devices.is_gpu(where):
+        del repeated[ATOMIC]
     with _neighbour(where):
         found = {
-            dtype: {name: different(one, where, DTYPES[dtype], times) for name, one in OPERATIONS.items()}
+            dtype: {name: different(one, where, DTYPES[dtype], times) for name, one in repeated.items()}
             for dtype in dtypes
         }
     Path(out).write_text(json.dumps(found))

@@ -3,14 +3,14 @@
 In: trainings as plain values. Out: a JSON file, by the leader: what each has left.
 """
 
+import functools
 import json
 import os
 import signal
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from unisono.collectives.process_groups.transport import connect
 from unisono.determinism import devices
-from unisono.determinism.switches import describe_environment, set_determinism
+from unisono.determinism.switches import describe_environment, float32_precision, set_determinism
 from unisono.errors import ConfigError, LeaderFailed
 from unisono.experiments.certify.models import MODELS, samples
 from unisono.experiments.certify.trainings import BATCH_SIZE, Training
@@ -34,29 +34,34 @@ def look(device: str, out: str) -> None:
     """Write what this machine is; or why the device cannot be certified, under ``refused``."""
     try:
         found = devices.named(device)
-        if devices.is_gpu(found) and not devices.count(found.type):
+        gpus = devices.count(found.type) if devices.is_gpu(found) else 0
+        if devices.is_gpu(found) and (found.index or 0) >= gpus:
             raise ConfigError(
-                f"expected a device {device!r}, found none: torch {torch.__version__} sees no GPU. "
-                "Hint: unisono doctor says why; --device cpu certifies the CPU."
+                f"expected a device {device!r}, found none: torch {torch.__version__} sees {gpus or 'no'} "
+                f"GPU{'s' * (gpus > 1)}. Hint: unisono doctor says why; --device cpu certifies the CPU."
             )
         found = devices.device_at(found.index or 0, found.type) if devices.is_gpu(found) else found
-        seen: dict[str, Any] = {"facts": describe_environment(threads=1, device=found)}
+        told: dict[str, Any] = {"facts": describe_environment(threads=1, device=found), "gpus": gpus}
     except ConfigError as error:
-        seen = {"refused": str(error)}
-    Path(out).write_text(json.dumps(seen))
+        told = {"refused": str(error)}
+    Path(out).write_text(json.dumps(told))
 
 
-def train_all(trainings: Sequence[Training], device: str, out: str) -> None:
+def train_all(trainings: Sequence[Training], device: str, backwards: bool, out: str) -> None:
     """Train each, and write fingerprint, first step and steps by name; of a refused one the message.
 
+    Ranks that have a GPU each take them in their order, or `backwards`.
     All ranks call it; it blocks.
     """
-    held = connect(World.current(), timeout_s=_WAIT_S)  # the runs join it, and leave it as it is
+    world = World.current()
+    if backwards:
+        device = f"{device}:{world.world_size - 1 - world.rank}"
+    held = connect(world, device=device, timeout_s=_WAIT_S)  # the runs join it, and leave it as it is
     try:
         found = {}
         for one in trainings:
             try:
-                with _flag(one.matmul):
+                with float32_precision(one.matmul):
                     found[one.name] = train_one(one, device)
             except (ConfigError, LeaderFailed) as error:  # the second: what the leader has refused, on the others
                 found[one.name] = {"refused": str(error)}
@@ -67,28 +72,16 @@ def train_all(trainings: Sequence[Training], device: str, out: str) -> None:
         held.close()
 
 
-@contextmanager
-def _flag(matmul: str | None) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    try:
-        if matmul is not None:
-            torch.set_float32_matmul_precision(matmul)
-        yield
-    finally:
-        if matmul is not None:
-            torch.set_float32_matmul_precision(before)
-
-
 def train_one(one: Training, device: str) -> dict[str, Any]:
     """Train once in the world of this process."""
     with Run(
         seed=one.seed, replicas=one.replicas, strategy=one.strategy, precision=one.precision, clip_norm=0.5,
         out=one.out, checkpoint_every=None if one.out is None else 2, device=device,
     ) as run:  # fmt: skip
-        model = MODELS[one.model]()
-        model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=3e-3))
+        model = MODELS[one.model]().to(run.device)
+        model, _ = run.prepare(model, optimizer_of(one, model))
         # Module.compile compiles nothing of a class of torch's own, as nn.Sequential is.
-        forward = torch.compile(model) if one.is_compiled else model
+        forward = torch.compile(model, dynamic=one.is_dynamic or None) if one.is_compiled else model
         model.train()
         loader = run.loader(samples(), batch_size=BATCH_SIZE)
         for batch in run.steps(loader, epochs=one.steps, max_steps=one.steps):
@@ -97,6 +90,15 @@ def train_one(one: Training, device: str) -> dict[str, Any]:
             run.step(batch, lambda micro: F.cross_entropy(forward(micro.x), micro.y))
         result = run.result()
         return {name: result[name] for name in ("fingerprint", "steps", "resumed_from_step")}
+
+
+def optimizer_of(one: Training, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a training, with its form of kernels."""
+    how: dict[str, Any] = {"lr": 3e-3, **({"momentum": 0.9} if one.optimizer == "SGD" else {})}
+    if one.form is not None:
+        how |= {"foreach": False} if one.form == "single" else {one.form: True}
+    found: torch.optim.Optimizer = getattr(torch.optim, one.optimizer)(model.parameters(), **how)
+    return found
 
 
 def time_steps(device: str, replicas: Sequence[int], rounds: int, out: str) -> None:
@@ -132,6 +134,44 @@ WAITING: dict[str, tuple[str, int, dict[str, Any]]] = {
     READING: ("exact", 2, {}),
 }
 """Strategy, replicas, and options of what `count_waits` counts."""
+
+
+def count_launches(device: str, out: str) -> None:
+    """Write by name how many kernels and copies a GPU is given by a step of the CNN itself: beside the passes of its
+    replicas, its data on their way, and its update.
+
+    One process. The last one is a control: its loss function adds some of its own.
+    """
+    found = {name: _launches(device, *how, name == ADDING) for name, how in LAUNCHING.items()}
+    Path(out).write_text(json.dumps(found))
+
+
+ADDED = 7
+ADDING = f"exact, V = 2, whose loss function launches {ADDED} kernels more"
+LAUNCHING = {**{f"exact, V = {count}": (count,) for count in (1, 2, 8)}, ADDING: (2,)}
+"""Replicas of what `count_launches` counts."""
+
+
+def _launches(device: str, replicas: int, adds: bool) -> int:
+    with Run(seed=0, replicas=replicas, device=device) as run:
+        model = MODELS["cnn"]().to(run.device)
+        front, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
+        model.train()
+
+        def loss(micro: Any) -> torch.Tensor:
+            found = F.cross_entropy(front(micro.x), micro.y)
+            for _ in range(ADDED * adds):
+                found.detach().add(1)
+            return found
+
+        launched = 0
+        for batch in run.steps(run.loader(samples(), batch_size=BATCH_SIZE), epochs=2, max_steps=2):
+            launched = devices.launched(run.device, functools.partial(run.step, batch, loss))
+    x, y = (part[: BATCH_SIZE // replicas].to(run.device) for part in samples().arrays)
+    model.zero_grad()
+    alone = devices.launched(run.device, lambda: F.cross_entropy(model(x), y).backward())
+    again = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    return launched - replicas * (alone + 2) - devices.launched(run.device, again.step)
 
 
 def _waits(device: str, strategy: str, replicas: int, options: dict[str, Any], *, reads: bool) -> list[int]:
@@ -177,7 +217,7 @@ def _plain(device: str) -> float:
 
 def _exact(device: str, replicas: int) -> float:
     with Run(seed=0, replicas=replicas, device=device) as run:
-        model = MODELS["cnn"]()
+        model = MODELS["cnn"]().to(run.device)
         model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=3e-3))
         model.train()
         began, last = 0.0, _WARMUP + _TIMED

@@ -7,6 +7,12 @@ from typing import final
 BATCH_SIZE = 61
 STEPS = 6
 MODELS = ("linear", "cnn", "transformer", "lstm")
+WAYS = {
+    "fp32": "in fp32", "bf16": "in bf16", "fp16": "in fp16 with its scaler",
+    "TF32": "in fp32 with and without TF32 (torch.set_float32_matmul_precision, torch.backends.cudnn.allow_tf32)",
+    "optimizers": "by torch's optimizers: tensor by tensor, foreach, fused, on GPUs capturable",
+}  # fmt: skip
+"""What the same bits are claimed of, each with its words."""
 
 
 @final
@@ -23,8 +29,11 @@ class Training:
     steps: int = STEPS
     out: str | None = None  #: Run directory; a checkpoint every two steps.
     dies_at: int | None = None  #: In this step the last rank kills its own process.
-    matmul: str | None = None  #: Torch's flag for the precision of matrix products.
+    matmul: str | None = None  #: Torch's flag for the precision of matrix products; cuDNN's follows.
+    optimizer: str = "Adam"  #: One of torch's.
+    form: str | None = None  #: ``foreach``, ``fused``, ``capturable``, ``single``; None: torch chooses.
     is_compiled: bool = False
+    is_dynamic: bool = False  #: Compiled once for all sizes of a micro-batch, whichever comes first.
 
 
 CONTROLS = {name: Training(name=name, strategy=name, replicas=6) for name in ("ddp", "allreduce")}
@@ -32,11 +41,26 @@ CONTROLS = {name: Training(name=name, strategy=name, replicas=6) for name in ("d
 EXACT_6 = Training(name="exact-6", replicas=6)
 
 
-def claims(models: Sequence[str] = MODELS) -> list[Training]:
-    """Return what must be the same on any number of processes: each model, in float32 and bfloat16."""
+def claims(way: str, models: Sequence[str] = MODELS, *, on_gpu: bool = False) -> list[Training]:
+    """Return what must be the same on any number of processes, in one of the `WAYS`.
+
+    LSTMs are left out in fp16, which torch cannot compute on most CPUs; capturable optimizers on CPUs.
+    """
+    if way == "optimizers":
+        forms = {name: ("single", "foreach", "fused", *(["capturable"] * on_gpu)) for name in ("Adam", "AdamW")}
+        forms["SGD"] = ("single", "foreach", "fused")
+        return [
+            Training(name=f"{name} {form}", optimizer=name, form=form) for name, each in forms.items() for form in each
+        ]
+    if way == "TF32":
+        flags = {"on": "high", "off": "highest"}
+        return [
+            Training(name=f"{model} TF32 {told}", model=model, matmul=flag)
+            for told, flag in flags.items() for model in models if model in ("linear", "cnn")
+        ]  # fmt: skip
     return [
-        Training(name=f"{model} {precision}", model=model, precision=precision)
-        for precision in ("fp32", "bf16") for model in models
+        Training(name=f"{model} {way}", model=model, precision=way)
+        for model in models if (model, way) != ("lstm", "fp16")
     ]  # fmt: skip
 
 

@@ -23,11 +23,11 @@ def _joined(flats: Sequence[Tensor]) -> Tensor:
 
 def from_bytes(body: Tensor, tensors: Sequence[Tensor]) -> None:
     """Overwrite tensors with what `to_bytes` has returned for others like them; nobody waits for a GPU."""
-    lengths, places = [tensor.nbytes for tensor in tensors], {tensor.device for tensor in tensors}
-    on = {place: body if body.device == place else carried(body, place) for place in places}
-    pieces = {place: whole.split(lengths) for place, whole in on.items()}
-    for index, tensor in enumerate(tensors):
-        tensor.detach().copy_(pieces[tensor.device][index].clone().view(tensor.dtype).view(tensor.shape))
+    pieces = body.split([tensor.nbytes for tensor in tensors]) if tensors else ()
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        # One after another: a GPU holds one of them twice, not all. New memory begins where every dtype may.
+        there = piece.clone() if piece.device == tensor.device else carried(piece, tensor.device)
+        tensor.detach().copy_(there.view(tensor.dtype).view(tensor.shape))
 
 
 def broadcast(tensors: Sequence[Tensor], transport: Transport, root: int = 0) -> None:

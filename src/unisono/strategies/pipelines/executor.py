@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-import time
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unisono.collectives.messages import Messages
+from unisono.determinism import devices
 from unisono.determinism.device_reads import DeviceReads
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
@@ -40,10 +42,15 @@ class Work:
     objective: Objective  #: What is minimised.
     micros: Iterator[Micro]  #: What it gets, in order; on the first and the last process of a pipeline only.
     reads: DeviceReads | None = None  #: Is asked for what a GPU has to tell of losses; None: it is told at once.
-    busy_s: float = 0.0  #: Seconds in which this rank has computed.
+    spans: list[tuple[Any, Any]] = field(default_factory=list)  #: When this rank has computed, see `devices.instant`.
     fetched: dict[int, Micro] = field(default_factory=dict)
     num_fetched: int = 0
     seeds: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which this rank has computed; a GPU must have been waited for."""
+        return math.fsum(itertools.starmap(devices.seconds_between, self.spans))
 
     def weight(self, micro: int) -> float:
         """Return the share of a micro-batch in the whole batch."""
@@ -109,7 +116,7 @@ class Executor:
     def _forward(self, work: Work, action: Action) -> None:
         replica, stage = work.mine[action.micro], self._stages[action.stage]
         arrived = None if action.stage == 0 else self._take(action, action.stage - 1, 2 * action.stage)
-        began = time.perf_counter()
+        began = devices.instant(self._device)
         set_generators(mix(self._seed, "replica", work.step, replica))
         fresh = capture(self._device)
         autocast: list[str] = []
@@ -139,10 +146,9 @@ class Executor:
             after = capture(self._device)
             is_drawn = after != fresh or (arrived is not None and bool(arrived.streams))
             parcel = replace(parcel, autocast=autocast[0], streams=after if is_drawn else b"")
-            work.busy_s += time.perf_counter() - began
+        work.spans.append((began, devices.instant(self._device)))
+        if action.stage < self._last:
             self._give(parcel, action, action.stage + 1, 2 * (action.stage + 1))
-        else:
-            work.busy_s += time.perf_counter() - began
 
     def _backward(self, work: Work, action: Action) -> None:
         replica = work.mine[action.micro]
@@ -150,10 +156,10 @@ class Executor:
             gradients: tuple[Tensor | None, ...] = (work.seeds.pop(action.micro),)
         else:
             gradients = self._take(action, action.stage + 1, 2 * action.stage + 1).tensors
-        began = time.perf_counter()
+        began = devices.instant(self._device)
         with work.explained(replica):
             parcel = self._stages[action.stage].backward(action.micro, replica, gradients)
-        work.busy_s += time.perf_counter() - began
+        work.spans.append((began, devices.instant(self._device)))
         if action.stage:
             self._give(parcel, action, action.stage - 1, 2 * (action.stage - 1) + 1)
 
