@@ -1,6 +1,5 @@
 """The run: equal to a plain loop where there is one replica, resumes, refuses, and leaves no half-done step."""
 
-import contextlib
 import itertools
 import json
 
@@ -167,21 +166,59 @@ def test_each_sample_once_per_epoch(toy):
 
 @pytest.mark.parametrize("out", [False, True], ids=["nothing kept", "run directory"])
 def test_steps_asked_for_again(toy, tmp_path, out):
-    """`steps` yields what is left to do, also when it is asked again: two epochs, then a third, are three.
-
-    Where nothing is left, that is told: `epochs` counts from the run's beginning.
-    """
+    """`steps` yields what is left to do: two epochs, then a third, are three, also where a launch begins anew."""
     whole, _ = toy.train(epochs=3)
     with toy.run(out=tmp_path / "run" if out else None) as (run, model, _):
         done = []
-        for epochs in (2, 2, 3):
-            told = pytest.warns(UserWarning, match=r"nothing to do: its epochs= .* step 10 of 10 is done")
-            with told if done and epochs == 2 else contextlib.nullcontext():
-                for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=epochs):
-                    run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
-                    done.append(batch.step)
+        for epochs in (2, 3):
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=epochs):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                done.append(batch.step)
         assert done == list(range(1, 16))
         assert run.fingerprint() == whole
+
+
+def loop_over_epochs(toy, last_of=lambda epoch: epoch + 1, leave_at=None, **settings):
+    """Train as programs of other libraries do, and return steps done and fingerprint."""
+    with toy.run(**settings) as (run, model, _):
+        done = []
+        for epoch in range(3):
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=last_of(epoch)):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                done.append(batch.step)
+                if batch.step == leave_at:
+                    return done, ""
+        return done, run.fingerprint()
+
+
+def test_a_loop_over_epochs(toy, tmp_path, capfd):
+    """`epochs=epoch + 1` trains them all, also after an interruption, which passes over those that are done."""
+    whole, _ = toy.train(epochs=3)
+    assert loop_over_epochs(toy) == (list(range(1, 16)), whole)
+    assert loop_over_epochs(toy, out=tmp_path, leave_at=12)[0] == list(range(1, 13))
+    assert "left to" not in capfd.readouterr().err
+    assert loop_over_epochs(toy, out=tmp_path) == ([13, 14, 15], whole)
+    assert capfd.readouterr().err.count("has come to step 12: a loop that ends with step 5 has nothing left to do") == 1
+    assert loop_over_epochs(toy, out=tmp_path) == ([], whole)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "has come to step 15" in said[0]
+    assert "is complete: step 15 of 15 is done" in said[1]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first launch", "started again"])
+def test_a_loop_over_epochs_that_trains_one(toy, tmp_path, again):
+    """`epochs=1` each time is refused where it yields nothing, in the launch after that, too."""
+    wrong = r"nothing to do: epochs= .* step 5 of 5 is done. Hint: all epochs in one loop, .* epochs=epoch \+ 1\)"
+    for _ in range(1 + again):
+        with pytest.raises(unisono.ConfigError, match=wrong):
+            loop_over_epochs(toy, lambda _: 1, out=tmp_path)
+
+
+def test_a_loop_over_epochs_is_replayed(toy, tmp_path, monkeypatch):
+    """A launcher that ends the run after a step (`replay`) ends each of the loops there, and none is refused."""
+    monkeypatch.setenv("UNISONO_LAST_STEP", "7")
+    assert loop_over_epochs(toy, out=tmp_path)[0] == list(range(1, 8))
 
 
 def test_files(toy, tmp_path):

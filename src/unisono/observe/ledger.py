@@ -66,9 +66,9 @@ class Details(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """What a trainer has logged at a step (``metrics.jsonl``)."""
+    """What a program has recorded after a step (``metrics.jsonl``)."""
 
-    step: int  #: 1-based.
+    step: int  #: 1-based; 0 before the first.
     epoch: int  #: 0-based.
     values: dict[str, float]  #: By name.
 
@@ -125,7 +125,7 @@ class Ledger:
             if last_step is None:
                 last_step = max((entry["step"] for _, entry in lines if entry is not None), default=0)
             self.last_step = last_step
-            kept, is_clean = _recover(lines, last_step)
+            kept, is_clean = _recover(lines, last_step, first=0 if has_gaps else 1)
             if not has_gaps:
                 _refuse_changed(path, lines, last_step, head)
             if not is_clean and not has_gaps:
@@ -225,10 +225,10 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _recover(lines: list[chain.Line], last_step: int) -> tuple[dict[int, chain.Line], bool]:
+def _recover(lines: list[chain.Line], last_step: int, *, first: int) -> tuple[dict[int, chain.Line], bool]:
     """Return the lines up to `last_step` by step, and whether they are all of them, once each and in order."""
     entries = [(entry["step"], (line, entry)) for line, entry in lines if entry is not None]
-    by_step = {step: line for step, line in entries if 1 <= step <= last_step}
+    by_step = {step: line for step, line in entries if first <= step <= last_step}
     return dict(sorted(by_step.items())), [step for step, _ in entries][:last_step] == list(range(1, last_step + 1))
 
 

@@ -47,9 +47,7 @@ ANSWERS = {
 
 _LAUNCHED = "Hint: the launcher decides it: `unisono run -n 4 script.py`, or unisono.launch(function, workers=4)."
 _DETERMINED = "a run is deterministic by itself. Hint: leave it out."
-_LOGGED = (
-    "Hint: callbacks.TensorBoard(), MLflow() or WandB() of a Trainer; run.record({'name': value}) in your own loop."
-)
+_LOGGED = "Hint: callbacks.TensorBoard(), MLflow() or WandB() of a Trainer; run.record(name=value) in your own loop."
 RUN_ANSWERS = {
     **dict.fromkeys(("devices", "num_nodes", "workers", "num_processes", "world_size", "nprocs"), _LAUNCHED),
     **dict.fromkeys(("deterministic", "benchmark", "use_seedable_sampler"), _DETERMINED),

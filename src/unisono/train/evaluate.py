@@ -88,6 +88,22 @@ def evaluate(
     return merge_over_ranks(metrics, transport)
 
 
+def check_predict(predict: Any, metrics: Any, name: Any) -> None:
+    """Refuse (`ConfigError`) a model, or anything else than a function, and metrics without names."""
+    if isinstance(predict, nn.Module) or not callable(predict):
+        got = f"a model ({type(predict).__name__})" if isinstance(predict, nn.Module) else type(predict).__name__
+        raise ConfigError(
+            f"expected a function from a micro-batch to (output, target), got {got}. "
+            "Hint: run.evaluate(test_set, lambda micro: (model(micro.x), micro.y), metrics)."
+        )
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"expected metrics by name, got {type(metrics).__name__}. Hint: {{'accuracy': unisono.Accuracy()}}."
+        )
+    if not isinstance(name, str | None):
+        raise ConfigError(f"expected name as text, or None to record nothing, got {name!r:.100}. Hint: name='test'.")
+
+
 def checked_limit(limit: Any, part: Any) -> int | None:
     """Return `limit`; `ConfigError` where it or `part` is no number of samples, or both are given."""
     if SAMPLES.maybe("part", part) is not None and limit is not None:

@@ -1,4 +1,4 @@
-"""What the leader of a training shows and writes: progress on standard error, and ``metrics.jsonl``."""
+"""What the leader of a trainer shows, progress on standard error, and what is written: ``metrics.jsonl``."""
 
 import itertools
 import time
@@ -7,7 +7,6 @@ from functools import partial
 from typing import Self, final
 
 from unisono.collectives.placement import cut
-from unisono.observe.ledger import Ledger, Logged
 from unisono.observe.phases import DATA
 from unisono.observe.progress import ProgressLine
 from unisono.train.callbacks.base import Loop
@@ -17,23 +16,18 @@ from unisono.train.run import Run
 
 @final
 class Reporter:
-    """What the leader shows and writes while a trainer fits; nothing on the other ranks."""
+    """What the leader shows while a trainer fits; what is logged goes to the run."""
 
     def __init__(self, run: Run, loop: Loop, *, is_shown: bool) -> None:
         self._run, self._loop = run, loop
         self._is_shown, self._leads = is_shown, run.world.is_leader
         self._losses, self._steps, self._since = 0.0, 0, time.monotonic()  # since the last line of metrics
-        self._last: Logged | None = None  # perhaps the leader dies before it has written it
         self._progress: ProgressLine | None = None
-        self._logged: Ledger | None = None
 
     def begin(self) -> None:
-        """Start to show; the file is cut where the run goes on."""
-        loop = self._loop
+        """Start to show."""
         self._show()
         self.note(self._run._describe_start())
-        if self._run.directory is not None and self._leads:
-            self._logged = Ledger(self._run.directory / "metrics.jsonl", loop.step, has_gaps=True)
 
     def _show(self) -> None:
         loop = self._loop
@@ -59,10 +53,6 @@ class Reporter:
             return
         self._leads = True
         self._show()
-        if self._run.directory is not None:
-            self._logged = Ledger(self._run.directory / "metrics.jsonl", None, has_gaps=True)
-            if self._last is not None and self._last.step > self._logged.last_step:
-                self._logged.append_now(self._last)
 
     def step(self) -> None:
         """Show a step."""
@@ -98,16 +88,11 @@ class Reporter:
     def write(self, values: dict[str, float]) -> None:
         """Write a line of ``metrics.jsonl``."""
         self._follow()
-        if not values:
-            return
-        self._last = Logged(step=self._loop.step, epoch=self._loop.epoch, values=values)
-        if self._logged is not None:
-            self._logged.append_now(self._last)
+        self._run._record.ledgers.metrics.add(self._loop.step, self._loop.epoch, values)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in (self._progress, self._logged):
-            if each is not None:
-                each.close()
+        if self._progress is not None:
+            self._progress.close()

@@ -19,7 +19,7 @@ from unisono.options.quantities import BATCH
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.precision import MixedPrecision
 from unisono.system.words import counted
-from unisono.train.evaluate import BATCH_SIZE, Predict, checked_limit
+from unisono.train.evaluate import BATCH_SIZE, Predict, check_predict, checked_limit
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.names import AnswersNames
@@ -80,8 +80,11 @@ class RunState(AnswersNames):
         inference_mode: bool = True,
         limit: int | None = None,
         part: int | None = None,
+        name: str | None = "",
     ) -> dict[str, float]:
         """Return metrics over a data set: each sample once, bit-equal for any number of ranks; collective.
+
+        Once `steps` has begun they are recorded, too, as `record` does it: a curve of the report.
 
         Args:
             dataset: Map-style.
@@ -94,16 +97,25 @@ class RunState(AnswersNames):
             inference_mode: False: under ``torch.no_grad``, for models that keep tensors which training needs again.
             limit: Only the first so many samples.
             part: In place of that: only so many samples, chosen by the seed, the same ones every time.
+            name: Of the data set: `test` lets an accuracy be recorded as `test_accuracy`. Empty: as `accuracy`, that of
+                a `part` as `part_accuracy`. None: nothing is recorded.
 
         Raises:
-            ConfigError: A setting is out of range, or `predict` has returned something else than two values.
+            ConfigError: A setting is out of range; `predict` is a model, or has not returned two values.
         """
         batch_size, limit = BATCH.take("batch_size", batch_size), checked_limit(limit, part)
+        check_predict(predict, metrics, name)
         fetcher = Fetcher(dataset, self.seed, transform=transform, collate=collate)
-        return self._need_stepper().evaluate(
+        values = self._need_stepper().evaluate(
             fetcher, predict, metrics, batch_size=batch_size, num_workers=num_workers, inference_mode=inference_mode,
             limit=limit, part=part,
         )  # fmt: skip
+        if values and name is not None and self._progress.is_open:
+            prefix = f"{name}_" if name else "part_" if part is not None else ""
+            scores = {prefix + each: value for each, value in values.items()}
+            known = self._progress._measured.get(self._progress.done + self._progress.is_within, {})
+            self.record(self.first_look.at_scores(scores, known))
+        return values
 
     def register(self, name: str, part: Any) -> None:
         """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
@@ -121,12 +133,14 @@ class RunState(AnswersNames):
         self._registered[name] = part
 
     def record(self, metrics: Mapping[str, float] | None = None, /, *args: object, **values: float) -> None:
-        """Add metrics, measured with the present weights, to ``result.json`` and to a checkpoint of this step.
+        """Record numbers of the step that is done: ``run.record(accuracy=0.9)``, or in a dictionary.
 
-        They are given in a dictionary, ``run.record({"accuracy": 0.9})``, or by name, ``run.record(accuracy=0.9)``.
+        They stand in the step's line of ``metrics.jsonl``, which `unisono watch` and `report` draw, and in its
+        checkpoint; ``result.json`` has the last one of each name. Each line is there once, also after a kill. Not
+        collective: the leader's numbers are written. Before `steps` has begun only ``result.json`` gets them.
 
         Raises:
-            ConfigError: A metric has no name.
+            ConfigError: A metric has no name, or is no number.
         """
         if args or not isinstance(metrics, Mapping | None):
             raise ConfigError(f"expected metrics by name, got {metrics!r:.100}. Hint: run.record({{'accuracy': 0.9}}).")

@@ -268,6 +268,7 @@ class Trainer(AnswersNames):
         self._evaluated_loss = EvaluatedLoss(self.loss, **self._how)
         metrics: dict[str, Metric] = {"loss": self._evaluated_loss, **self.metrics}
         how: dict[str, Any] = {"collate": collate, "num_workers": num_workers, "limit": limit, "part": part}
+        how |= {"name": None}  # `fit` records what it evaluates
         values = self.run.evaluate(dataset, self._predict, metrics, **how)
         return {prefix + name: value for name, value in values.items()}
 

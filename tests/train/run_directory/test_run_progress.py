@@ -27,7 +27,8 @@ def test_a_finished_result_stays(toy, tmp_path):
     with toy.run(out=tmp_path) as (run, _, _):
         assert list(run.steps(run.loader(toy.data, batch_size=12), epochs=2)) == []
         assert run.result() == json.loads(before)
-        assert list(run.steps(run.loader(toy.data, batch_size=12), epochs=2)) == []
+        with pytest.raises(ConfigError, match="nothing to do"):
+            next(run.steps(run.loader(toy.data, batch_size=12), epochs=2))
     assert (tmp_path / "result.json").read_bytes() == before
     with toy.run(out=tmp_path) as (run, _, _):
         list(run.steps(run.loader(toy.data, batch_size=12), epochs=2))

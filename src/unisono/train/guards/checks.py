@@ -101,7 +101,8 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
         except (TypeError, ValueError, OverflowError, RuntimeError):
             number = None
         if number is None:
-            raise ConfigError(f"expected numbers as metrics, got metrics[{name!r}] as {type(value).__name__}.")
+            shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+            raise ConfigError(f"expected numbers as metrics, got metrics[{name!r}] as {type(value).__name__}{shape}.")
         found[name] = int(value) if isinstance(value, int) and abs(value) < _LARGEST else number
     return found
 

@@ -33,7 +33,7 @@ class FirstLook:
     """
 
     def __init__(self, *, is_leader: bool, best: str | None = None) -> None:
-        self._speaks, self.best = is_leader, best
+        self._speaks, self.best, self._is_score_told = is_leader, best, not is_leader
         self._unseeded = Unseeded()
         self._is_mode_told = self._is_schedule_told = not is_leader
         self._rates: list[float] | None = None
@@ -60,6 +60,19 @@ class FirstLook:
                 f"{replicas - batch_size} of them never have one, and ranks that host only those compute nothing. "
                 f"Hint: batch_size >= {replicas}, or Run(replicas={batch_size})."
             )
+
+    def at_scores(self, scores: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
+        """Return scores of an evaluation without those that another one has measured after the same step."""
+        new = {name: value for name, value in scores.items() if known.get(name, value) == value or value != value}
+        other = next((name for name in scores if name not in new), None)
+        if other is not None and not self._is_score_told:
+            self._is_score_told = True
+            warn(
+                f"run.evaluate() has measured {other!r} twice after one step, as {known[other]:.6g} and as "
+                f"{scores[other]:.6g}: the first is recorded. Hint: name='train' records one of them as "
+                f"'train_{other}'; name=None records nothing."
+            )
+        return new
 
     def at_evaluation_mode(self, model: nn.Module) -> None:
         """Look at a model that is trained in evaluation mode."""

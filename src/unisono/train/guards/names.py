@@ -12,7 +12,7 @@ _COLLECTIVES = "unisono.collectives.all_reduce(tensor); metrics are summed over 
 _WAITS = "run.transport.barrier(), which all ranks call"
 _CLIPS = "Run(clip_norm=1.0), or clip_value=: every step clips the gradient of the whole batch"
 _COUNTS = "batch.step (from 1) and batch.epoch (from 0) in the loop; a callback is given loop.step and loop.epoch"
-_RECORDS = "run.record({'name': value}), for result.json; callbacks.TensorBoard, MLflow and WandB log each step"
+_RECORDS = "run.record(name=value) after a step, for metrics.jsonl (watch and report draw it) and result.json"
 _SAME = "run.prepare returns the model itself, not a wrapper"
 _PLACE = "run.device; micro-batches are moved there by the run"
 _ACCUMULATES = "Run(replicas=8) on one process is eight micro-batches a step: raise batch_size= and replicas= together"

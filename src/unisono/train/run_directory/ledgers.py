@@ -5,15 +5,21 @@ from collections.abc import Callable
 from typing import final
 
 from unisono.observe.ledger import Detail, Details, Entry, Ledger, Unwritten
+from unisono.observe.metric_lines import NAME, MetricLines
 from unisono.system.directory import Directory
 
 
 @final
 class Ledgers:
-    """``ledger.jsonl`` and, on request, ``detail.jsonl`` of one run directory; nothing before it is opened."""
+    """``ledger.jsonl``, ``metrics.jsonl`` and, on request, ``detail.jsonl`` of a run directory; none before it is open.
+
+    Attributes:
+        metrics: What the program records.
+    """
 
     def __init__(self, *, keeps_detail: bool) -> None:
         self.keeps_detail = keeps_detail
+        self.metrics = MetricLines()
         self._ledger: Ledger | None = None
         self._detail: Ledger | None = None
         self._unwritten: Unwritten | None = None
@@ -22,23 +28,26 @@ class Ledgers:
     @property
     def names(self) -> list[str]:
         """Of the files."""
-        return ["ledger.jsonl", *(["detail.jsonl"] if self.keeps_detail else [])]
+        return ["ledger.jsonl", NAME, *(["detail.jsonl"] if self.keeps_detail else [])]
 
     def open(self, home: Directory, step: int, head: str) -> None:
         """Write from now on; entries after `step` are cut off, `head` is the chain value there."""
         self._ledger = Ledger(home.path / "ledger.jsonl", step, head=head, home=home)
+        self.metrics.open(home, step)
         if self.keeps_detail:
             self._detail = Ledger(home.path / "detail.jsonl", step, has_gaps=True, home=home)
 
     def stand_by(self, home: Directory, step: int) -> None:
         """Keep, from the step after `step` on, what another rank writes, until its files show it."""
         self._unwritten = Unwritten(home.path / "ledger.jsonl", step, home)
+        self.metrics.open(home, step, writes=False)
 
     def take_over(self, home: Directory) -> None:
         """Write from now on, and first what the rank that has died had not written."""
         if self._unwritten is None:
             return
         self._ledger, self._unwritten = self._unwritten.take_over(), None
+        self.metrics.take_over()
         if self.keeps_detail:
             self._detail = Ledger(home.path / "detail.jsonl", None, has_gaps=True, home=home)
             if self._last_detail is not None and self._last_detail.step > self._detail.last_step:
@@ -46,6 +55,7 @@ class Ledgers:
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's line, made when it is written."""
+        self.metrics.flush()  # of the step before
         if self._ledger is not None:
             self._ledger.append(entry)
         elif self._unwritten is not None:
@@ -60,6 +70,7 @@ class Ledgers:
 
     def flush(self) -> str:
         """Write all lines that wait, and return the ledger's head: the chain value after them; empty where none is."""
+        self.metrics.flush()
         if self._ledger is None:
             return ""
         self._ledger.flush()
@@ -69,10 +80,11 @@ class Ledgers:
         """Put what has been written on the disk, from any thread."""
         assert self._ledger is not None
         self._ledger.sync()
+        self.metrics.sync()
 
     def close(self) -> None:
         """Write what waits and close the files; safe to call twice."""
         with contextlib.ExitStack() as stack:  # each is closed, whatever the other does
-            for file in (self._ledger, self._detail):
+            for file in (self._ledger, self._detail, self.metrics):
                 if file is not None:
                     stack.callback(file.close)

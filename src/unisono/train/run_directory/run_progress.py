@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from unisono.collectives.places import current_world
 from unisono.data.plans.batch_schedule import Cuts
-from unisono.errors import CheckpointError, RunStopped, ScoreMismatch
+from unisono.errors import CheckpointError, ConfigError, RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
-from unisono.system.messages import warn
 from unisono.train.guards.checks import plain_numbers
 from unisono.train.intervals import Every, due
 from unisono.train.launcher_link import LauncherLink
@@ -30,12 +30,12 @@ class RunProgress:
         usage: What the steps have cost.
         steps_again: Steps that were computed once more because a rank had died.
         result: What ``result.json`` holds; empty before the first end.
-        is_open: Whether the directory has been opened.
         facts: As above.
         resume: Loads what the run goes on from, and returns for how long its loop has been running, in seconds.
         score: Of the run, once the directory is open.
         parts: What is trained, likewise.
         loops: Loops over steps that have begun, and the last step of the present one.
+        epoch: That of the last step, 0-based.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RunProgress:
         self._measured: dict[int, dict[str, float]] = {}
         self.done, self.is_within = 0, False
         self.resume = self._resume
-        self.loops = [0, 0]
+        self.loops, self.epoch = [0, 0], 0
         self.is_stopping = False
         self.stopped_by: str | None = None
         self.usage = Usage()
@@ -96,8 +96,10 @@ class RunProgress:
                 parts.check_storable()
             self.score, self.parts = score, parts
             self._record.open_phases(self._link.phases)
+            self.epoch = passes() if cuts is None else cuts.epoch_of(max(1, self.done))
         self._link.opened(self.done)
         self._passes, self._is_due = passes, due(self._checkpoint_every, cuts)
+        self._record.ledgers.metrics.waits = True
         self._loops_s, self._loop_s = self._loops_s + self._loop_s, 0.0
         self._first, self._began = self.done + 1, time.monotonic() - loop_s
 
@@ -149,6 +151,7 @@ class RunProgress:
 
         Where that fails, it is said now, and raised by `close`: nobody would see what a generator raises at its end.
         """
+        self._record.ledgers.metrics.waits = False
         self._link.phases.end(self.done)
         if self.is_within and not parts.is_changing:
             self._record.tell(
@@ -192,6 +195,7 @@ class RunProgress:
         self._record.transport.again(lambda: self._finish(parts, is_finished=is_finished))
 
     def _finish(self, parts: Parts, *, is_finished: bool) -> None:
+        self._record.ledgers.metrics.waits = False
         with self._link.phases.within(CHECKPOINT):
             if self.done > self._saved:
                 self._save(parts, may_skip=False)
@@ -203,26 +207,33 @@ class RunProgress:
         self._cost = self.usage.summary(parts.strategy.transport, self._link.phases.totals)
         self._write_end(parts, is_finished=is_finished)
 
-    def tell_complete(self, last: int) -> None:
-        """Say that a launch finds nothing to do; warn where it has trained before, in an earlier loop."""
-        if self.done > self._resumed and self._record.transport.rank == 0:
-            warn(
-                f"run.steps() has nothing to do: its epochs= or max_steps= count from the run's beginning, and step "
-                f"{self.done} of {last} is done. Hint: one loop over all epochs, `for batch in run.steps(loader, "
-                "epochs=10)`; batch.epoch says which one it is."
+    def tell_complete(self, last: int, before: int) -> None:
+        """Say that a loop has nothing to do.
+
+        Raises:
+            ConfigError: The loop before it has ended no earlier (after step `before`): this is a loop over epochs.
+        """
+        if last <= before and last != current_world().last_step:  # where `replay` ends every loop
+            raise ConfigError(
+                f"run.steps() has nothing to do: epochs= and max_steps= count from the run's beginning, and step "
+                f"{self.done} of {last} is done. Hint: all epochs in one loop, run.steps(loader, epochs=10), where "
+                "batch.epoch says which one it is; or run.steps(loader, epochs=epoch + 1) in a loop over epochs."
             )
-            return
-        self._record.tell(
-            f"is complete: step {self.done} of {last} is done, there is nothing left to train. "
-            "Hint: more epochs go on from here; another out= (--out) starts from the beginning."
-        )
+        if self.done == last:
+            self._record.tell(
+                f"is complete: step {self.done} of {last} is done, there is nothing left to train. "
+                "Hint: more epochs go on from here; another out= (--out) starts from the beginning."
+            )
+        elif self.loops[0] == 1:
+            self._record.tell(f"has come to step {self.done}: a loop that ends with step {last} has nothing left to do")
 
     def measured(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics of the present weights to the result and to a checkpoint of this step; see `plain_numbers`."""
+        """Add metrics to the result, to this step's line and to a checkpoint of it; see `plain_numbers`."""
         numbers = plain_numbers(metrics)
         self._metrics |= numbers
         step = self.done + self.is_within
         self._measured = {step: {**self._measured.get(step, {}), **numbers}}
+        self._record.ledgers.metrics.add(step, self.epoch, numbers)
         self._write()
 
     def fingerprint(self, parts: Parts) -> str:
@@ -230,10 +241,6 @@ class RunProgress:
         if parts.strategy.is_sharded and self.result.get("steps") == self.done:
             return str(self.result["fingerprint"])  # known: one rank may ask alone
         return parts.strategy.fingerprint()
-
-    @property
-    def _epoch(self) -> int:
-        return self._passes()
 
     def _save(self, parts: Parts, *, may_skip: bool) -> None:
         self._record.transport.again(lambda: self._save_all(parts, may_skip=may_skip))
@@ -259,7 +266,7 @@ class RunProgress:
         """Return what a checkpoint of the present step tells besides its state: see `Facts`."""
         metrics = self._measured.get(self.done, {})
         spent, head = self._spent(time.monotonic() - self._began), self._record.ledgers.flush()
-        return {"epoch": self._epoch, "metrics": dict(metrics), "spent": spent, "ledger_head": head}
+        return {"epoch": self._passes(), "metrics": dict(metrics), "spent": spent, "ledger_head": head}
 
     def _spent(self, loop_s: float) -> dict[str, float]:
         """Return what all launches have spent on the steps that are done; redone ones, undone by a kill, do not count.
@@ -286,7 +293,7 @@ class RunProgress:
             "fingerprint": fingerprint,
             "finished": is_finished,
             "steps": self.done,
-            "epochs": self._epoch,
+            "epochs": self._passes(),
             **self.facts,
             "resumed_from_step": self._resumed,
             **({"stopped_by": self.stopped_by} if self.stopped_by else {}),

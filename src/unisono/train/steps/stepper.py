@@ -81,13 +81,13 @@ class Stepper:
                 f"the loop was left within step {progress.done + 1}, and its weights are those of no step. "
                 "Hint: a new Run goes on from the last checkpoint; run.stop('why') before leaving says that it is done."
             )
-        progress.loops = [progress.loops[0] + 1, last]
+        ended, progress.loops = progress.loops[1], [progress.loops[0] + 1, last]
         self.open(loader, score)
         self._done_loops.begin(progress.done, last)
         first = progress.done + 1
         self._link.ends(last)
         if first > last:
-            progress.tell_complete(last)
+            progress.tell_complete(last, ended)
         if self._live is not None and self.parts.takes_closure:
             self._live.refuse("the optimizer computes a step several times")
         if self._live is not None and isinstance(loader, StreamLoader):
@@ -201,7 +201,7 @@ class Stepper:
         self.loss = gradients.loss
         link.updating()
         lr, evaluations = self._update(gradients, update, again) if is_finite else (math.nan, 0)
-        was_asked = progress.is_within and progress.is_stopping
+        progress.epoch, was_asked = batch.epoch, progress.is_within and progress.is_stopping
         progress.is_stopping = was_asked or (gradients.is_stop_asked and self._record.path is not None)
         if updates is None:
             progress.done = batch.step
