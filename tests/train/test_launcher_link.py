@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -72,6 +73,34 @@ def test_a_signal_stops_after_the_step(toy, tmp_path, signum, handler, capfd):
     assert "stopped after step 3, and saved" in told
     fingerprint, done = toy.train(out=tmp_path / "run")
     assert (fingerprint, done) == (whole, list(range(4, 11)))
+
+
+@pytest.mark.parametrize(
+    ("every", "said"),
+    [(2, "step 2 is saved. The same command goes on."), (9, "nothing is saved. The same command begins")],
+)
+def test_a_second_ctrl_c_stops_at_once(toy, tmp_path, every, said, capfd):
+    """Within the step; what is kept is told, and where the same call goes on."""
+
+    def press(micro):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before, hook = signal.signal(signal.SIGINT, signal.default_int_handler), sys.excepthook
+    try:
+        with toy.run(out=tmp_path, checkpoint_every=every) as (run, model, _), pytest.raises(KeyboardInterrupt):
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+                if batch.step == 4:
+                    run._progress._checkpoints.settle()  # the save of step 2 has begun, and is known when it is done
+                    run._progress._tell_saved()
+                run.step(batch, press if batch.step == 4 else lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.excepthook = hook
+    assert f"unisono: stopped at once; {said}" in capfd.readouterr().err
+    fingerprint, done = toy.train(out=tmp_path, checkpoint_every=every)
+    assert (fingerprint, done[-1]) == (toy.train()[0], 10)
 
 
 def test_without_a_directory_signals_act_as_always(toy):

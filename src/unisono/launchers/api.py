@@ -96,6 +96,7 @@ def launch(
             live=live,
             spares=spares,
             elastic=elastic,
+            again="the same command",
         )
     )
 

@@ -25,7 +25,7 @@ from unisono.launchers.supervision.restarts import GiveUp, Restarts
 from unisono.launchers.worker_group import Events, OutputBroken, Signalled
 from unisono.system.devices import VISIBLE_VARIABLE
 from unisono.system.machine import find_gpus
-from unisono.system.messages import tell
+from unisono.system.messages import interrupted, tell
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -150,6 +150,8 @@ def stop_signals() -> Iterator[Signals]:
 
 def deliver(signum: int, handler: Any) -> None:
     """Let a signal have the effect it would have had, now that the workers are gone."""
+    if handler == signal.default_int_handler:
+        raise interrupted()
     if handler != signal.SIG_DFL:
         signal.raise_signal(signum)  # KeyboardInterrupt, or the program's own handler
     raise SystemExit(128 + signum)

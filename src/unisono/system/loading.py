@@ -7,6 +7,7 @@ while something is loaded that has nothing to do with them.
 import contextlib
 import gc
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from unisono.errors import ConfigError
 
@@ -21,6 +22,12 @@ def collector_at_rest() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def check_there(package: str) -> None:
+    """Refuse (`ConfigError`) to go on without a package, whose extra has its name."""
+    if find_spec(package) is None:
+        raise ConfigError(f"No module named {package!r}. Hint: pip install 'unisono[{package}]'.")
 
 
 @contextlib.contextmanager

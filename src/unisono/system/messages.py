@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
@@ -29,6 +29,22 @@ def tell(text: str) -> None:
 def is_ours(file: str) -> bool:
     """Whether a source file is one of this package."""
     return file.startswith(_OURS)
+
+
+def interrupted() -> KeyboardInterrupt:
+    """Return the exception of a Ctrl-C that has been answered: where it ends the program, Python shows no traceback.
+
+    A hook of the program's own (``sys.excepthook``) stays, and so does the exit by SIGINT.
+    """
+    error, before = KeyboardInterrupt(), sys.excepthook
+
+    def hook(kind: type[BaseException], found: BaseException, traceback: TracebackType | None) -> None:
+        if found is not error:
+            before(kind, found, traceback)
+
+    if before is sys.__excepthook__:
+        sys.excepthook = hook
+    return error
 
 
 def warn(text: str) -> None:

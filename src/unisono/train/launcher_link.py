@@ -19,6 +19,7 @@ from unisono.data.sampler import Indices
 from unisono.observe.phases import DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
 from unisono.strategies.base import Micro
 from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
+from unisono.system.messages import interrupted
 from unisono.world import World
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ class LauncherLink:
 
     def __init__(self, world: World, *, is_process: bool) -> None:
         self._is_process = is_process
-        self._signalled = False
+        self._signalled, self._saved = False, 0
         self._heartbeat = HeartbeatPage(world.heartbeat if is_process else None)
         self._pulse = HeartbeatThread(self._heartbeat) if is_process and world.heartbeat else None
         self._heartbeat.join(os.getpid())
@@ -97,13 +98,14 @@ class LauncherLink:
 
     def saved(self, step: int) -> None:
         """Say that a checkpoint has been committed."""
+        self._saved = step
         self._heartbeat.saved(step)
 
     def stopped(self, step: int) -> None:
         """Say that the run ends because it was asked to, with everything saved."""
         self._heartbeat.set_state(STOPPED)
         if current_world().is_leader:
-            sys.stderr.write(f"unisono: stopped after step {step}, and saved.\n")
+            sys.stderr.write(f"unisono: stopped after step {step}, and saved. The same command goes on.\n")
 
     def over(self, steps: Generator[T], *, can_save: bool) -> Generator[T]:
         """Pass on `steps`; meanwhile the first SIGTERM, SIGINT or SIGUSR1 asks to stop, and a second acts as always.
@@ -121,7 +123,7 @@ class LauncherLink:
             if self._heartbeat.read().state == STEPPING:
                 self._heartbeat.set_state(JOINED)
             for signum, handler in previous.items():
-                if signal.getsignal(signum) == self._hear:
+                if signal.getsignal(signum) in (self._hear, self._hear_again):
                     signal.signal(signum, handler)
 
     def around(self, predict: Callable[[Any], T], look: Callable[[], None]) -> Callable[[Any], T]:
@@ -156,11 +158,22 @@ class LauncherLink:
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
         for number, handler in self._taken.items():
-            signal.signal(number, handler)
+            signal.signal(number, self._hear_again if number == signal.SIGINT else handler)
         if os.getpid() != self._process:  # a data loading process, forked from here
+            signal.signal(signum, self._taken[signum])
             signal.raise_signal(signum)
             return
         self._signalled = True
         ends_us = signum == signal.SIGTERM and self._heartbeat.is_read  # mostly our launcher, which has said why
         if current_world().is_leader and not ends_us:
             os.write(2, b"unisono: stopping after the step in progress; once more stops at once.\n")
+
+    def _hear_again(self, signum: int, frame: FrameType | None) -> None:
+        """Stop at once, with what is kept."""
+        signal.signal(signum, self._taken[signum])
+        if os.getpid() != self._process or self._heartbeat.is_read:  # the launcher says it
+            signal.raise_signal(signum)
+            return
+        kept, goes = ("nothing", "begins again") if self._saved == 0 else (f"step {self._saved}", "goes on")
+        os.write(2, f"unisono: stopped at once; {kept} is saved. The same command {goes}.\n".encode())
+        raise interrupted()

@@ -1,7 +1,6 @@
 """What is logged is in TensorBoard's files, by name and step."""
 
 import importlib.util
-import sys
 import warnings
 
 import pytest
@@ -51,12 +50,3 @@ def test_a_folder_is_needed():
         warnings.simplefilter("ignore")
         with pytest.raises(ConfigError, match="expected a folder"):
             fit([TensorBoard()])
-
-
-def test_without_the_package_it_says_what_to_install(monkeypatch, tmp_path):
-    """The extra is named; nothing is imported before a run starts."""
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    callback = TensorBoard(tmp_path)
-    with pytest.raises(ConfigError, match=r"unisono\[tensorboard\]"):
-        fit([callback])

@@ -7,8 +7,10 @@ import pytest
 
 from ranks import run_threads
 from train.callbacks.small import fit
-from unisono.callbacks import LearningRateMonitor, MLflow, WandB
+from unisono.callbacks import LearningRateMonitor, MLflow, TensorBoard, WandB
+from unisono.collectives.places import HERE
 from unisono.errors import ConfigError
+from unisono.world import World
 
 LOGGED = {"lr/0", "train/loss", "test_loss", "test_accuracy"}
 
@@ -31,13 +33,14 @@ def first(transport, make, out):
     return fit([make(), LearningRateMonitor()], transport=transport, out=out, epochs=1)[0]["fingerprint"]
 
 
-@pytest.mark.parametrize(("make", "package"), [(MLflow, "mlflow"), (WandB, "wandb")])
-def test_without_the_package_it_says_what_to_install(monkeypatch, tmp_path, make, package):
-    """The extra is named; nothing is imported before a run starts."""
+@pytest.mark.parametrize(("make", "package"), [(MLflow, "mlflow"), (WandB, "wandb"), (TensorBoard, "tensorboard")])
+def test_without_the_package_it_says_what_to_install(monkeypatch, make, package):
+    """Where the callback is made, on the leader, which alone needs it."""
     monkeypatch.setitem(sys.modules, package, None)
-    callback = make()
-    with pytest.raises(ConfigError, match=rf"unisono\[{package}\]"):
-        fit([callback], out=tmp_path)
+    with pytest.raises(ConfigError, match=rf"No module named '{package}'. Hint: pip install 'unisono\[{package}\]'"):
+        make()
+    monkeypatch.setattr(HERE, "world", World(rank=1, world_size=2, local_rank=1, local_world_size=2))
+    make()
 
 
 def test_modes():

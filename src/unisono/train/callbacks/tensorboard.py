@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any, final
 
+from unisono.collectives.places import current_world
 from unisono.errors import ConfigError
-from unisono.system.loading import needing
+from unisono.system.loading import check_there, needing
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -21,6 +22,8 @@ class TensorBoard(Callback):
     runs_on = "leader"
 
     def __init__(self, folder: str | Path | None = None) -> None:
+        if current_world().is_leader:
+            check_there("tensorboard")
         self._folder = None if folder is None else Path(folder)
         self._writer: Any = None
 

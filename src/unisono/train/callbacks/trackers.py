@@ -9,9 +9,10 @@ import warnings
 from pathlib import Path
 from typing import Any, final
 
+from unisono.collectives.places import current_world
 from unisono.errors import ConfigError
 from unisono.system.files import read_file, replace_file
-from unisono.system.loading import needing
+from unisono.system.loading import check_there, needing
 from unisono.train.callbacks.base import Callback, Loop
 
 
@@ -33,6 +34,8 @@ class MLflow(Callback):
     def __init__(
         self, tracking_uri: str | None = None, *, experiment: str = "unisono", run_name: str | None = None
     ) -> None:
+        if current_world().is_leader:
+            check_there("mlflow")
         self._uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
         self._client: Any = None
         self._run_id = ""
@@ -132,6 +135,8 @@ class WandB(Callback):
     ) -> None:
         if mode not in ("offline", "online"):
             raise ConfigError(f"expected mode 'offline' or 'online', got {mode!r}.")
+        if current_world().is_leader:
+            check_there("wandb")
         self._project, self._mode, self._run_name, self._entity = project, mode, run_name, entity
         self._folder = None if folder is None else Path(folder)
         self._run: Any = None
