@@ -64,6 +64,9 @@ def test_own_texts_are_learnt(tmp_path, reviews):
     assert result["metrics"]["test_accuracy"] > 0.9
     assert result["metrics"]["skipped_rows"] == 1
     assert result["metrics"]["train_texts_cut"] > 50
+    (logged,) = tmp_path.glob("*/metrics.jsonl")
+    assert "test_accuracy" in logged.read_text()
+    assert "texts_cut" not in logged.read_text()  # no curve
 
 
 def test_the_order_by_length_is_exact(tmp_path, reviews):

@@ -69,10 +69,10 @@ def fit(
     chosen: dict[str, Any] = {name: getattr(options, name) for name in ("epochs", "num_workers", "eval_every")}
     chosen["batch_size"] = options.sizes
     chosen |= {} if options.log_every is None else {"log_every": options.log_every}
+    if facts:
+        run.record(facts)  # before the first step: they belong to the result, and make no curve
     trainer.fit(train_set, test_set=test_set, last=options.last or "short", **chosen)
     keeper.keep(run)  # of a run that was done already, by an older version perhaps
-    if facts:
-        run.record(facts)
     return run.result()
 
 
