@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from harness import in_turn, parser_of, rounds_of, save, slug
 from results import Bar, Result
@@ -55,10 +56,10 @@ JOBS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Ten
 
 
 class Ready:
-    """Micro-batches that are in memory, one after the other, whatever is asked for."""
+    """Micro-batches that are in memory: which one, the number of the first sample says."""
 
     def __init__(self, micros: list[tuple[Tensor, Tensor]], batch: int) -> None:
-        self._micros, self._length, self._next = micros, 10**5 * batch, 0
+        self._micros, self._length = micros, 10**5 * batch
 
     def __len__(self) -> int:
         return self._length
@@ -66,9 +67,8 @@ class Ready:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self._micros[0][0][0], self._micros[0][1][0]
 
-    def fetch_micro_batch(self, indices: object) -> tuple[Tensor, Tensor]:
-        self._next += 1
-        return self._micros[self._next % len(self._micros)]
+    def fetch_micro_batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._micros[int(indices[0]) % len(self._micros)]
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

@@ -387,7 +387,5 @@ def test_another_loader_is_refused(toy):
             run.steps(torch.utils.data.DataLoader(toy.data), epochs=1)
         with pytest.raises(unisono.ConfigError, match=r"for batch in run\.steps"):
             list(run.loader(toy.data, batch_size=12))
-        with pytest.raises(
-            unisono.ConfigError, match=r"expected batch_size as a whole number of samples from 1 to .*, got '12'"
-        ):
+        with pytest.raises(unisono.ConfigError, match=r"expected batch_size as a whole number, got the text '12'"):
             run.loader(toy.data, batch_size="12")
