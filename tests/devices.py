@@ -78,6 +78,7 @@ class Module:
     current_device = staticmethod(current)
     _lazy_init = staticmethod(lambda: None)
     max_memory_allocated = staticmethod(lambda device=None: 3 << 20)
+    reset_peak_memory_stats = staticmethod(lambda device=None: None)
     empty_cache = staticmethod(lambda: None)
     get_device_name = staticmethod(lambda device=None: "a fake device")
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])

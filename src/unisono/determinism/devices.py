@@ -127,6 +127,11 @@ def peak_bytes(device: torch.device) -> int:
     return int(module_of(device.type).max_memory_allocated(device))
 
 
+def forget_peak(device: torch.device) -> None:
+    """Let `peak_bytes` begin with what tensors have now."""
+    module_of(device.type).reset_peak_memory_stats(device)
+
+
 def reserved_bytes(device: torch.device) -> int:
     """Return the most memory that this process has had of a GPU at a time, in bytes: more than its tensors."""
     return int(module_of(device.type).max_memory_reserved(device))

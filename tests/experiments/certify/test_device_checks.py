@@ -1,12 +1,19 @@
 """The rows of a certificate that are about GPUs alone: what they say of what their programs have found."""
 
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
 from experiments.certify import gpu_programs
 from ranks import run_processes
 from unisono.experiments.certify import device_checks
 from unisono.experiments.certify.bench import Bench
-from unisono.experiments.certify.certificate import CERTIFIED, FAILED, NOT_RUN
+from unisono.experiments.certify.certificate import CERTIFIED, FAILED, NOT_RUN, TOLD
 from unisono.experiments.certify.device_checks import NCCL_WAYS
 from unisono.experiments.certify.device_programs import SPOILT, TOO_LITTLE
+from unisono.experiments.certify.large_models import DDP, LARGE, PLAIN
 
 
 def bench(tmp_path, device="fake:0", gpus=1):
@@ -40,6 +47,35 @@ def test_a_training_with_little_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(Bench, "run", lambda *_, **__: nothing)
     assert device_checks.pressed(bench(tmp_path)).verdict == FAILED, "only all memory did: nothing was compared"
     assert device_checks.pressed(bench(tmp_path, "cpu")).verdict == NOT_RUN
+
+
+def test_large_models_have_their_sizes():
+    """Those of the papers: as many parameters, and scores of the right shapes."""
+    counts = []
+    for (build, make, *_), size in zip(LARGE.values(), (64, 8, 200), strict=True):
+        x, y = make(2, size)
+        with torch.device("meta"):
+            model = build()
+            assert F.cross_entropy(model(x.to("meta")), y.to("meta")).shape == ()
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+    assert counts == [11_689_512, 124_439_808, 1_214_594]
+
+
+@pytest.mark.slow
+def test_time_and_memory_of_large_models(tmp_path, monkeypatch):
+    """Beside a plain loop and DDP: told, and whether the goal is met in both; never certified."""
+    found = run_processes(gpu_programs.large, 1)[0]
+    assert [*found] == [*LARGE]
+    assert all([*ways] == [PLAIN, DDP, "exact, V = 1", "exact, V = 2"] for ways in found.values())
+    assert all(0 < seconds < 60 and peak == 3 << 20 for ways in found.values() for seconds, peak in ways.values())
+    for one, goal in (([1.0, 100], "met"), ([1.06, 100], "missed"), ([1.0, 106], "missed")):
+        ways = {PLAIN: [0.9, 90], DDP: [1.0, 100], "exact, V = 1": one, "exact, V = 2": [2.0, 200]}
+        monkeypatch.setattr(Bench, "run", lambda *_, ways=ways: {"a model": ways})
+        row = device_checks.large(replace(bench(tmp_path), is_quick=False))
+        assert row.verdict == TOLD
+        assert [line.rpartition("goal ")[2] for line in row.found if "goal" in line] == [goal]
+    assert device_checks.large(bench(tmp_path)).verdict == NOT_RUN
+    assert device_checks.large(replace(bench(tmp_path, "cpu"), is_quick=False)).verdict == NOT_RUN
 
 
 def test_one_process_a_gpu(tmp_path, monkeypatch):

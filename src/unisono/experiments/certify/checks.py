@@ -12,7 +12,7 @@ from dataclasses import replace
 from unisono.errors import UnisonoError, WorkerFailed
 from unisono.experiments.certify.bench import CPU, Bench, fingerprint, said
 from unisono.experiments.certify.certificate import Row, all_equal
-from unisono.experiments.certify.device_checks import launches, moved, pressed, several_devices, waits
+from unisono.experiments.certify.device_checks import large, launches, moved, pressed, several_devices, waits
 from unisono.experiments.certify.trainings import EXACT_6, STEPS, WAYS, Training, sharded
 from unisono.system.words import spell_seconds
 
@@ -191,6 +191,7 @@ def rows(bench: Bench) -> list[Row]:
         "NCCL, one process": lambda: moved(bench),
         "several devices": lambda: several_devices(bench),
         "time of a step": lambda: timed(bench),
+        "time and memory of large models": lambda: large(bench),
     }
     found = []
     for name, check in checks.items():

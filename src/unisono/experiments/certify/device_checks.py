@@ -8,6 +8,7 @@ from dataclasses import replace
 from unisono.experiments.certify.bench import CPU, Bench, fingerprint, said
 from unisono.experiments.certify.certificate import Row, all_equal
 from unisono.experiments.certify.trainings import CONTROLS, EXACT_6, claims
+from unisono.system.words import spell_seconds
 
 BACKWARDS = "backwards"
 NCCL_WAYS: dict[str, dict[str, str]] = {
@@ -129,3 +130,30 @@ def pressed(bench: Bench) -> Row:
         row, held=all_equal(trained), found=(said("convolutions", trained),),
         control=f"{least} of the memory: {found[least]}", noticed=found[least] == TOO_LITTLE, numbers=found,
     )  # fmt: skip
+
+
+GOAL = 1.05
+"""Of DDP's time and memory, in a world of one, with one replica."""
+
+
+def large(bench: Bench, rounds: int = 3) -> Row:
+    """How long steps of models of usual size take, and how much memory, beside a plain loop and DDP; a goal, no bar."""
+    row = Row(
+        name="time and memory of large models",
+        claim=f"In one process, beside a plain loop and torch's DDP: steps and memory of exact. The goal with one "
+        f"replica is {GOAL} of DDP's.",
+    )  # fmt: skip
+    if bench.device == CPU or bench.is_quick:
+        return replace(row, why_not=_ON_CPU if bench.device == CPU else "--quick leaves it out")
+    from unisono.experiments.certify.large_models import DDP, time_large  # loads torch
+
+    found: dict[str, dict[str, list[float]]] = bench.run(time_large, 1, bench.device, [1, 2, 4, 8], rounds)
+    lines = []
+    for model, ways in found.items():
+        theirs = ways[DDP]
+        for way, (seconds, peak) in ways.items():
+            times, more = seconds / theirs[0], peak / max(1, theirs[1])
+            goal = f", goal {'met' if max(times, more) <= GOAL else 'missed'}" if way == "exact, V = 1" else ""
+            told = f"{spell_seconds(seconds)}, {times:.2f} x DDP; {peak / 2**20:,.0f} MiB, {more:.2f} x"
+            lines.append(f"{model}: {way}: {told}{goal}")
+    return replace(row, found=tuple(lines), numbers=found)
