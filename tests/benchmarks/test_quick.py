@@ -21,6 +21,7 @@ OPTIONS = {  # of each benchmark, besides --quick
     "hosts": [],
     "live_hosts": [],
     "live_kills": [],
+    "live_missing": [],
     "lm_step": [],
     "loader": [],
     "memory": [],
