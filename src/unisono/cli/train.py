@@ -10,7 +10,7 @@ import click
 
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import ExplainedCommand, field_options, result_options
-from unisono.cli.options.job import config_option, launch_of, run_options
+from unisono.cli.options.job import LIVE, config_option, launch_of, run_options, usual_live
 from unisono.cli.options.run_file import RUN_FILE
 from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
@@ -56,7 +56,7 @@ def _first_lines(job: "TrainJob", kept: str | None) -> str:
 @recipe_argument
 @config_option()
 @field_options(LaunchSpec, "workers")
-@run_options()
+@run_options(live=LIVE)
 @field_options(NodesOptions)
 @result_options
 @verb("train", _kept, keeps_runs=True)
@@ -86,6 +86,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
 
     settings = launch_of(given)
     workers, nodes = given.pop("workers"), NodesOptions(**taken(NodesOptions, given)).plan()
+    settings |= usual_live(settings, nodes.max_nodes if nodes else 1)
     job = plan(recipe, workers, given, settings["devices"], nodes)
     kept = job.options.out
     if output != "quiet":
