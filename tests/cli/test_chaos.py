@@ -58,14 +58,8 @@ def test_all_options_of_a_run_reach_the_runs():
     script = Job(JOB, ("x",), {"replicas": 4, "threads": 2}, {"gpus": "cpu"}, {"A": "b"})
     assert script.saving_every(7) is script
     typed = script.command(Path("there"), 2)[3:]
-    assert typed == [
-        "run",
-        "-n",
-        "2",
-        *["--max-restarts", "3", "--live", "off", "--gpus", "cpu", "--threads", "2"],
-        JOB,
-        "x",
-    ]
+    launch = ["--max-restarts", "3", "--live", "off", "--gpus", "cpu", "--threads", "2"]
+    assert typed == ["run", "-n", "2", *launch, JOB, "x"]
     assert script.environment(Path("there"), 2) == {"A": "b", "UNISONO_RUN_DIR": "there", "UNISONO_REPLICAS": "4"}
 
 

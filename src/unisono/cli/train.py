@@ -64,10 +64,10 @@ def train(recipe: str, as_json: bool, **given: Any) -> None:
     """Train RECIPE: digits, mnist, imdb, lm, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
-    printed at the end is the same for any -n. A worker that dies is replaced, and the run goes on from its last
-    checkpoint. Ctrl-C and SIGTERM stop after the step in progress and save; a second Ctrl-C stops at once.
-    With strategies other than exact, fsdp and pipeline the number of workers is part of the result: to go on with
-    another one, say --allow-drift.
+    printed at the end is the same for any -n. When a worker is killed, the others finish the step without it, and
+    another one joins them; where that cannot be, all start again from the last checkpoint (--live). Ctrl-C and SIGTERM
+    stop after the step in progress and save; a second Ctrl-C stops at once. With strategies other than exact, fsdp and
+    pipeline the number of workers is part of the result: to go on with another one, say --allow-drift.
 
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
