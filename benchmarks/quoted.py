@@ -127,7 +127,7 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
         more = "{:.1f} to {:.1f} times that of DDP on two hosts with 4 replicas (four models)"
         yield page, more, between_with_more(records)
         yield page, "at most {:.2f} times DDP's, for a transformer with 50 M parameters", (most_memory(records),)
-        in_step = "{:.2f} s (median) with `--live auto`, in the same step; else {:.1f} s, from the last checkpoint"
+        in_step = "{:.2f} s (median), in the same step (`train`, or `--live auto`); a restart takes {:.1f} s"
         yield page, in_step, (live, restart)
     yield "docs/recovery.md", "on an idle machine the median was {:.1f} s", (chaos,)
     yield from live_kills(records)

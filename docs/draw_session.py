@@ -92,7 +92,7 @@ def main() -> None:
     """Run the session and draw it."""
     with tempfile.TemporaryDirectory() as folder:
         session = Session(Path(folder))
-        session.play("unisono train digits -n 3 --live auto --spares 1 --out runs/disturbed", disturb)
+        session.play("unisono train digits -n 3 --out runs/disturbed", disturb)
         session.say("Killed")
         disturbed = session.play("unisono train digits -n 1 --out runs/disturbed")
         plain = session.play("unisono train digits -n 2 --out runs/plain")

@@ -54,10 +54,12 @@ def test_all_options_of_a_run_reach_the_runs():
     wanted = {"recipe": "digits", "workers": "2", "out": "there", "strategy": "exact", "seed": 5, "bf16": True}
     wanted |= {"gpus": "cpu", "witness": 1.0, "checkpoint_every": 7, "live": "auto", "epochs": None, "max_restarts": 3}
     assert {name: found[name] for name in wanted} == wanted
+    assert "--live off" in " ".join(recipe.command(Path("there"), 2)), "a fault is to mean a restart"
     script = Job(JOB, ("x",), {"replicas": 4, "threads": 2}, {"gpus": "cpu"}, {"A": "b"})
     assert script.saving_every(7) is script
     typed = script.command(Path("there"), 2)[3:]
-    assert typed == ["run", "-n", "2", *["--max-restarts", "3", "--gpus", "cpu", "--threads", "2"], JOB, "x"]
+    launch = ["--max-restarts", "3", "--live", "off", "--gpus", "cpu", "--threads", "2"]
+    assert typed == ["run", "-n", "2", *launch, JOB, "x"]
     assert script.environment(Path("there"), 2) == {"A": "b", "UNISONO_RUN_DIR": "there", "UNISONO_REPLICAS": "4"}
 
 

@@ -5,14 +5,17 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from gpus import forget, pretend_gpus, told
+from unisono.cli.options.job import usual_live
 from unisono.cli.train import train as train_command
 from unisono.data.sets.mnist_files import PINS
 
@@ -41,6 +44,16 @@ def train(*arguments: str, **variables: str) -> tuple[int, str, str]:
     process = start(*arguments, **variables)
     out, err = process.communicate(timeout=220)
     return process.returncode, out, err
+
+
+def worker_of(launcher: int, rank: int) -> int:
+    """Return the process of a rank."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        about = Path(f"/proc/{child}")
+        is_worker = b"worker.child" in (about / "cmdline").read_bytes()
+        if is_worker and f"RANK={rank}".encode() in (about / "environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(f"rank {rank} is not there")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +94,44 @@ def test_json_is_one_object_on_standard_output(reference):
     (last,) = re.findall(r"epoch 4/4  train_loss (\S+)  test_loss \S+  test_accuracy \S+  \d+\.\d s", told)
     assert float(last) == pytest.approx(sum(losses) / 13, abs=1e-4)  # of that epoch alone
     assert "\x1b" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "strategy"), [(0, "exact"), (1, "allreduce")])
+def test_a_worker_is_killed(rank, strategy, reference, tmp_path):
+    """By default the other one finishes the step, and writes what the leader wrote; or all start again, and it is said.
+
+    So each of the two is the other's control.
+    """
+    source, _ = reference
+    out, goes_on = tmp_path / "run", strategy == "exact"
+    process = start(
+        "digits", "-n", "2", "--strategy", strategy, *(SETTINGS if goes_on else SETTINGS[:-2]), "--out", str(out)
+    )
+    while not (out / "ledger.jsonl").exists() or (out / "ledger.jsonl").read_bytes().count(b"\n") < 10:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    os.kill(worker_of(process.pid, rank), signal.SIGKILL)
+    _, told = process.communicate(timeout=220)
+    assert process.returncode == 0, told
+    result = json.loads((out / "result.json").read_text())
+    assert "live recovery is off" not in told
+    assert ("1 worker goes on without it." in told, "Restart 1 with 2 workers" in told) == (goes_on, not goes_on)
+    assert ("The other workers cannot go on without it: the strategy is allreduce" in told) == (not goes_on)
+    assert (result.get("deaths"), result["totals"]["launches"] > 1) == (1 if goes_on else None, not goes_on)
+    assert "[rank 1] epoch" not in told, "who leads writes like a leader"
+    if goes_on:
+        names = ("ledger.jsonl", "metrics.jsonl", "commitment.json")
+        assert all((out / name).read_bytes() == (source / name).read_bytes() for name in names)
+
+
+def test_where_workers_go_on_by_default():
+    """On one host, through shared memory, where a death may be lived through; whatever is said wins."""
+    usual = {"live": "auto", "is_live_usual": True}
+    assert usual_live({"max_restarts": 3, "transport": "auto"}, 1) == usual
+    assert usual_live({"max_restarts": 3}, 2) == {}
+    for said in ({"live": "off"}, {"live": "auto"}, {"max_restarts": 0}, {"transport": "gloo"}):
+        assert usual_live({"max_restarts": 3} | said, 1) == {}
 
 
 def test_quiet_is_the_result_alone():

@@ -87,6 +87,15 @@ def test_a_run_on_one_page(tmp_path):
     assert re.search(r"rank 1\s+41 ms\s+41 ms\s+100%", text)
 
 
+def test_workers_that_came_and_went(tmp_path):
+    """A run that went on live has one launch; the page says who died and who joined, and nothing where nobody did."""
+    run = make_run(tmp_path / "run")
+    assert "died" not in " ".join(read(page_of(run, out=tmp_path / "calm.html")).text)
+    result = json.loads((run / "result.json").read_text()) | {"deaths": 2, "joins": 1, "released": 0}
+    write(run / "result.json", result)
+    assert "2 (2 died, 1 joined)" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+
+
 def test_the_last_second_of_a_killed_run(tmp_path):
     """What a killed rank has not written of its phases was done all the same: the checkpoint says so."""
     run = make_run(tmp_path / "run", launches=((1, 35), (46, 60)))

@@ -376,5 +376,8 @@ class _Heard(unisono.Callback):
     def on_world_change(self, loop, old, new):
         self.heard.append(f"{old.world_size} to {new.world_size}")
 
+    def on_evaluation_end(self, loop):
+        self.heard.append(f"scores {loop.step}")
+
     def on_log(self, loop, values):
         self.heard.append(loop.step)

@@ -10,7 +10,7 @@ import click
 
 from unisono.cli.completion import recipe_argument
 from unisono.cli.options.fields import ExplainedCommand, field_options, result_options
-from unisono.cli.options.job import config_option, launch_of, run_options
+from unisono.cli.options.job import LIVE, config_option, launch_of, run_options, usual_live
 from unisono.cli.options.run_file import RUN_FILE
 from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
@@ -56,7 +56,7 @@ def _first_lines(job: "TrainJob", kept: str | None) -> str:
 @recipe_argument
 @config_option()
 @field_options(LaunchSpec, "workers")
-@run_options()
+@run_options(live=LIVE)
 @field_options(NodesOptions)
 @result_options
 @verb("train", _kept, keeps_runs=True)
@@ -64,10 +64,10 @@ def train(recipe: str, as_json: bool, **given: Any) -> None:
     """Train RECIPE: digits, mnist, imdb, lm, or text and images of your own.
 
     The same options with the same --out continue an interrupted run, on any number of workers. The fingerprint
-    printed at the end is the same for any -n. A worker that dies is replaced, and the run goes on from its last
-    checkpoint. Ctrl-C and SIGTERM stop after the step in progress and save; a second Ctrl-C stops at once.
-    With strategies other than exact, fsdp and pipeline the number of workers is part of the result: to go on with
-    another one, say --allow-drift.
+    printed at the end is the same for any -n. When a worker is killed, the others finish the step without it, and
+    another one joins them; where that cannot be, all start again from the last checkpoint (--live). Ctrl-C and SIGTERM
+    stop after the step in progress and save; a second Ctrl-C stops at once. With strategies other than exact, fsdp and
+    pipeline the number of workers is part of the result: to go on with another one, say --allow-drift.
 
     Exit code: 0 when the training is done; 75 when it was asked to stop and has saved in --out; 2 for wrong settings
     or data; the code of the worker that failed first (128 + n for signal n); 130 after Ctrl-C.
@@ -86,6 +86,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
 
     settings = launch_of(given)
     workers, nodes = given.pop("workers"), NodesOptions(**taken(NodesOptions, given)).plan()
+    settings |= usual_live(settings, nodes.max_nodes if nodes else 1)
     job = plan(recipe, workers, given, settings["devices"], nodes)
     kept = job.options.out
     if output != "quiet":

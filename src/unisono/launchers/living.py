@@ -30,7 +30,7 @@ def tend(live: Recovery | None, group: WorkerGroup, control: Control) -> None:
     """Start the workers that are to join the others, end those that nobody needs, and listen to who wants others."""
     if live is None:
         return
-    if why_not := control.serve(live.place):
+    if (why_not := control.serve(live.place)) and not group.spec.is_live_usual:
         _tell(group, f"unisono scale cannot reach this run: {why_not}.")
     for rank in live.unwanted & {*group.running}:
         if rank not in group.killed:

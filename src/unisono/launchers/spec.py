@@ -177,6 +177,8 @@ class LaunchSpec:
     scratch: str | None = None
     again: str = ""  #: The command that goes on with a run, told after Ctrl-C; empty: nothing is told.
     attempt: int = 0  #: Number of this attempt on one host, from 0.
+    #: Nobody has asked for `live`: why this run cannot have it is said only when a worker has died.
+    is_live_usual: bool = False
     run_id: str = ""  #: Name of the launch for programs that ask torchrun's variables; empty: a new one.
     role: str = "default"  #: Name of the workers' role, for the same.
     streams: Streams = field(default_factory=Streams)  #: Which output is shown and kept; see `Streams`.

@@ -46,6 +46,12 @@ class Streams:
             return "", err
         return ("", own) if is_kept else None
 
+    def leaders_error(self, output: str) -> int | None:
+        """Return our descriptor where the leader writes its error output into it directly; else None."""
+        is_kept = self.file(0, 0, STDERR) is not None
+        is_direct = self.lines(output, STDERR, 0, 0, 2, is_kept=is_kept) is None
+        return _descriptor(sys.__stderr__) if is_direct else None
+
     def file(self, attempt: int, local_rank: int, stream: int) -> Path | None:
         """Return the file that keeps `stream` of a worker, None for none."""
         kept = (_of(self.redirected, local_rank) | _of(self.copied, local_rank)) & stream

@@ -28,7 +28,7 @@ from unisono.launchers.output import OutputPump
 from unisono.launchers.scratch import interrupts_held_back
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
 from unisono.launchers.streams import STDERR, STDOUT
-from unisono.launchers.supervision.channels import LIVE_VARIABLE, Channels, HostSaid, Told
+from unisono.launchers.supervision.channels import LEADERS_ERROR_VARIABLE, LIVE_VARIABLE, Channels, HostSaid, Told
 from unisono.launchers.supervision.failure import Failure, WorkerExit, find_root, load_reports
 from unisono.launchers.supervision.reaper import Reaper
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, Frame, main_thread, stack_file
@@ -147,25 +147,25 @@ class WorkerGroup:
         self._heartbeats[rank] = HeartbeatPage.create(Path(self.directory) / f"heartbeat-{rank}")
         outputs: list[int | None] = []
         environment = worker_environment(self.spec, rank, self.directory, port, os.environ)
-        channel = None if self.channels is None else self.channels.open(rank)
-        if channel is not None:
-            environment[LIVE_VARIABLE] = str(channel.fileno())
+        passed: dict[str, int] = {}
         try:
+            if self.channels is not None:
+                passed[LIVE_VARIABLE] = self.channels.open(rank).detach()
+                if (error := self.spec.streams.leaders_error(self.spec.output)) is not None:
+                    passed[LEADERS_ERROR_VARIABLE] = os.dup(error)
             for stream in (STDOUT, STDERR):
                 outputs.append(self._open_output(rank, stream))  # noqa: PERF401 - closed where the next one fails
             worker = subprocess.Popen(
                 command,
-                env=environment,
-                pass_fds=() if channel is None else (channel.fileno(),),
+                env=environment | {name: str(fd) for name, fd in passed.items()},
+                pass_fds=[*passed.values()],
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=outputs[0],
                 stderr=outputs[1],
                 start_new_session=True,
             )
         finally:
-            if channel is not None:
-                channel.close()
-            for fd in outputs:
+            for fd in (*passed.values(), *outputs):
                 if fd is not None:
                     os.close(fd)
         self._workers[rank] = worker

@@ -59,7 +59,7 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     for run, name in zip(runs, names, strict=True):
         result = run.result
         rows.append([
-            name, _strategy(run), _worlds(run), spell_count(len(run.ledger)),
+            name, _strategy(run), run.worlds(), spell_count(len(run.ledger)),
             _seconds(result.get("wall_s")), _number(result.get("samples_per_s")),
             *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
             str(result.get("fingerprint", "not finished"))[:16],
@@ -130,7 +130,7 @@ def _overview(run: RunView) -> Table:
     rows = [
         ["fingerprint", str(result.get("fingerprint", "not finished"))],
         ["strategy", _strategy(run)],
-        ["workers", _worlds(run)],
+        ["workers", run.worlds() + run.changes()],
         ["replicas", str(run.score.get("replicas", "?"))],
         ["batch size", str(run.score.get("batch_size", "?"))],
         ["steps", spell_count(len(run.ledger))],
@@ -312,11 +312,6 @@ def _checkpoints(run: RunView) -> Iterator[Table]:
 
 def _strategy(run: RunView) -> str:
     return str(run.result.get("strategy", run.score.get("strategy", {}).get("name", "?")))
-
-
-def _worlds(run: RunView) -> str:
-    sizes = [launch.world_size for launch in run.launches] or [run.result.get("world_size", "?")]
-    return ", then ".join(str(size) for size in dict.fromkeys(sizes))
 
 
 def _number(value: Any) -> str:

@@ -13,6 +13,8 @@ from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
 from unisono.scaling.study import STEP_PHASES
 
+_CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
+
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,17 @@ class RunView:
             for step, records in self.final_phases().items()
             if step in sizes and (seconds := max(step_seconds(record) for record in records)) > 0
         ]
+
+    def worlds(self) -> str:
+        """Return the numbers of workers of the launches, in words."""
+        sizes = [launch.world_size for launch in self.launches] or [self.result.get("world_size", "?")]
+        return ", then ".join(str(size) for size in dict.fromkeys(sizes))
+
+    def changes(self) -> str:
+        """Return how many workers came and went while the last launch ran, in brackets; empty where none did."""
+        found = {word: self.result.get(name) for name, word in _CHANGES.items()}
+        told = ", ".join(f"{number} {word}" for word, number in found.items() if number)
+        return f" ({told})" if told else ""
 
     def metrics(self) -> dict[str, list[tuple[float, float]]]:
         """Return (step, value) by name, as a trainer has logged them."""

@@ -79,6 +79,7 @@ class Reporter:
 
     def tell_metrics(self) -> None:
         """Print the metrics of an evaluation, after the mean loss and the time of the steps since the last one."""
+        self._follow()
         loop, now = self._loop, time.monotonic()
         scores = ({"train_loss": self._losses / self._steps} if self._steps else {}) | loop.scores
         listed = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())

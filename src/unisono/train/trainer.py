@@ -242,6 +242,7 @@ class Trainer(AnswersNames):
         self._evaluated = reporter.evaluating(test.num_samples)
         loop.scores, loop.is_part = self.evaluate(test.dataset, **test.settings), test.is_part
         self._evaluated = lambda: None
+        self._chain.follow_world()  # whoever leads now begins the leader's callbacks before they hear of it
         self._chain("on_evaluation_end")
 
     @answers_keywords

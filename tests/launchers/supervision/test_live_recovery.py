@@ -13,10 +13,10 @@ KILLED = -9
 class Launcher:
     """A rule with all workers within their steps, and what it has sent and said."""
 
-    def __init__(self, size=3, is_open=True, spares=0, budget=0, sizes=(1, 0)):
+    def __init__(self, size=3, is_open=True, spares=0, budget=0, sizes=(1, 0), **how):
         self.sent, self.said = [], []
         send, more = lambda rank, message: self.sent.append((rank, message)), Replacements(size, spares, budget)
-        self.live = LiveRecovery(range(size), send, self.said.append, more, sizes)
+        self.live = LiveRecovery(range(size), send, self.said.append, more, sizes, **how)
         for rank in range(size) if is_open else ():
             self.live.heard(Told(rank, {"open": True, "why": "", "replicas": 8, "directory": "/runs/a"}))
 
@@ -128,6 +128,16 @@ def test_why_it_is_off_is_said_once():
         launcher.live.heard(Told(rank, {"open": False, "why": "the strategy is ddp"}))
     assert [text.partition(". ")[0] for text in launcher.said] == ["live recovery is off: the strategy is ddp"]
     assert launcher.dies(1) == "the strategy is ddp"  # and not that somebody had not begun
+
+
+def test_why_it_is_off_where_nobody_has_asked_for_it():
+    """A run without a death says nothing of it; a death says in one line why the others do not go on."""
+    launcher = Launcher(is_open=False, is_asked=False)
+    for rank in range(3):
+        launcher.live.heard(Told(rank, {"open": False, "why": "the strategy is ddp"}))
+    assert launcher.said == []
+    assert launcher.dies(1) == "the strategy is ddp"
+    assert launcher.said == ["The other workers cannot go on without it: the strategy is ddp."]
 
 
 def grown(launcher, number=3, epoch=1):

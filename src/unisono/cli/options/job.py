@@ -5,7 +5,7 @@ processes are started. Must not import torch.
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
@@ -36,19 +36,21 @@ def config_option(*passed_over: str) -> Decorator:
     )  # fmt: skip
 
 
-def run_options(*, without: Collection[str] = (), scripts_too: bool = False) -> Decorator:
+def run_options(*, without: Collection[str] = (), scripts_too: bool = False, live: str = "") -> Decorator:
     """Return the options of a run: strategy, how processes are started, and what the recipes take.
 
     Args:
         without: Fields that the command has in another sense, or not at all.
         scripts_too: The command takes scripts too, so the help says which options are for recipes.
+        live: What ``--live`` is where nobody says it, in words; empty: what the launcher says.
     """
     launch = [name for name in LAUNCH if name not in without]
     scripts = [name for name in _OF_SCRIPTS if name not in without]
     recipes = [name for name in options_of(Options) if name not in (*without, *(_OF_SCRIPTS if scripts_too else ()))]
+    changes: dict[str, dict[str, Any]] = {"max_restarts": {"default": MAX_RESTARTS}, "live": {"usual": live}}
     return stack(
         strategy_options,
-        field_options(LaunchSpec, *launch, changes={"max_restarts": {"default": MAX_RESTARTS}}),
+        field_options(LaunchSpec, *launch, changes=changes),
         *([recipe_options(*scripts)] if scripts_too else []),
         recipe_options(*recipes, scripts_too=scripts_too),
     )
@@ -76,6 +78,20 @@ def places_of(given: dict[str, Any]) -> dict[str, Any]:
     """Take what `PLACES` were given out of what a command was given: `LaunchSpec` by field."""
     devices = resolve_devices(given.pop("gpus"), os.environ)
     return {**taken(LaunchSpec, given, "share_devices"), "devices": devices}
+
+
+LIVE = "auto; off with --nnodes 2 or more, --max-restarts 0 or --transport gloo"
+"""What ``--live`` is for a recipe, in words; `usual_live` does it."""
+
+
+def usual_live(launch: Mapping[str, Any], hosts: int) -> dict[str, Any]:
+    """Return what is added to a recipe's launch (`LaunchSpec` by field) where nobody has said ``--live``.
+
+    Off where it would cost something in steps in which nobody dies, or where a death is to end the launch.
+    """
+    if "live" in launch or hosts > 1 or not launch["max_restarts"] or launch.get("transport", "auto") != "auto":
+        return {}
+    return {"live": "auto", "is_live_usual": True}
 
 
 def launch_of(given: dict[str, Any]) -> dict[str, Any]:

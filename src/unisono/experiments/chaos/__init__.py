@@ -69,7 +69,8 @@ class Job:
 
     def command(self, out: Path, workers: int, *how: str) -> list[str]:
         """Return the command line of a launch, in which `how` stands with the options of the launcher."""
-        start, given = [sys.executable, "-m", "unisono"], {"max_restarts": 3, **self.launch, **self.options}
+        start = [sys.executable, "-m", "unisono"]
+        given = {"max_restarts": 3, "live": "off", **self.launch, **self.options}  # a fault is to mean a restart
         if is_script(self.target):
             given.pop("replicas", None)  # a variable says it
             return [*start, "run", "-n", str(workers), *as_typed(given), *how, self.target, *self.args]

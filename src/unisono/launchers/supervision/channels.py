@@ -14,6 +14,8 @@ from typing import Any, final
 
 LIVE_VARIABLE = "UNISONO_LIVE"
 """Descriptor of a worker's socket to its launcher."""
+LEADERS_ERROR_VARIABLE = "UNISONO_LEADERS_ERROR"
+"""Descriptor of the launcher's error output, for whoever becomes the leader."""
 _READ_BYTES = 1 << 16
 
 

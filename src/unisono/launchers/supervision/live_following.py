@@ -281,7 +281,8 @@ def recovery_of(
     """Return what decides which deaths the others live through, or asks who does."""
     if relay is None:
         replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
-        return LiveRecovery(spec.ranks, send, tell, replacements, parse_sizes(spec.elastic))
+        sizes = parse_sizes(spec.elastic)
+        return LiveRecovery(spec.ranks, send, tell, replacements, sizes, is_asked=not spec.is_live_usual)
     numbers = numbers_of(relay.node, relay.spans)
     replacements = Replacements(spec.workers, spec.spares, spec.max_restarts, numbers)
     return (DecidingRecovery if relay.node == relay.decider else FollowingRecovery)(relay, send, tell, replacements)

@@ -33,6 +33,7 @@ class LiveRecovery(HasGuests):
         tell: Takes what is worth knowing, in words.
         replacements: Says which workers are started for others; None: none is.
         sizes: The least and the most workers that there may be; the most 0: as many as there are replicas.
+        is_asked: Whether somebody has asked for it, and so is told at once where it cannot be.
 
     Attributes:
         wanted: How many workers there are to be.
@@ -42,9 +43,9 @@ class LiveRecovery(HasGuests):
 
     def __init__(
         self, ranks: range, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None],
-        replacements: Replacements | None = None, sizes: tuple[int, int] = (1, 0),
+        replacements: Replacements | None = None, sizes: tuple[int, int] = (1, 0), *, is_asked: bool = True,
     ) -> None:  # fmt: skip
-        self._send, self._tell = send, tell
+        self._send, self._tell, self._is_asked = send, tell, is_asked
         self.wanted, self._sizes, self.place = len(ranks), sizes, ""
         self._members = Membership(tuple(ranks), sizes[0], self.wanted)
         self._asked: Resizing | None = None
@@ -116,7 +117,8 @@ class LiveRecovery(HasGuests):
         self._has_left |= not message["open"] and not message["why"]
         if message["why"] and not self._why_not:
             self._why_not = message["why"]
-            self._tell(off(self._why_not))
+            if self._is_asked:
+                self._tell(off(self._why_not))
             self.dismiss()
         if message["open"] and "replicas" in message:
             self.place = message["directory"]

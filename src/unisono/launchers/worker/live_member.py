@@ -16,6 +16,7 @@ from typing import Any, NoReturn, final
 
 from unisono.errors import PeerLost
 from unisono.launchers.membership import Form, Halt
+from unisono.launchers.supervision.channels import LEADERS_ERROR_VARIABLE
 from unisono.launchers.worker.member import Member
 
 ENDLESS = sys.maxsize
@@ -57,6 +58,7 @@ class LiveMember:
 
     def __init__(self, descriptor: int, number: int) -> None:
         os.set_inheritable(descriptor, False)  # OSError where the program that inherits the variable has no socket
+        self._leaders_error = _leaders_error()
         self._descriptor = descriptor  # as a number: it stays open until the launcher ends or this process does
         self._side = Member(number)
         self._change = threading.Condition()
@@ -73,6 +75,12 @@ class LiveMember:
     def number(self) -> int:
         """Return this member's number."""
         return self._side.number
+
+    def lead(self) -> None:
+        """Write error output where the leader that has died did, a bar on a terminal above all."""
+        if self._leaders_error is not None:
+            sys.stderr.flush()
+            os.dup2(self._leaders_error, 2)
 
     def open(self, why_not: str = "", **about: Any) -> None:
         """Tell the launcher that steps begin, in which a death can be lived through; or why it cannot; and of the run.
@@ -226,6 +234,13 @@ class LiveMember:
 
 
 _known: dict[int, LiveMember] = {}
+
+
+def _leaders_error() -> int | None:
+    told = os.environ.pop(LEADERS_ERROR_VARIABLE, None)
+    if told is not None:
+        os.set_inheritable(int(told), False)
+    return None if told is None else int(told)
 
 
 def join(descriptor: int, number: int) -> tuple[LiveMember, bool]:

@@ -121,7 +121,7 @@ class Callback(Distributed):
         """Called with what has been logged since the last time; the same names on all ranks."""
 
     def on_world_change(self, loop: Loop, old: World, new: World) -> None:
-        """Called when ranks have died or joined the others (``--live auto``), before `on_step_end` or `on_log`.
+        """Called when ranks have died or joined the others, before `on_step_end`, `on_evaluation_end` or `on_log`.
 
         Ranks have new numbers; `Loop.run` knows them already. A world that was kept from before is one of the past.
         Callbacks of the leader begin on the new one: `setup`, `on_run_start`, then this; their state is the one that

@@ -40,6 +40,7 @@ class TensorBoard(Callback):
     def on_log(self, loop: Loop, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, loop.step)
+        self._writer.flush()  # a leader that is killed takes nothing with it
 
     def close(self) -> None:
         if self._writer is not None:

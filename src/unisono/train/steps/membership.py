@@ -227,6 +227,8 @@ class Live:
         self._follow_members()
         self._transport.replace(below)
         rank, size = below.rank, below.world_size
+        if below.rank == 0 != self.world.rank:
+            self._member.lead()
         here = [member for member in self._members if self._is_here(member)]
         local = here.index(self._member.number)
         self.world = replace(self.world, rank=rank, world_size=size, local_rank=local, local_world_size=len(here))
