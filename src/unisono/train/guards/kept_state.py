@@ -27,9 +27,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARIES = (f"{Path(torch.__file__).parent}/", sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
 _CALLED = (MethodType, functools.partial, functools._lru_cache_wrapper, GeneratorType)
+_CONTAINERS = (list, tuple, deque, set, dict, OrderedDict, defaultdict)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
-_KEYED = (random._inst, np.random.mtrand._rand, torch.default_generator)  # type: ignore[attr-defined]
+_KEYED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that a run puts into a state before each replica."""
 
 
@@ -103,7 +104,7 @@ class KeptState:
             yield from _of_function(value)
         elif isinstance(value, _CALLED):
             yield from self._of_callable(name, value)
-        elif isinstance(value, list | tuple | deque | set | dict):
+        elif type(value) in _CONTAINERS:
             yield from self._of_container(name, value)
         elif isinstance(value, nn.Module):
             yield from self._of_module(name, value)
@@ -132,14 +133,13 @@ class KeptState:
         if isinstance(value, set):
             self._containers.append((value, {*value}))
         elif isinstance(value, dict):
-            if type(value) in (dict, OrderedDict, defaultdict):
-                self._containers.append((value, dict(value)))
+            self._containers.append((value, dict(value)))
             for key in _ends([*value]):
                 yield f"{name}[{key!r:.40}]", value[key], functools.partial(value.__setitem__, key)
         else:
             items = [*value]
             if not isinstance(value, tuple):
-                self._containers.append((value, type(value)(value)))
+                self._containers.append((value, value.copy()))
             for place in _ends(range(len(items))):
                 put = None if isinstance(value, tuple) else functools.partial(_put_item, value, place)
                 yield f"{name}[{place}]", items[place], put
@@ -147,7 +147,7 @@ class KeptState:
     def _of_module(self, name: str, module: nn.Module) -> Iterator[tuple[str, Any, Put | None]]:
         dot = f"{name}." if name else ""
         yield from _of_attributes(name, module, _OF_TORCH)
-        tensors = dict(module._parameters)
+        tensors: dict[str, Tensor | None] = {**module._parameters}
         if id(module) not in self._own:
             tensors.update(module._buffers)
         yield from ((f"{dot}{key}", each, None) for key, each in tensors.items() if each is not None)
@@ -202,8 +202,8 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any, Put | None]]:
 def _of_attributes(
     name: str, value: Any, others: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, Any, Put | None]]:
-    held = getattr(value, "__dict__", None)
-    for key, each in [*held.items()] if isinstance(held, dict) else ():
+    held: dict[str, Any] = getattr(value, "__dict__", {})
+    for key, each in [*held.items()]:
         if key not in others:
             yield f"{name}.{key}" if name else key, each, functools.partial(held.__setitem__, key)
 
@@ -232,8 +232,6 @@ def _is_library(kind: type) -> bool:
 
 @functools.cache
 def _is_library_module(name: str) -> bool:
-    import sys
-
     file = getattr(sys.modules.get(name), "__file__", None)
     return name != "__main__" and (file is None or _is_library_file(file)) and name in sys.modules
 
