@@ -30,10 +30,14 @@ class LossJudge(ABC):
     """Judges what a loss function does; each method but `making` and `look_at` raises for what cannot be right.
 
     Attributes:
-        is_looking: Whether `look_at` is to be given what the loss function returns.
+        is_looking: Whether `call` is to call the loss function, and `look_at` to be given what that returns.
     """
 
     is_looking = False
+
+    def call(self, function: Callable[[Any], Any], micro: Any) -> Any:
+        """Call the loss function."""
+        return function(micro)
 
     def look_at(self, found: Any) -> None:  # noqa: B027 - most have nothing to look for
         """Look at what the loss function has returned."""

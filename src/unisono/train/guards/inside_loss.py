@@ -7,7 +7,7 @@ make the result depend on the rank that computes it. How a habit is seen: `deter
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
@@ -21,7 +21,8 @@ from unisono.collectives.places import HERE
 from unisono.determinism.loss_hooks import LossJudge, Observer
 from unisono.errors import PlaceError, StepError
 from unisono.strategies.base import StrategyContext
-from unisono.strategies.options import StrategyOptions
+from unisono.strategies.options import ExactOptions, StrategyOptions
+from unisono.train.guards.repeated import Repeated
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _OURS, _RECIPES = f"{Path(__file__).parents[2]}/", f"{Path(__file__).parents[2]}/recipes/"
@@ -48,6 +49,7 @@ class InsideLoss(LossJudge):
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._has_made = self._has_foreign = self.is_looking = False
         self._foreign: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        self._repeated = Repeated(model, setting.device)
 
     def begin(self, step: int, num_samples: int) -> None:
         """Note which step comes; what the loss functions of the step before have made is theirs no longer.
@@ -57,6 +59,7 @@ class InsideLoss(LossJudge):
         """
         self._step, self._num_samples = step, num_samples
         self.is_looking = not step & (step - 1)
+        self._is_repeated = self.is_looking and isinstance(self._options, ExactOptions)
         if self._has_foreign:
             _reached.update(self._foreign)
         if _has_added[0] and _added:
@@ -76,6 +79,13 @@ class InsideLoss(LossJudge):
         """Note an optimizer that the loss function makes: for an inner loop, over tensors of its own."""
         self._made.add(optimizer)
         self._has_made = True
+
+    def call(self, function: Callable[[Any], Any], micro: Any) -> Any:
+        """Call the loss function; for the first micro-batch of a step that is looked at, see `Repeated`."""
+        if not self._is_repeated:
+            return function(micro)
+        self._is_repeated = False
+        return self._repeated.call(self._step, function, micro)
 
     def look_at(self, found: Any) -> None:
         """Note to which leaves, besides the prepared model's, the backward pass of what was returned will add."""

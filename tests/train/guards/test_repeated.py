@@ -1,0 +1,149 @@
+"""What a loss function keeps from call to call is refused where it decides the loss, and left alone where not."""
+
+import functools
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import unisono
+from unisono.errors import StepError
+from unisono.train.guards import repeated
+
+_calls = 0
+
+
+class Model(nn.Module):
+    """Has a place for what is kept, beside a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls, self.memory = nn.Linear(8, 4), 0, torch.ones(4)
+        self.register_buffer("average", torch.ones(4))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Counting(Model):
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) / self.calls
+
+
+class Remembering(Model):
+    def forward(self, x):
+        out = self.layer(x) - self.memory
+        self.memory.mul_(0.9)
+        return out
+
+
+class Buffered(Model):
+    """The control: the same state as a buffer, which is merged and saved; its calls are counted, and not used."""
+
+    def forward(self, x):
+        self.calls += 1
+        out = self.layer(x) - self.average
+        self.average.mul_(0.9)
+        self.memory.add_(out.detach().mean())
+        return out
+
+
+def with_queue(model):
+    queue = deque([torch.zeros(4)], maxlen=3)
+
+    def loss(micro):
+        out = model(micro.x)
+        queue.append(out.detach().mean(0))
+        return F.cross_entropy(out + sum(queue), micro.y)
+
+    return loss
+
+
+def drawing(generator, draw):
+    return lambda model: lambda micro: F.cross_entropy(model(micro.x) * draw(generator), micro.y)
+
+
+def with_global(model):
+    def loss(micro):
+        global _calls
+        _calls += 1
+        return F.cross_entropy(model(micro.x) / (1 + _calls), micro.y)
+
+    return loss
+
+
+def cached(model):
+    @functools.cache
+    def noise():
+        return torch.randn(8)
+
+    return lambda micro: F.cross_entropy(model(micro.x + noise()), micro.y)
+
+
+def usual(model):
+    return lambda micro: F.cross_entropy(model(micro.x), micro.y)
+
+
+def train(build, make_loss, steps=2):
+    """Return the fingerprint of a few steps, and the model."""
+    inputs, targets = torch.arange(128.0).reshape(16, 8) / 128, torch.arange(16) % 4
+    with unisono.Run(seed=0, replicas=2) as run:
+        model = build()
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loss, loader = make_loss(model), run.loader(unisono.ArrayDataset(inputs, targets), batch_size=8)
+        for batch in run.steps(loader, max_steps=steps, show_progress=False):
+            run.step(batch, loss)
+        return run.fingerprint(), model
+
+
+REFUSED = {
+    "counter": (Counting, usual, r"model\.calls"),
+    "tensor": (Remembering, usual, r"model\.memory"),
+    "queue": (Model, with_queue, r"queue"),
+    "random": (Model, drawing(random.Random(0), lambda own: own.random()), "generator"),
+    "numpy": (Model, drawing(np.random.default_rng(0), lambda own: own.random()), "generator"),
+    "torch": (Model, drawing(torch.Generator(), lambda own: torch.rand((), generator=own)), "generator"),
+    "global": (Model, with_global, "_calls"),
+    "cache": (Model, cached, r"other random numbers .*noise\(\) \(functools\.cache\)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_decides_the_loss_is_refused(name):
+    build, make_loss, kept = REFUSED[name]
+    with pytest.raises(StepError, match=rf"step [12]: the loss function has .*{kept}.*Hint: .*run\.register"):
+        train(build, make_loss)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_buffers_and_counters_are_left_alone(steps):
+    """The second call leaves no trace: counters and sums stand where one call a micro-batch leaves them."""
+    _, model = train(Buffered, usual, steps)
+    assert model.calls == 2 * steps
+
+
+def test_a_log_has_one_entry_a_call():
+    log, total = [], torch.zeros(())
+
+    def make_loss(model):
+        def loss(micro):
+            found = F.cross_entropy(model(micro.x), micro.y)
+            log.append(found.item())
+            total.add_(found.detach())
+            return found
+
+        return loss
+
+    assert train(Model, make_loss, 4)[0] == train(Model, usual, 4)[0]
+    assert len(log) == 8
+    assert total.item() == pytest.approx(sum(log))
+
+
+def test_control_without_the_look_it_is_accepted(monkeypatch):
+    monkeypatch.setattr(repeated.Repeated, "call", lambda self, step, function, micro: function(micro))
+    assert train(Counting, usual)[1].calls == 4
