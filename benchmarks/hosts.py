@@ -9,7 +9,8 @@ limits what each of them sends. ``--ranks`` processes a host (1), one thread eac
 own on the same hosts, which take blocks of steps in turn, every other round backwards; all keep freed memory as `Run`
 does. DDP is torch's own with its own buckets (their sizes are recorded) and gradients as views of them; ``ddp-whole``
 (one bucket), ``ddp-bf16`` and ``ddp-powersgd`` are told beside it where ``--ways`` names them, and so are
-``rounded-bf16`` and ``rounded-int8``, the exact step with ``--compress``, one replica a rank. A sample is the time of a
+``rounded-bf16`` and ``rounded-int8``, the exact step with ``--compress``, one replica a rank. ``live`` is the exact
+step, one replica a rank, with live recovery on, and is told beside the same step without it. A sample is the time of a
 step in a block, of the slowest rank.
 
 The limit is the longer of two: computing, a bare loop over the same micro-batches on all ranks at once without any
@@ -43,7 +44,7 @@ from typing import Any
 
 from catalogue import lacking_network
 from harness import keep, parser_of, rounds_of, slug, stop
-from hosts_records import ROUNDED, TELLS, draw, records, show
+from hosts_records import OWN, ROUNDED, TELLS, draw, records, show
 from origin import ROOT, is_same_source
 from results import RESULTS, read, rounded
 
@@ -128,16 +129,16 @@ class Field:
             self._started: list[Contestant] = []
             still.callback(self._end)
             wanted = [["plain"], *(["exact", str(count), json.dumps(options)] for count in replicas)]
-            rounded = [way for way in ways if way in ROUNDED]
-            for way in rounded:
-                strategy = {"name": "exact", "compress": ROUNDED[way]}
-                wanted.append(["exact", str(hosts * ranks), json.dumps(options | {"strategy": strategy}), way])
+            own = [way for way in ways if way in OWN]
+            for way in own:
+                strategy = {"strategy": {"name": "exact", "compress": ROUNDED[way]}} if way in ROUNDED else {}
+                wanted.append(["exact", str(hosts * ranks), json.dumps(options | strategy), way])
             for number, words in enumerate(wanted):
                 self._started.append(start(self.network, ranks, number, words, folder))
             for contestant in self._started:
                 contestant.answers()
             self.plain, *exact = self._started
-            self.exact = dict(zip([*replicas, *rounded], exact, strict=True))
+            self.exact = dict(zip([*replicas, *own], exact, strict=True))
             self.open = still.pop_all()
 
     def _end(self) -> None:
@@ -152,7 +153,7 @@ class Field:
         samples = {str(count): SAMPLES[model] * self.hosts * self.ranks // count for count in self.replicas}
         for contestant in self.exact.values():
             contestant.ask(do="build", model=model, samples=samples, ways=["exact"])
-        tells = [way for way in tells if way not in ROUNDED]
+        tells = [way for way in tells if way not in OWN]
         ways = ["ddp", *tells, *(f"compute-{count}" for count in self.replicas)]
         return self.plain.ask(do="build", model=model, samples=samples, ways=ways)[0]["bytes"]
 
@@ -289,7 +290,7 @@ def measure(given: argparse.Namespace, hosts: int) -> None:
             num_bytes = field.build(model, given.ways)
             both, one_way = field.limit(link)
             ways = {"ddp": (field.plain, "ddp")}
-            ways |= {way: (field.exact[way], "exact") if way in ROUNDED else (field.plain, way) for way in given.ways}
+            ways |= {way: (field.exact[way], "exact") if way in OWN else (field.plain, way) for way in given.ways}
             for count in replicas:
                 ways |= {f"exact-{count}": (field.exact[count], "exact"),
                          f"compute-{count}": (field.plain, f"compute-{count}")}  # fmt: skip
