@@ -122,6 +122,7 @@ class Field:
     ) -> None:
         self.hosts, self.ranks, self.replicas = hosts, ranks, replicas
         self.bandwidths: dict[str, tuple[float, float]] = {}
+        self._live_is_old = False
         with contextlib.ExitStack() as still:
             folder = Path(still.enter_context(tempfile.TemporaryDirectory()))
             self.network = Network(hosts, direct=hosts == 2)
@@ -133,13 +134,18 @@ class Field:
             for way in own:
                 strategy = {"strategy": {"name": "exact", "compress": ROUNDED[way]}} if way in ROUNDED else {}
                 wanted.append(["exact", str(hosts * ranks), json.dumps(options | strategy), way])
-            for number, words in enumerate(wanted):
-                self._started.append(start(self.network, ranks, number, words, folder))
+            for words in wanted:
+                self._start(words, folder)
             for contestant in self._started:
                 contestant.answers()
             self.plain, *exact = self._started
             self.exact = dict(zip([*replicas, *own], exact, strict=True))
+            self._live = (wanted[-1 - own[::-1].index("live")], folder) if "live" in own else None
             self.open = still.pop_all()
+
+    def _start(self, words: Sequence[str], folder: Path) -> Contestant:
+        self._started.append(start(self.network, self.ranks, len(self._started), words, folder))
+        return self._started[-1]
 
     def _end(self) -> None:
         for contestant in self._started:
@@ -150,6 +156,11 @@ class Field:
     def build(self, model: str, tells: Sequence[str]) -> int:
         """Build a model anew everywhere (a run tries each link once), over a free link; return its gradients' bytes."""
         self.network.slow_down(None)
+        if self._live and self._live_is_old:  # in a process one run alone can go on without a rank
+            self.exact["live"].ask(do="end")
+            self.exact["live"] = self._start(*self._live)
+            self.exact["live"].answers()
+        self._live_is_old = True
         samples = {str(count): SAMPLES[model] * self.hosts * self.ranks // count for count in self.replicas}
         for contestant in self.exact.values():
             contestant.ask(do="build", model=model, samples=samples, ways=["exact"])

@@ -240,7 +240,11 @@ def main() -> None:
                 said = {"buckets": worker.buckets() if isinstance(worker, Plain) else []}
             case "stream":
                 said = stream(**asked)
+            case "end":
+                said = {"end": True}
         answers.write(json.dumps(said) + "\n")
+        if said == {"end": True}:
+            break
     if not is_live:
         leave_group()
 

@@ -87,7 +87,10 @@ def show(rows: Sequence[Result]) -> None:
         ))  # fmt: skip
     told = rows[0].settings
     print(f"{rows[0].what}: a stream of {told['Mbit/s']} Mbit/s (one way {told['one way, Mbit/s']})")
-    table(("", "ms", "DDP, or off", "times its speed", "limit (compute, wire)", "of it", "MB", "rounds", "verdicts"), lines)
+    table(
+        ("", "ms", "DDP, or off", "times its speed", "limit (compute, wire)", "of it", "MB", "rounds", "verdicts"),
+        lines,
+    )
 
 
 def draw(folder: Path) -> None:

@@ -220,7 +220,7 @@ def train(
         asks: Steps, and how many ranks the first of them asks for there; they wait until that can be.
         left: In the last step the ranks wait until so many are left; None for no wait.
         stale: Whether those that join are given the state as it was at the start.
-        parts: A step, a meeting, and whether ranks meet at all: see `live_sockets.die_between_two_peers`.
+        parts: A step, and whether ranks seal their exchange: see `live_sockets.die_between_two_peers`.
         unlike: Whether those that join compute with other kernels.
         settings: Of the run.
     """
@@ -237,7 +237,7 @@ def train(
     if parts:
         import live_sockets
 
-        live_sockets.die_between_two_peers(found, int(member), *parts[:2], meets=parts[2])
+        live_sockets.die_between_two_peers(found, int(member), parts[0], meets=parts[1])
     if shares:
         settings["checkpoints"] = unisono.CheckpointPolicy(share_from_bytes=0)
     strategy = unisono.strategy("exact", compress=compress)

@@ -19,7 +19,7 @@ from unisono.store.secret import key_of
 from unisono.store.server import Server, listen
 
 GLOO = {"checkpoint_every": 1000, "transport": "gloo"}
-MEETINGS = 4  # of a step: what it does, two for the sum, the report
+MEETINGS = 3  # parts of a step's exchange: what the ranks agree by, the only bucket, the seal
 WHENS = ("before", "inside", "told", "after")
 PAIRS = ((0, 1), (1, 2), (2, 0))  # each rank of three, and then each of two
 KEY, MINUTE = key_of("of these tests, long enough"), timedelta(minutes=1)
@@ -36,15 +36,15 @@ def test_two_ranks_die_and_others_join():
 
 
 def test_data_that_have_reached_some_ranks_only():
-    """The last message of a step reaches one of two survivors: none of them takes the step for done."""
-    (found,) = play([[3, {}, GLOO | {"parts": [4, MEETINGS, True]}]])
+    """The report of a step reaches one of two survivors: none of them takes the step for done."""
+    (found,) = play([[3, {}, GLOO | {"parts": [4, True]}]])
     assert found["codes"] == {"0": 0, "1": 0, "2": -9}
     check(found, [0, 1])
 
 
-def test_ranks_that_do_not_meet_are_found():
+def test_ranks_that_seal_nothing_are_found():
     """Negative control of the above: who has the data goes on at once, and the other one cannot finish the step."""
-    (found,) = play([[3, {}, GLOO | {"parts": [4, MEETINGS, False]}]])
+    (found,) = play([[3, {}, GLOO | {"parts": [4, False]}]])
     assert found["errors"]
 
 
@@ -68,7 +68,7 @@ def test_deaths_around_the_step():
     found = play(
         [
             [3, {"2": [[4, 1, "before"]], "1": [[4, 2, "before"]]}, GLOO],
-            [3, {"2": [[4, 1, "before"]], "1": [[4, 6, "inside"]]}, GLOO],
+            [3, {"2": [[4, 1, "before"]], "1": [[4, 4, "inside"]]}, GLOO],
             [3, {"0": [[4, "receipt", "before"]]}, saves | {"shares": True}],
             [3, {"0": [[10, "result", "before"]]}, saves],
             [3, {}, GLOO | {"asks": [[3, 1], [6, 3]], "awaits": [7]}],

@@ -49,8 +49,13 @@ class Places:
 
 
 def watch(places: Places) -> None:
-    """Let every meeting of this process be one of `places`."""
+    """Let every meeting of this process be one of `places`; of an exchange over gloo, each of its parts.
+
+    Those are what the ranks agree by, each bucket, and the seal; a rank is inside where it waits for a message.
+    """
+    from unisono.collectives.process_groups.exchange import PieceExchange
     from unisono.collectives.process_groups.live_groups import LiveGroupTransport
+    from unisono.collectives.process_groups.live_waits import LiveWaits
     from unisono.collectives.shm import board as boards
     from unisono.collectives.shm import shared_block as semaphores
 
@@ -66,20 +71,29 @@ def watch(places: Places) -> None:
         places.at("inside")
         take(address, look)
 
-    meet, begin = LiveGroupTransport._meet, LiveGroupTransport.begin_meeting
+    def part(function: Callable[..., Any]) -> Callable[..., Any]:
+        def met(*args: Any) -> Any:
+            places.meets()
+            found = function(*args)
+            places.at("behind")
+            return found
 
-    def met(transport: LiveGroupTransport, *args: Any) -> None:
-        places.meets()
-        meet(transport, *args)
-        places.at("behind")
+        return met
 
-    def begun(transport: LiveGroupTransport) -> Any:
-        places.at("inside")
-        return begin(transport)
+    def wait(function: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*args: Any) -> Any:
+            places.at("inside")
+            return function(*args)
 
-    over_gloo = (LiveGroupTransport, "_meet", met), (LiveGroupTransport, "begin_meeting", begun)
-    for owner, name, value in ((boards.SharedBoard, "barrier", watched), (boards, "take", waited), *over_gloo):
+        return inside
+
+    parts = (PieceExchange, "give"), (LiveWaits, "agree"), (LiveWaits, "seal"), (LiveGroupTransport, "_meet")
+    for owner, name, value in ((boards.SharedBoard, "barrier", watched), (boards, "take", waited)):
         setattr(owner, name, value)
+    for owner, name in parts:
+        setattr(owner, name, part(getattr(owner, name)))
+    for owner, name in ((LiveWaits, "wait"), (LiveGroupTransport, "begin_meeting")):
+        setattr(owner, name, wait(getattr(owner, name)))
 
 
 def _train(recipe: str, options: dict[str, Any]) -> None:
