@@ -3,15 +3,18 @@
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+import torch
+from torch.distributed import HashStore, ProcessGroupGloo
 
 from train.steps.test_membership import check, play, undisturbed
 from unisono.collectives.process_groups import live_groups
-from unisono.collectives.process_groups.live_groups import LiveGroups
+from unisono.collectives.process_groups.live_groups import LiveGroups, LiveGroupTransport
 from unisono.collectives.process_groups.own_store import OwnStore
+from unisono.collectives.shm.live_boards import LetGo
 from unisono.errors import PeerLost
 from unisono.launchers.worker.live_member import WorldChanged
 from unisono.store.client import Client
@@ -154,3 +157,45 @@ def _same(found):
     expected = undisturbed()
     assert (found["errors"], found["ledger"]) == ([], expected["ledger"])
     assert {told["fingerprint"] for told in found["told"].values()} == {expected["told"]["0"]["fingerprint"]}
+
+
+class Watched(Called):
+    """A member that is called when the test says so, and what its exchange waits are told then."""
+
+    def at(self, meeting):
+        raise WorldChanged(meeting)
+
+
+def test_a_thread_that_waits_for_a_piece_is_let_go():
+    """It looks up at nothing while it waits; the control: without the interrupt it stays, though the rank is called."""
+    store, member, seen = HashStore(), Watched(), []
+    with ThreadPoolExecutor(2) as executor:
+        made = [executor.submit(ProcessGroupGloo, store, rank, 2, MINUTE) for rank in range(2)]
+        first, second = (LiveGroupTransport(group.result()) for group in made)
+    first.live = member
+
+    def wait():
+        try:
+            with first._waits.within("a piece"):
+                first._waits.wait(first._group.recv([torch.empty(1)], 1, 7))
+        except LetGo as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not first._waits._inside:
+        time.sleep(0.002)
+    member.is_called = True
+    thread.join(0.5)
+    assert thread.is_alive()
+    first.interrupt()
+    thread.join(60)
+    assert not thread.is_alive()
+    with pytest.raises(WorldChanged):
+        seen[0].answer()
+    wait()  # nobody enters any more, nor where the world has been left
+    member.is_called = False
+    first.close()
+    wait()
+    assert [type(error) for error in seen] == [LetGo] * 3
+    second.close()

@@ -140,11 +140,10 @@ class PieceExchange(Exchange):
     def give(self, partials: Partials) -> None:
         bucket, self._num_given = self._num_given, self._num_given + 1
         self._trial.given()
-        sums: _Sums = (
-            [(node, partial.view(self._cut, -1)) for node, partial in partials]
-            if self._within is None
-            else self._within.collect(partials, self._outs[bucket], self._roundings[bucket])
-        )
+        sums: _Sums = [(node, partial.view(self._cut, -1)) for node, partial in partials]
+        if self._within is not None:
+            with self._waits.entered():
+                sums = self._within.collect(partials, self._outs[bucket], self._roundings[bucket])
         with self._waits.named(_GRADIENTS):
             for rank in self._owners:
                 for index, (_, chunks) in enumerate(sums):

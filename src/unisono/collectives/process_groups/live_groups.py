@@ -27,8 +27,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from unisono.collectives.process_groups.across_hosts import share_within
 from unisono.collectives.process_groups.exchanges import Exchanges
-from unisono.collectives.process_groups.live_waits import LiveWaits
+from unisono.collectives.process_groups.live_waits import Asking, LiveWaits
+from unisono.collectives.process_groups.speakers import Hosts, group_by_host, host_of
+from unisono.collectives.process_groups.within_host import WithinHost
 from unisono.collectives.shm.board import Watcher
 from unisono.collectives.shm.live_boards import LetGo, LiveWorlds, Speaker, World
 from unisono.collectives.transport import TIMEOUT_S, Transport
@@ -51,7 +54,7 @@ class _OthersHavePassed(Exception):
 
 
 @final
-class LiveGroupTransport(Transport):
+class LiveGroupTransport(Asking):
     """Moves tensors between ranks of one epoch through a group that no other epoch uses.
 
     Args:
@@ -71,6 +74,8 @@ class LiveGroupTransport(Transport):
         self.live: Watcher | None = None
         self._here = torch.ones(1, dtype=torch.uint8), torch.zeros(self.world_size, dtype=torch.uint8)
         self._waits = LiveWaits(self, group, timeout_s)
+        self._hosts: Hosts | None = None
+        self._within: WithinHost | None = None
         self._exchanges = Exchanges(self._new_exchange)
         self.make_exchange, self.tree_reducer = self._exchanges.new, self._reduce
 
@@ -96,6 +101,16 @@ class LiveGroupTransport(Transport):
         self.num_meetings = meeting
         with contextlib.suppress(_OthersHavePassed):  # so all have begun it: what they have sent is there
             self._wait(self.begin_meeting(), what, meeting, self._here)
+
+    def share_memory(self, host: str) -> None:
+        """Let the exchange go through memory inside each host, where its ranks are consecutive; collective."""
+        hosts = group_by_host(self.all_gather_json(host))
+        if hosts is None or not 1 < len(hosts) < self.world_size:
+            return
+        self._within = share_within(self, hosts, timeout_s=self._timeout_s)
+        if self._within is not None:
+            self._within.watch(self._waits)
+            self._hosts = hosts
 
     def seal(self, start: Callable[[], None]) -> None:
         """Meet behind an exchange, of which this rank has got all; the thread that trains calls it.
@@ -134,7 +149,9 @@ class LiveGroupTransport(Transport):
     def _new_exchange(self) -> "PieceExchange":
         from unisono.collectives.process_groups.exchange import PieceExchange  # what loads this, too
 
-        return PieceExchange(self, lambda: self._group, waits=self._waits)
+        is_alone = self._hosts is None or len(self._hosts[host_of(self._hosts, self.rank)]) == 1
+        within = None if is_alone else self._within
+        return PieceExchange(self, lambda: self._group, self._hosts, within, self._waits)
 
     def begin_meeting(self) -> Any:
         """Tell the others that this rank has its data, and return what ends when all have said so."""
@@ -175,6 +192,8 @@ class LiveGroupTransport(Transport):
     def close(self) -> None:
         """Keep the group, and what is on its way, until the process ends; safe to call twice."""
         self._waits.close(self._group)
+        if self._within is not None:
+            self._within.close()
         _kept.append([self._group, *self._exchanges.open()])
 
 
@@ -188,6 +207,7 @@ class LiveGroups(LiveWorlds[LiveGroupTransport]):
         ranks: This rank and the number of ranks; None for a rank that joins others.
         live: Speaks for this rank when the world changes.
         name: Returns what the others are told of an epoch whose first rank this is.
+        host: Of this rank, where the ranks of a host are to share memory.
 
     Attributes:
         first: What joins the ranks of the start; None for a rank that joins others. Making it is collective.
@@ -195,15 +215,17 @@ class LiveGroups(LiveWorlds[LiveGroupTransport]):
 
     def __init__(
         self, store: Callable[[str, int, Callable[[], str]], Store], ranks: tuple[int, int] | None, live: Speaker,
-        name: Callable[[int], str] = "e{}".format,
+        name: Callable[[int], str] = "e{}".format, host: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(live)
-        self._store = store
+        self._store, self._host = store, host
         live.offer = lambda size, epoch: "" if size == 1 else name(epoch)
         live.interrupt = self._interrupt
         leave_groups_at_exit()
         self.first = None if ranks is None else LiveGroupTransport(self._connect("e0", *ranks, 1))
         self._now = self.first
+        if self.first is not None and host is not None:
+            self.first.share_memory(host)
 
     def _interrupt(self) -> None:
         if self._now is not None and self._now.live is not None:
@@ -213,7 +235,7 @@ class LiveGroups(LiveWorlds[LiveGroupTransport]):
         self.close()
         self._now = now = LiveGroupTransport(self._connect(world.offer, rank, len(world.members), world.passed + 1))
         now.num_meetings, now.live = world.passed, self._live
-        now.barrier()
+        now.barrier() if self._host is None else now.share_memory(self._host)
         return now
 
     def close(self) -> None:

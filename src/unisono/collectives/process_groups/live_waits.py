@@ -1,20 +1,33 @@
 """The waits of an exchange between ranks of which one may be lost."""
 
 import contextlib
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
 
 from unisono.collectives.process_groups.waits import Waits
+from unisono.collectives.shm.board import Watcher
 from unisono.collectives.shm.live_boards import LetGo
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
 
-if TYPE_CHECKING:
-    from unisono.collectives.process_groups.live_groups import LiveGroupTransport
+
+class Asking(Transport):
+    """A transport that knows whom to ask whether the world has changed."""
+
+    live: Watcher | None  #: Asked while waiting; None where ranks do not go on without one that has died.
+
+    @abstractmethod
+    def answer(self, why: str) -> NoReturn:
+        """Say what it means that a wait for pieces of an exchange has been let go."""
+
+    @abstractmethod
+    def seal(self, start: Callable[[], None]) -> None:
+        """Meet behind an exchange, of which this rank has got all; `start` tells the others, and waits for them."""
 
 
 @final
@@ -29,7 +42,7 @@ class LiveWaits(Waits):
         timeout_s: Longest wait for a rank that lives.
     """
 
-    def __init__(self, transport: "LiveGroupTransport", group: Any, timeout_s: float) -> None:
+    def __init__(self, transport: Asking, group: Any, timeout_s: float) -> None:
         super().__init__(transport)
         self._live, self._group, self._longest = transport, group, timedelta(seconds=timeout_s)
         self._is_left = False
@@ -40,11 +53,13 @@ class LiveWaits(Waits):
     @contextlib.contextmanager
     def named(self, operation: str) -> Iterator[None]:
         self._look()
-        try:
-            with super().named(operation):
-                yield
-        except PeerLost as error:
-            raise LetGo(str(error), self._live.answer) from error
+        with self._letting_go(), super().named(operation):
+            yield
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        with super().entered(), self._letting_go():
+            yield
 
     def wait(self, work: Any) -> None:
         work.wait(self._longest)  # by itself it takes the time that connecting may take
@@ -74,17 +89,37 @@ class LiveWaits(Waits):
             for work in works:
                 self.wait(work)
 
-    def _look(self) -> None:
+    @contextlib.contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as error:
+            raise LetGo(str(error), self._live.answer) from error
+
+    @property
+    def is_called(self) -> bool:
+        """Whether nobody waits any more: what the boards of this host's ranks ask."""
         live = self._live.live
-        if self._is_left or (live is not None and live.is_called):
-            raise LetGo("the ranks are called to another world", self._live.answer)
+        return self._is_left or (live is not None and live.is_called)
+
+    def at(self, meeting: int) -> bool:
+        """Let a thread go that waits in one of those boards, whose meetings are parts of an exchange."""
+        raise LetGo("the ranks are called to another world", self._live.answer)
+
+    def is_word_due(self) -> bool:
+        """Whether a thread waits there for the launcher's word: the one that trains does."""
+        return False
+
+    def _look(self) -> None:
+        if self.is_called:
+            self.at(0)
 
 
 @final
 class _Unsealed(Transport):
     """What the ranks agree by at the beginning of an exchange, whose seal is this one's too."""
 
-    def __init__(self, waits: LiveWaits, live: "LiveGroupTransport", group: Any) -> None:
+    def __init__(self, waits: LiveWaits, live: Asking, group: Any) -> None:
         self.rank, self.world_size, self.bytes_sent = live.rank, live.world_size, 0
         self._waits, self._group = waits, group
 

@@ -33,7 +33,7 @@ class Waits:
 
     def agree(self, what: str, number: int) -> list[int]:
         """See `Transport.agree`; the first message of an exchange."""
-        with self._entered():
+        with self.entered():
             return self._transport.agree(what, number)
 
     @contextlib.contextmanager
@@ -45,11 +45,12 @@ class Waits:
     @contextlib.contextmanager
     def within(self, operation: str) -> Iterator[None]:
         """Surround waits, which `close` may end; see `named`."""
-        with self._entered(), self.named(operation):
+        with self.entered(), self.named(operation):
             yield
 
     @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
+        """Surround waits that name their own errors."""
         with self._changed:
             self._look()
             self._inside += 1
