@@ -65,6 +65,20 @@ def test_every_rank_dies_at_every_meeting():
 
 
 @pytest.mark.slow
+def test_ranks_die_between_two_buckets():
+    """Gradients leave in several buckets while others are computed; helper threads of the others wait for the rest."""
+    places = zip(itertools.product((2, 3, 4), ("before", "inside", "after")), itertools.cycle(PAIRS), strict=False)
+    trials = [
+        [3, {str(first): [[3, meeting, when]], str(second): [[6, meeting, when]]}, GLOO | {"cut": True}]
+        for (meeting, when), (first, second) in places
+    ]
+    for trial, found in zip(trials, play(trials), strict=True):
+        assert sorted(found["codes"].values()) == [-9, -9, 0], (trial, found)
+        check(found, [rank for rank in range(3) if str(rank) not in trial[1]])
+        assert all(told["meetings"][0] > MEETINGS + 2 for told in found["told"].values()), found
+
+
+@pytest.mark.slow
 def test_deaths_around_the_step():
     """Two within one recovery, the leader's while it commits, writes the end, or a share; and the world is resized."""
     saves = {"checkpoint_every": 2, "transport": "gloo"}
