@@ -17,7 +17,8 @@ The limit is the longer of two: computing, a bare loop over the same micro-batch
 exchange; and the wire, 2 (H - 1) / H of the gradients' bytes, of H hosts, over what a plain TCP stream reaches between
 them while all send. ``sent`` is what the network device has counted, of the rank that sends most.
 
-Bars: at least DDP's speed; 1.15 times it where the limit would allow 1.25; 90 % of the limit. Replicas that the hosts
+Bars: at least DDP's speed; 1.15 times it where the limit would allow 1.25; 90 % of the limit; with live recovery 0.99
+of the speed without. Replicas that the hosts
 cannot share evenly (8 on 3) are told. A cell (hosts, model, link) is recorded when it is done, and not taken again of
 the same ``src`` without ``--again``; it ends after ``--seconds`` at the latest, with fewer rounds, but never less than
 one. ``--run`` are options of `Run` as JSON, for a variant with records of its own; where it is
