@@ -9,14 +9,16 @@ limits what each of them sends. ``--ranks`` processes a host (1), one thread eac
 own on the same hosts, which take blocks of steps in turn, every other round backwards; all keep freed memory as `Run`
 does. DDP is torch's own with its own buckets (their sizes are recorded) and gradients as views of them; ``ddp-whole``
 (one bucket), ``ddp-bf16`` and ``ddp-powersgd`` are told beside it where ``--ways`` names them, and so are
-``rounded-bf16`` and ``rounded-int8``, the exact step with ``--compress``, one replica a rank. A sample is the time of a
+``rounded-bf16`` and ``rounded-int8``, the exact step with ``--compress``, one replica a rank. ``live`` is the exact
+step, one replica a rank, with live recovery on, and is told beside the same step without it. A sample is the time of a
 step in a block, of the slowest rank.
 
 The limit is the longer of two: computing, a bare loop over the same micro-batches on all ranks at once without any
 exchange; and the wire, 2 (H - 1) / H of the gradients' bytes, of H hosts, over what a plain TCP stream reaches between
 them while all send. ``sent`` is what the network device has counted, of the rank that sends most.
 
-Bars: at least DDP's speed; 1.15 times it where the limit would allow 1.25; 90 % of the limit. Replicas that the hosts
+Bars: at least DDP's speed; 1.15 times it where the limit would allow 1.25; 90 % of the limit; with live recovery 0.99
+of the speed without. Replicas that the hosts
 cannot share evenly (8 on 3) are told. A cell (hosts, model, link) is recorded when it is done, and not taken again of
 the same ``src`` without ``--again``; it ends after ``--seconds`` at the latest, with fewer rounds, but never less than
 one. ``--run`` are options of `Run` as JSON, for a variant with records of its own; where it is
@@ -43,7 +45,7 @@ from typing import Any
 
 from catalogue import lacking_network
 from harness import keep, parser_of, rounds_of, slug, stop
-from hosts_records import ROUNDED, TELLS, draw, records, show
+from hosts_records import OWN, ROUNDED, TELLS, draw, records, show
 from origin import ROOT, is_same_source
 from results import RESULTS, read, rounded
 
@@ -121,6 +123,7 @@ class Field:
     ) -> None:
         self.hosts, self.ranks, self.replicas = hosts, ranks, replicas
         self.bandwidths: dict[str, tuple[float, float]] = {}
+        self._live_is_old = False
         with contextlib.ExitStack() as still:
             folder = Path(still.enter_context(tempfile.TemporaryDirectory()))
             self.network = Network(hosts, direct=hosts == 2)
@@ -128,17 +131,22 @@ class Field:
             self._started: list[Contestant] = []
             still.callback(self._end)
             wanted = [["plain"], *(["exact", str(count), json.dumps(options)] for count in replicas)]
-            rounded = [way for way in ways if way in ROUNDED]
-            for way in rounded:
-                strategy = {"name": "exact", "compress": ROUNDED[way]}
-                wanted.append(["exact", str(hosts * ranks), json.dumps(options | {"strategy": strategy}), way])
-            for number, words in enumerate(wanted):
-                self._started.append(start(self.network, ranks, number, words, folder))
+            own = [way for way in ways if way in OWN]
+            for way in own:
+                strategy = {"strategy": {"name": "exact", "compress": ROUNDED[way]}} if way in ROUNDED else {}
+                wanted.append(["exact", str(hosts * ranks), json.dumps(options | strategy), way])
+            for words in wanted:
+                self._start(words, folder)
             for contestant in self._started:
                 contestant.answers()
             self.plain, *exact = self._started
-            self.exact = dict(zip([*replicas, *rounded], exact, strict=True))
+            self.exact = dict(zip([*replicas, *own], exact, strict=True))
+            self._live = (wanted[-1 - own[::-1].index("live")], folder) if "live" in own else None
             self.open = still.pop_all()
+
+    def _start(self, words: Sequence[str], folder: Path) -> Contestant:
+        self._started.append(start(self.network, self.ranks, len(self._started), words, folder))
+        return self._started[-1]
 
     def _end(self) -> None:
         for contestant in self._started:
@@ -149,10 +157,15 @@ class Field:
     def build(self, model: str, tells: Sequence[str]) -> int:
         """Build a model anew everywhere (a run tries each link once), over a free link; return its gradients' bytes."""
         self.network.slow_down(None)
+        if self._live and self._live_is_old:  # in a process one run alone can go on without a rank
+            self.exact["live"].ask(do="end")
+            self.exact["live"] = self._start(*self._live)
+            self.exact["live"].answers()
+        self._live_is_old = True
         samples = {str(count): SAMPLES[model] * self.hosts * self.ranks // count for count in self.replicas}
         for contestant in self.exact.values():
             contestant.ask(do="build", model=model, samples=samples, ways=["exact"])
-        tells = [way for way in tells if way not in ROUNDED]
+        tells = [way for way in tells if way not in OWN]
         ways = ["ddp", *tells, *(f"compute-{count}" for count in self.replicas)]
         return self.plain.ask(do="build", model=model, samples=samples, ways=ways)[0]["bytes"]
 
@@ -289,7 +302,7 @@ def measure(given: argparse.Namespace, hosts: int) -> None:
             num_bytes = field.build(model, given.ways)
             both, one_way = field.limit(link)
             ways = {"ddp": (field.plain, "ddp")}
-            ways |= {way: (field.exact[way], "exact") if way in ROUNDED else (field.plain, way) for way in given.ways}
+            ways |= {way: (field.exact[way], "exact") if way in OWN else (field.plain, way) for way in given.ways}
             for count in replicas:
                 ways |= {f"exact-{count}": (field.exact[count], "exact"),
                          f"compute-{count}": (field.plain, f"compute-{count}")}  # fmt: skip

@@ -1,9 +1,10 @@
 """One rank of `hosts.py`, on a host of its own: does what its standard input asks for, and answers in lines of JSON.
 
-    python benchmarks/hosts_rank.py exact REPLICAS OPTIONS | plain
+    python benchmarks/hosts_rank.py exact REPLICAS OPTIONS [live] | plain
 
-``exact`` steps with `unisono.Run`; ``plain`` is torch alone: DDP in several ways, the same model without any exchange,
-and streams over TCP. Both keep freed memory, as `Run` does, so that nothing but the exchange differs.
+``exact`` steps with `unisono.Run`; ``live`` lets it go on without a rank, with a launcher that has nothing to say;
+``plain`` is torch alone: DDP in several ways, the same model without any exchange, and streams over TCP. All keep freed
+memory, as `Run` does, so that nothing but the exchange differs.
 """
 
 import contextlib
@@ -82,8 +83,8 @@ def job(name: str, samples: int) -> tuple[nn.Module, Any, Tensor]:
 class Exact:
     """Steps of `Run`."""
 
-    def __init__(self, replicas: int, options: dict[str, Any]) -> None:
-        self.replicas, self.options = replicas, options
+    def __init__(self, replicas: int, options: dict[str, Any], *, is_live: bool = False) -> None:
+        self.replicas, self.options, self.is_live = replicas, options, is_live
         if isinstance(named := options.get("strategy"), dict):
             options["strategy"] = unisono.strategy(named.pop("name"), **named)
         self.open = contextlib.ExitStack()
@@ -91,13 +92,27 @@ class Exact:
     def build(self, model: str, samples: dict[str, int], ways: list[str]) -> tuple[dict[str, Step], dict[str, Any]]:
         """Return the one way; `samples` of a micro-batch by number of replicas."""
         self.open.close()
-        run = self.open.enter_context(unisono.Run(seed=0, replicas=self.replicas, **self.options))
+        if self.is_live:
+            self._hear_nothing()
+        self.run = run = self.open.enter_context(unisono.Run(seed=0, replicas=self.replicas, **self.options))
         net, x, y = job(model, samples[str(self.replicas)])
         return {way: exact_step(run, net, x, y) for way in ways}, {}
+
+    def meet(self) -> None:
+        """Wait for the others."""
+        self.run.transport.barrier() if self.is_live else dist.barrier()
+
+    def _hear_nothing(self) -> None:
+        """Let this process be one of a launcher's that only listens, as in an undisturbed run."""
+        own, launchers = socket.socketpair()
+        os.environ |= {"UNISONO_LIVE": str(own.detach()), "UNISONO_RENDEZVOUS": "env://"}
+        threading.Thread(target=lambda: [*iter(lambda: launchers.recv(1 << 16), b"")], daemon=True).start()
 
 
 class Plain:
     """Steps of torch."""
+
+    meet = staticmethod(dist.barrier)
 
     def build(self, model: str, samples: dict[str, int], ways: list[str]) -> tuple[dict[str, Step], dict[str, Any]]:
         """Return the ways: kinds of DDP, and ``compute-REPLICAS``, the bare loop over a rank's micro-batches."""
@@ -154,11 +169,11 @@ def alone(model: nn.Module, x: Any, y: Tensor, micros: int) -> Step:
     return step
 
 
-def block(step: Step, warm_up: int, steps: int) -> dict[str, Any]:
+def block(step: Step, meet: Step, warm_up: int, steps: int) -> dict[str, Any]:
     """Take steps that all ranks begin together, and return the seconds of one, and its bytes on the wire."""
     for _ in range(warm_up):
         step()
-    dist.barrier()
+    meet()
     before, began = int(SENT.read_text()), time.perf_counter()
     for _ in range(steps):
         step()
@@ -207,8 +222,10 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     kind, *words = sys.argv[1:]
-    dist.init_process_group("gloo")
-    worker: Plain | Exact = Plain() if kind == "plain" else Exact(int(words[0]), json.loads(words[1]))
+    is_live = words[2:] == ["live"]
+    if not is_live:  # a run that goes on without a rank has a group of its own
+        dist.init_process_group("gloo")
+    worker: Plain | Exact = Plain() if kind == "plain" else Exact(int(words[0]), json.loads(words[1]), is_live=is_live)
     ways: dict[str, Step] = {}
     answers.write("{}\n")
     for line in sys.stdin:
@@ -218,13 +235,18 @@ def main() -> None:
                 ways.clear()
                 ways, said = worker.build(**asked)
             case "block":
-                said = block(ways[asked["way"]], asked["warm_up"], asked["steps"])
+                said = block(ways[asked["way"]], worker.meet, asked["warm_up"], asked["steps"])
             case "buckets":
                 said = {"buckets": worker.buckets() if isinstance(worker, Plain) else []}
             case "stream":
                 said = stream(**asked)
+            case "end":
+                said = {"end": True}
         answers.write(json.dumps(said) + "\n")
-    leave_group()
+        if said == {"end": True}:
+            break
+    if not is_live:
+        leave_group()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from results import ROOT, Bar, Result, read
 PICTURE = ROOT / "docs" / "pictures" / "hosts.svg"
 ROUNDED = {"rounded-bf16": "bf16", "rounded-int8": "int8"}
 """The exact step with `--compress`."""
-TELLS = ("ddp-whole", "ddp-bf16", "ddp-powersgd", *ROUNDED)
-"""What is told beside DDP as it is, without a bar."""
+OWN = (*ROUNDED, "live")
+"""Steps of ours that are told."""
+TELLS = ("ddp-whole", "ddp-bf16", "ddp-powersgd", *OWN)
+"""What is told beside DDP as it is, without a bar; ``live`` beside the exact step without live recovery."""
 
 
 def records(
@@ -59,8 +61,15 @@ def records(
     rows += [
         Result.of(f"{cell}-{way}", times[way], against=times["ddp"], peer="DDP over gloo", unit="ms a step", **common,
                   what=f"a step of {way}, {label}", settings=settings | {"sent, MB": sent[way]})
-        for way in times if way in TELLS
+        for way in times if way in TELLS and way != "live"
     ]  # fmt: skip
+    if "live" in times:
+        off = f"exact-{facts['hosts'] * facts['ranks a host']}"
+        rows.append(Result.of(
+            f"{cell}-live", times["live"], against=times[off], peer="live recovery off", unit="ms a step", **common,
+            what=f"a step with live recovery, {label}", bar=Bar(of="ratio", at_least=0.99),
+            settings=settings | {"sent, MB": sent["live"], "without, MB": sent[off]},
+        ))  # fmt: skip
     return rows
 
 
@@ -78,7 +87,10 @@ def show(rows: Sequence[Result]) -> None:
         ))  # fmt: skip
     told = rows[0].settings
     print(f"{rows[0].what}: a stream of {told['Mbit/s']} Mbit/s (one way {told['one way, Mbit/s']})")
-    table(("", "ms", "DDP", "times DDP", "limit (compute, wire)", "of it", "MB", "rounds", "verdicts"), lines)
+    table(
+        ("", "ms", "DDP, or off", "times its speed", "limit (compute, wire)", "of it", "MB", "rounds", "verdicts"),
+        lines,
+    )
 
 
 def draw(folder: Path) -> None:

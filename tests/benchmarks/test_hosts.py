@@ -53,6 +53,13 @@ def test_other_kinds_of_ddp_are_told(monkeypatch):
     assert (row.ratio, row.verdict) == (0.75, "told")
 
 
+@pytest.mark.parametrize(("live", "verdict"), [(261.0, "met"), (270.0, "missed")])
+def test_live_recovery_stands_beside_the_step_without_it(live, verdict, monkeypatch):
+    """Its bar is one hundredth of the step's time."""
+    row = rows_of(monkeypatch, 100.0, 260.0, 300.0, live=live)["cell-live"]
+    assert (row.peer, row.peer_median, row.verdict) == ("live recovery off", 260.0, verdict)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 import unisono
 from unisono.checkpoint import store
+from unisono.collectives.process_groups.exchange import PieceExchange
 from unisono.train.run_directory.checkpoints import Checkpoints
 
 EPOCHS, STEPS, EVERY = 3, 24, 4
@@ -157,8 +158,8 @@ def train(out: str, wanted: list[str]) -> str:
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2))
         model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         for owner, name, phase in (
-            (run.transport, "all_gather", "reduce"), (optimizer, "step", "update"), (run._record, "append", "record"),
-            (run._record, "write_result", "result"),
+            (run.transport, "all_gather", "reduce"), (PieceExchange, "tell", "reduce"), (optimizer, "step", "update"),
+            (run._record, "append", "record"), (run._record, "write_result", "result"),
         ):  # fmt: skip
             if phase in names:
                 hook(owner, name, lambda phase=phase: attacks.at(phase))

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import unisono
 from unisono import callbacks
 from unisono.checkpoint import saver, store
+from unisono.collectives import pieces
 from unisono.collectives.shm import board as boards
 from unisono.observe.ledger import Ledger, Unwritten
 from unisono.strategies.exact import Exact
@@ -196,7 +197,7 @@ BREAKS = {
 def train(
     out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", evaluates=0, shares=False,
     stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), asks=(), left=None,
-    stale=False, unlike=False, parts=None, **settings,
+    stale=False, unlike=False, parts=None, cut=False, **settings,
 ):  # fmt: skip
     """Train a few steps.
 
@@ -220,8 +221,9 @@ def train(
         asks: Steps, and how many ranks the first of them asks for there; they wait until that can be.
         left: In the last step the ranks wait until so many are left; None for no wait.
         stale: Whether those that join are given the state as it was at the start.
-        parts: A step, a meeting, and whether ranks meet at all: see `live_sockets.die_between_two_peers`.
+        parts: A step, and whether ranks seal their exchange: see `live_sockets.die_between_two_peers`.
         unlike: Whether those that join compute with other kernels.
+        cut: Whether gradients leave in several buckets, while others are computed.
         settings: Of the run.
     """
     member = os.environ.get("UNISONO_JOINS") or os.environ.get("RANK", "0")
@@ -231,13 +233,15 @@ def train(
         _give_stale_state()
     if unlike and "UNISONO_JOINS" in os.environ:
         assert take_other_kernels()
+    if cut:
+        pieces._LEAST_BYTES = pieces._LEAST_CHUNK_BYTES = 256
     if broken:
         setattr(*BREAKS[broken])
     found = Kills((kills or {}).get(member, ()), signal.SIGSTOP if stops else signal.SIGKILL)
     if parts:
         import live_sockets
 
-        live_sockets.die_between_two_peers(found, int(member), *parts[:2], meets=parts[2])
+        live_sockets.die_between_two_peers(found, int(member), parts[0], meets=parts[1])
     if shares:
         settings["checkpoints"] = unisono.CheckpointPolicy(share_from_bytes=0)
     strategy = unisono.strategy("exact", compress=compress)

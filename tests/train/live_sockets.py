@@ -1,103 +1,108 @@
-"""Where in a meeting through gloo a rank of the live tests dies, and a meeting whose data reach some ranks only.
+"""Where in a step's exchange through gloo a rank of the live tests dies, and a report that reaches some ranks only.
 
-Patches this process's `LiveGroupTransport`; `live_programs.train` calls it.
+Patches this process's exchanges; `live_programs.train` calls it.
 """
 
+import functools
 import os
 import signal
 import time
 from pathlib import Path
 
+from unisono.collectives.process_groups import live_waits
+from unisono.collectives.process_groups.exchange import PieceExchange
 from unisono.collectives.process_groups.live_groups import LiveGroupTransport
 
 
 def watch(kills):
-    """Let meetings through gloo be places: ``inside`` is where data have come, ``told`` where that has been said."""
-    meet, begin = LiveGroupTransport._meet, LiveGroupTransport.begin_meeting
+    """Let the parts of an exchange be places: what the ranks agree by, each bucket, and the seal.
 
-    def met(transport, *args):
-        kills.meeting += 1
-        kills._at("before")
-        meet(transport, *args)
-        kills._at("after")
+    ``inside`` is where a message of a bucket has left, or data have come; ``told`` where the rank waits in that part.
+    """
 
-    def begun(transport):
+    def surround(owner, name):
+        function = getattr(owner, name)
+
+        def surrounded(*args, **kwargs):
+            kills.meeting += 1
+            kills._at("before")
+            found = function(*args, **kwargs)
+            kills._at("after")
+            return found
+
+        setattr(owner, name, surrounded)
+
+    def precede(owner, name, when):
+        function = getattr(owner, name)
+
+        def preceded(*args, **kwargs):
+            kills._at(when)
+            return function(*args, **kwargs)
+
+        setattr(owner, name, preceded)
+
+    send = PieceExchange._send
+
+    def sent(*args):
+        send(*args)
         kills._at("inside")
-        work = begin(transport)
-        kills._at("told")
-        return work
 
-    LiveGroupTransport._meet, LiveGroupTransport.begin_meeting = met, begun
+    PieceExchange._send = sent
+    for owner, name in ((live_waits._Unsealed, "all_gather"), (live_waits.LiveWaits, "_meet")):
+        precede(owner, name, "inside")
+    precede(live_waits.LiveWaits, "wait", "told")
+    for owner, name in ((live_waits.LiveWaits, "agree"), (PieceExchange, "give"), (live_waits.LiveWaits, "seal")):
+        surround(owner, name)
+    surround(LiveGroupTransport, "_meet")
 
 
-def die_between_two_peers(kills, member, step, meeting, *, meets):
-    """Let member 2 of three die when its block of an all_gather has reached rank 1, and nothing of it rank 0.
+def die_between_two_peers(kills, member, step, *, meets):
+    """Let member 2 of three die when its report of a step has reached rank 1, and nothing of it rank 0.
 
     Args:
-        kills: Knows step and meeting.
+        kills: Knows the step.
         member: This one's number.
         step: At which it dies.
-        meeting: Its all_gather at which it dies.
-        meets: Whether ranks meet behind each collective, as they should.
+        meets: Whether ranks seal an exchange, as they should.
     """
     came = Path(os.environ["UNISONO_RENDEZVOUS"] + "-came")
-    if not meets:
-        LiveGroupTransport.begin_meeting = lambda transport: _Done()
+    seal, tell = LiveGroupTransport.seal, PieceExchange.tell
 
-    def gather(transport, send, recv):
-        is_there, size, own = (kills.step, kills.meeting + 1) == (step, meeting), transport.world_size, transport.rank
-        nothing, count = send.new_empty(0), len(send)
+    def sealed(transport, start):
+        if member == 1 and kills.step == step:
+            came.touch()
+        if meets:
+            seal(transport, start)
+        else:
+            transport.num_meetings += 1
 
-        def start():
-            begin = transport._group.alltoall_base
-            first = begin(recv if own == 1 else nothing, send, *_splits(size, own, count, {1}))  # all to rank 1
-            if is_there and member == 2:
-                _wait_for(came)
-                os.kill(os.getpid(), signal.SIGKILL)
-            others, sent = {*range(size)} - {1}, send.repeat(size - 1)
-            then = begin(nothing if own == 1 else recv, sent, *_splits(size, own, count, others))
-            return _All([first] if own == 1 else [first, then], came if is_there and member == 1 else None)
+    def told(exchange, message):
+        if member != 2 or kills.step != step:
+            return tell(exchange, message)
+        group, find = exchange._find_group(), exchange._find_group
+        exchange._find_group = lambda: _ToOne(group, 1)
+        tell(exchange, message)
+        exchange._find_group = find
+        return functools.partial(_die_when, came)
 
-        transport._meet("all_gather", start, send, recv)
-
-    LiveGroupTransport.all_gather = gather
-
-
-class _Done:
-    """Work that waits for nobody."""
-
-    def is_completed(self):
-        return True
-
-    def wait(self):
-        """It is over."""
+    LiveGroupTransport.seal, PieceExchange.tell = sealed, told
 
 
-class _All(_Done):
-    """Several works as one."""
+class _ToOne:
+    """A group through which only one rank gets anything."""
 
-    def __init__(self, works, tells):
-        self._works, self._tells = works, tells
+    def __init__(self, group, rank):
+        self.recv, self._group, self._rank = group.recv, group, rank
 
-    def is_completed(self):
-        is_over = all(work.is_completed() for work in self._works)
-        if is_over and self._tells is not None:
-            self._tells.touch()
-        return is_over
-
-    def wait(self):
-        for work in self._works:
-            work.wait()
+    def send(self, tensors, rank, tag):
+        """Send to that rank, and to no other."""
+        return self._group.send(tensors, rank, tag) if rank == self._rank else None
 
 
-def _splits(size, own, count, receivers):
-    """Return how much a rank receives from each, and sends to each, where each of the receivers gets all."""
-    return [count * (own in receivers)] * size, [count * (rank in receivers) for rank in range(size)]
-
-
-def _wait_for(path):
+def _die_when(path):
     until = time.monotonic() + 300
     while not path.exists():
         if time.monotonic() > until:
-            raise AssertionError("rank 1 has not got the block")
+            raise AssertionError("rank 1 has not got the report")
         time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)

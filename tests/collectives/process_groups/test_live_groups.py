@@ -3,15 +3,18 @@
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+import torch
+from torch.distributed import HashStore, ProcessGroupGloo
 
 from train.steps.test_membership import check, play, undisturbed
 from unisono.collectives.process_groups import live_groups
-from unisono.collectives.process_groups.live_groups import LiveGroups
+from unisono.collectives.process_groups.live_groups import LiveGroups, LiveGroupTransport
 from unisono.collectives.process_groups.own_store import OwnStore
+from unisono.collectives.shm.live_boards import LetGo
 from unisono.errors import PeerLost
 from unisono.launchers.worker.live_member import WorldChanged
 from unisono.store.client import Client
@@ -19,7 +22,7 @@ from unisono.store.secret import key_of
 from unisono.store.server import Server, listen
 
 GLOO = {"checkpoint_every": 1000, "transport": "gloo"}
-MEETINGS = 4  # of a step: what it does, two for the sum, the report
+MEETINGS = 3  # parts of a step's exchange: what the ranks agree by, the only bucket, the seal
 WHENS = ("before", "inside", "told", "after")
 PAIRS = ((0, 1), (1, 2), (2, 0))  # each rank of three, and then each of two
 KEY, MINUTE = key_of("of these tests, long enough"), timedelta(minutes=1)
@@ -36,15 +39,15 @@ def test_two_ranks_die_and_others_join():
 
 
 def test_data_that_have_reached_some_ranks_only():
-    """The last message of a step reaches one of two survivors: none of them takes the step for done."""
-    (found,) = play([[3, {}, GLOO | {"parts": [4, MEETINGS, True]}]])
+    """The report of a step reaches one of two survivors: none of them takes the step for done."""
+    (found,) = play([[3, {}, GLOO | {"parts": [4, True]}]])
     assert found["codes"] == {"0": 0, "1": 0, "2": -9}
     check(found, [0, 1])
 
 
-def test_ranks_that_do_not_meet_are_found():
+def test_ranks_that_seal_nothing_are_found():
     """Negative control of the above: who has the data goes on at once, and the other one cannot finish the step."""
-    (found,) = play([[3, {}, GLOO | {"parts": [4, MEETINGS, False]}]])
+    (found,) = play([[3, {}, GLOO | {"parts": [4, False]}]])
     assert found["errors"]
 
 
@@ -62,13 +65,27 @@ def test_every_rank_dies_at_every_meeting():
 
 
 @pytest.mark.slow
+def test_ranks_die_between_two_buckets():
+    """Gradients leave in several buckets while others are computed; helper threads of the others wait for the rest."""
+    places = zip(itertools.product((2, 3, 4), ("before", "inside", "after")), itertools.cycle(PAIRS), strict=False)
+    trials = [
+        [3, {str(first): [[3, meeting, when]], str(second): [[6, meeting, when]]}, GLOO | {"cut": True}]
+        for (meeting, when), (first, second) in places
+    ]
+    for trial, found in zip(trials, play(trials), strict=True):
+        assert sorted(found["codes"].values()) == [-9, -9, 0], (trial, found)
+        check(found, [rank for rank in range(3) if str(rank) not in trial[1]])
+        assert all(told["meetings"][0] > MEETINGS + 2 for told in found["told"].values()), found
+
+
+@pytest.mark.slow
 def test_deaths_around_the_step():
     """Two within one recovery, the leader's while it commits, writes the end, or a share; and the world is resized."""
     saves = {"checkpoint_every": 2, "transport": "gloo"}
     found = play(
         [
             [3, {"2": [[4, 1, "before"]], "1": [[4, 2, "before"]]}, GLOO],
-            [3, {"2": [[4, 1, "before"]], "1": [[4, 6, "inside"]]}, GLOO],
+            [3, {"2": [[4, 1, "before"]], "1": [[4, 4, "inside"]]}, GLOO],
             [3, {"0": [[4, "receipt", "before"]]}, saves | {"shares": True}],
             [3, {"0": [[10, "result", "before"]]}, saves],
             [3, {}, GLOO | {"asks": [[3, 1], [6, 3]], "awaits": [7]}],
@@ -154,3 +171,45 @@ def _same(found):
     expected = undisturbed()
     assert (found["errors"], found["ledger"]) == ([], expected["ledger"])
     assert {told["fingerprint"] for told in found["told"].values()} == {expected["told"]["0"]["fingerprint"]}
+
+
+class Watched(Called):
+    """A member that is called when the test says so, and what its exchange waits are told then."""
+
+    def at(self, meeting):
+        raise WorldChanged(meeting)
+
+
+def test_a_thread_that_waits_for_a_piece_is_let_go():
+    """It looks up at nothing while it waits; the control: without the interrupt it stays, though the rank is called."""
+    store, member, seen = HashStore(), Watched(), []
+    with ThreadPoolExecutor(2) as executor:
+        made = [executor.submit(ProcessGroupGloo, store, rank, 2, MINUTE) for rank in range(2)]
+        first, second = (LiveGroupTransport(group.result()) for group in made)
+    first.live = member
+
+    def wait():
+        try:
+            with first._waits.within("a piece"):
+                first._waits.wait(first._group.recv([torch.empty(1)], 1, 7))
+        except LetGo as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not first._waits._inside:
+        time.sleep(0.002)
+    member.is_called = True
+    thread.join(0.5)
+    assert thread.is_alive()
+    first.interrupt()
+    thread.join(60)
+    assert not thread.is_alive()
+    with pytest.raises(WorldChanged):
+        seen[0].answer()
+    wait()  # nobody enters any more, nor where the world has been left
+    member.is_called = False
+    first.close()
+    wait()
+    assert [type(error) for error in seen] == [LetGo] * 3
+    second.close()

@@ -5,6 +5,7 @@ replicas: `speakers` says who adds up what. Of a buffer of S bytes, a host of L 
 much as one rank would, not as much as L, in pieces that are on their way in both directions at once (`exchange`).
 """
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from typing import final
@@ -16,6 +17,7 @@ from unisono.collectives.process_groups.exchange import PieceExchange
 from unisono.collectives.process_groups.exchanges import Exchanges
 from unisono.collectives.process_groups.speakers import Hosts, group_by_host, host_of
 from unisono.collectives.process_groups.within_host import WithinHost
+from unisono.collectives.shm.board import SharedBoard
 from unisono.collectives.shm.transport import SLOT_BYTES, share_board
 from unisono.collectives.transport import Transport
 
@@ -70,11 +72,22 @@ def over_hosts(below: Transport, names: Sequence[str], *, timeout_s: float) -> T
         return below
     if len(hosts) < 2 or len(hosts) == below.world_size or below.make_exchange is None:  # None: not gloo
         return below
-    boards = [share_board(below, hosts, timeout_s=timeout_s, slot_bytes=SLOT_BYTES) for _ in range(2)]
-    collecting, spreading = boards
-    if collecting is None or spreading is None:
-        for board in boards:
-            if board is not None:
-                board.close()
-        return below
-    return HostsTransport(below, hosts, WithinHost(hosts, below.rank, collecting, spreading))
+    within = share_within(below, hosts, timeout_s=timeout_s)
+    return below if within is None else HostsTransport(below, hosts, within)
+
+
+def share_within(below: Transport, hosts: Hosts, *, timeout_s: float) -> WithinHost | None:
+    """Return what the ranks of this host do in memory that they share; None, on all ranks, where some cannot.
+
+    All ranks call it.
+    """
+    boards: list[SharedBoard] = []
+    with contextlib.ExitStack() as still:
+        for _ in range(2):
+            board = share_board(below, hosts, timeout_s=timeout_s, slot_bytes=SLOT_BYTES)
+            if board is None:
+                return None
+            still.callback(board.close)
+            boards.append(board)
+        still.pop_all()
+    return WithinHost(hosts, below.rank, *boards)

@@ -19,9 +19,8 @@ class Arrival:
     part: Tensor
     coder: Coder | None
 
-    def wait(self) -> Tensor:
-        """Return the numbers when they are there."""
-        self.work.wait()
+    def numbers(self) -> Tensor:
+        """Return the numbers; the message is there."""
         if self.coder is not None:
             self.coder.decode(self.message, self.part)
         return self.part

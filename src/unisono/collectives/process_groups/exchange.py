@@ -16,11 +16,8 @@ Messages may be coded: rounded numbers as `rounding` does it, others by `codec`,
 the place that waits for them: gloo takes a message that is shorter than its receive.
 """
 
-import contextlib
 import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -31,9 +28,9 @@ from unisono.collectives.coding.rounding import Coder, Rounding
 from unisono.collectives.exchange import Exchange, Partials, Roundings
 from unisono.collectives.pieces import cut_into_buckets
 from unisono.collectives.process_groups.arrivals import Arrival, Rooms
-from unisono.collectives.process_groups.default_group import lost_peers_named
 from unisono.collectives.process_groups.link_trial import LinkTrial
 from unisono.collectives.process_groups.speakers import Hosts, carried, carrier, host_nodes, host_of
+from unisono.collectives.process_groups.waits import Waits
 from unisono.collectives.process_groups.within_host import WithinHost
 from unisono.collectives.reduce import note_of
 from unisono.collectives.transport import Transport
@@ -50,7 +47,7 @@ _TAGS, _ROUNDS = 1 << 18, 1 << 10
 _LATER = 2
 """Buckets that are added up before a host's ranks spread the result of one: until then it is on its way."""
 
-_LEAVE_S = 5.0
+_GRADIENTS, _REPORT = "exchange of gradients", "report of a step"
 
 _Sums = Sequence[tuple[Node, Tensor | Mapping[int, Tensor]]]
 """Subtrees and their sums, by chunk: of a whole bucket, or of the chunks that a rank carries."""
@@ -68,15 +65,19 @@ class PieceExchange(Exchange):
         find_group: Returns gloo's backend of torch.distributed's default group; it is held during an exchange alone.
         hosts: The ranks of each host; None where each rank is to stand for itself.
         within: What this rank does with others of its host; None where it is alone.
+        waits: How it waits.
+
+    Attributes:
+        is_open: Whether it has begun, and its last message has not come.
     """
 
     is_overlapped = True
 
     def __init__(
         self, transport: Transport, find_group: Callable[[], Any], hosts: Hosts | None = None,
-        within: WithinHost | None = None,
+        within: WithinHost | None = None, waits: Waits | None = None,
     ) -> None:  # fmt: skip
-        self._find_group = find_group
+        self._find_group, self._waits, self.is_open = find_group, waits or Waits(transport), False
         self._group: Any = None
         self._transport, self._rank, self._size = transport, transport.rank, transport.world_size
         self._hosts = hosts or tuple(range(rank, rank + 1) for rank in range(self._size))
@@ -93,7 +94,6 @@ class PieceExchange(Exchange):
         self._incoming, self._outgoing, self._outgoing_sums = Rooms(), Rooms(), Rooms()  # one thread fills each
         self._report_bytes = 0  # of the step before: receives are posted early, since it takes long while buckets come
         self._reports: tuple[Tensor, list[Any]] | None = None
-        self._inside, self._changed = 0, threading.Condition()  # threads that may wait for messages
 
     def choose_codec(self, mode: str) -> None:
         if mode != self._trial.mode:
@@ -102,8 +102,7 @@ class PieceExchange(Exchange):
     def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
         note = f"codec {self._trial.mode}, {note_of(outs, leaves, roundings)}"
         global _round
-        with self._entered():
-            told = self._transport.agree(note, 2 * _round + self._trial.wish)
+        told = self._waits.agree(note, 2 * _round + self._trial.wish)
         _round = 1 + max(number // 2 for number in told)
         is_coded = self._trial.start([number % 2 for number in told])
         self._start(outs, placement, leaves, 1 + _round % (_ROUNDS - 1), roundings, codec if is_coded else None)
@@ -112,7 +111,7 @@ class PieceExchange(Exchange):
         self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, of_round: int,
         roundings: Roundings = (), coder: Coder | None = None,
     ) -> None:  # fmt: skip
-        self._outs, self._leaves, self._group = outs, leaves, self._find_group()
+        self._outs, self._leaves, self._group, self.is_open = outs, leaves, self._find_group(), True
         self._roundings = roundings or [None] * len(outs)
         self._coders = [coder if rounding is None else rounding for rounding in self._roundings]
         self._first_tag, self._sizes = _FIRST_TAG + of_round * _TAGS, list[int]()
@@ -128,7 +127,7 @@ class PieceExchange(Exchange):
         self._given: queue.SimpleQueue[_Sums | None] = queue.SimpleQueue()
         self._num_given = 0
         self._arriving, self._results, self._sends = [], [], []
-        with lost_peers_named(self._rank, self._size, "exchange of gradients"):
+        with self._waits.named(_GRADIENTS):
             self._reports = self._expect_reports() if self._report_bytes else None
             for bucket, out in enumerate(outs):
                 if bucket < self._ahead:
@@ -141,12 +140,11 @@ class PieceExchange(Exchange):
     def give(self, partials: Partials) -> None:
         bucket, self._num_given = self._num_given, self._num_given + 1
         self._trial.given()
-        sums: _Sums = (
-            [(node, partial.view(self._cut, -1)) for node, partial in partials]
-            if self._within is None
-            else self._within.collect(partials, self._outs[bucket], self._roundings[bucket])
-        )
-        with lost_peers_named(self._rank, self._size, "exchange of gradients"):
+        sums: _Sums = [(node, partial.view(self._cut, -1)) for node, partial in partials]
+        if self._within is not None:
+            with self._waits.entered():
+                sums = self._within.collect(partials, self._outs[bucket], self._roundings[bucket])
+        with self._waits.named(_GRADIENTS):
             for rank in self._owners:
                 for index, (_, chunks) in enumerate(sums):
                     part = chunks[0 if self._swaps else rank]
@@ -155,7 +153,7 @@ class PieceExchange(Exchange):
 
     def finish(self) -> None:
         later = len(self._outs) if self._within is None else _LATER
-        with self._entered(), lost_peers_named(self._rank, self._size, "exchange of gradients"):
+        with self._waits.within(_GRADIENTS):
             for bucket, out in enumerate(self._outs):
                 sums = self._given.get()
                 if sums is None:
@@ -166,7 +164,7 @@ class PieceExchange(Exchange):
             for bucket in range(max(0, len(self._outs) - later), len(self._outs)):
                 self._take_result(bucket)
             for work in self._sends:
-                work.wait()
+                self._waits.wait(work)
         sent = sum(self._sizes)
         self._transport.bytes_sent += sent  # here alone: two threads send
         self._trial.end(sent, self._outs)
@@ -174,19 +172,20 @@ class PieceExchange(Exchange):
 
     def tell(self, message: Tensor) -> Callable[[], Tensor]:
         # Beside the buckets: a collective after them would wait once more, and for a thread of gloo's own.
-        with lost_peers_named(self._rank, self._size, "report of a step"):
+        with self._waits.named(_REPORT):
             if self._reports is None:
                 self._report_bytes = len(message)
                 self._reports = self._expect_reports()
             (rows, works), others, group = self._reports, self._all_others(), self._find_group()
             rows[self._rank] = message
-            works = [*works, *(group.send([message], rank, self._first_tag + _TAGS - 1) for rank in others)]
+            works += [group.send([message], rank, self._first_tag + _TAGS - 1) for rank in others]
 
         def wait() -> Tensor:
-            with self._entered(), lost_peers_named(self._rank, self._size, "report of a step"):
+            with self._waits.within(_REPORT):
                 for work in works:
-                    work.wait()
+                    self._waits.wait(work)
             self._transport.bytes_sent += message.nbytes * len(others)
+            self._seal()
             return rows
 
         return wait
@@ -203,30 +202,16 @@ class PieceExchange(Exchange):
         self._given.put(None)
 
     def close(self) -> None:
-        """Let go of the group: no thread may wait in it, and none of gloo's be left, when the interpreter ends."""
-        with self._changed:
-            if self._inside and self._group is not None:
-                with contextlib.suppress(RuntimeError):  # a wait that is too short breaks off all connections
-                    place = torch.empty(1, dtype=torch.uint8)
-                    self._group.recv([place], (self._rank + 1) % self._size, _FIRST_TAG - 1).wait(
-                        timedelta(milliseconds=1)
-                    )
-                self._changed.wait_for(lambda: not self._inside, _LEAVE_S)
+        """Let go of the group."""
+        self._waits.close(self._group)
         self._let_go()
 
     def _let_go(self) -> None:
         self._group, self._arriving, self._results, self._sends = None, [], [], []
 
-    @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
-        with self._changed:
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+    def _seal(self) -> None:
+        self._waits.seal(self._first_tag + _TAGS - 2)
+        self.is_open = False
 
     def reduce(
         self, partials: Partials, placement: Sequence[range], leaves: int, out: Tensor,
@@ -239,11 +224,12 @@ class PieceExchange(Exchange):
         for bucket in buckets:
             self.give([(node, _part(partial, bucket)) for node, partial in partials])
         self.finish()
+        self._seal()
 
     def _take_result(self, bucket: int) -> None:
         """Wait for what this rank carries of a bucket's result; give it to the others of its host."""
         for arrival in self._results[bucket]:
-            arrival.wait()
+            self._await(arrival)
         if self._within is not None:
             self._within.spread(self._outs[bucket])
 
@@ -251,9 +237,9 @@ class PieceExchange(Exchange):
         """Add up this rank's chunk of a bucket as soon as all of it is here, and send the sum to all who lack it."""
         values = {node: chunks[self._mine] for node, chunks in sums}
         for node, arrival in self._arriving[bucket]:
-            values[node] = arrival.wait()
+            values[node] = self._await(arrival)
         if self._swaps:  # the sum may lie where this rank's partial is being sent from
-            self._sends.pop(0).wait()
+            self._waits.wait(self._sends.pop(0))
         rounding = self._roundings[bucket]
         settle = None if rounding is None else rounding.at(self._mine * len(out)).round_
         into: Callable[[Tensor, Tensor], Tensor] = lambda left, right: torch.add(left, right, out=out)  # noqa: E731
@@ -300,6 +286,10 @@ class PieceExchange(Exchange):
         coder = self._coders[bucket]
         place = part.view(torch.uint8) if coder is None else self._incoming.take(coder.room(part))
         return Arrival(self._group.recv([place], rank, self._tag(bucket, index)), place, part, coder)
+
+    def _await(self, arrival: Arrival) -> Tensor:
+        self._waits.wait(arrival.work)
+        return arrival.numbers()
 
     def _tag(self, bucket: int, index: int) -> int:
         return self._first_tag + bucket * self._tags + index

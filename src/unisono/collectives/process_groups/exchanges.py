@@ -39,6 +39,10 @@ class Exchanges:
             self._one_off = self.new()
         self._one_off.reduce(partials, placement, leaves, out, rounding)
 
+    def open(self) -> "list[PieceExchange]":
+        """Return those of which something may still be on its way."""
+        return [exchange for exchange in self._made if exchange.is_open]
+
     def close(self) -> None:
         """Let no thread wait in any of them; safe to call twice."""
         for exchange in self._made:

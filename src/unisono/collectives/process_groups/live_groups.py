@@ -5,6 +5,12 @@ have sent it to some only. So each collective is followed by a meeting, a messag
 passed it knows that all had begun it, hence had their data; nobody is ever one collective ahead of what the others can
 still finish. No wait blocks: works are polled, beside the launcher's word. What belongs to an old epoch is kept until
 the process ends: its works may still write into their tensors, and dropping it waits for peers that only stand still.
+
+The exchange of a step is one meeting: its first agreement, all pieces and the step's report are what ranks must have
+before they begin it, and one byte to each is the *seal* behind them. Here waits do block, in several threads, since
+pieces cannot be polled; the thread that hears the launcher breaks off the group's connections (`LiveWaits`). Whoever is
+called, or sees a peer's end, before he has begun the seal, leaves the exchange without asking: nobody can have passed a
+meeting that he has not begun. The thread that trains asks then, for all of them; it alone begins seals.
 """
 
 import contextlib
@@ -14,18 +20,26 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from unisono.collectives.process_groups.across_hosts import share_within
+from unisono.collectives.process_groups.exchanges import Exchanges
+from unisono.collectives.process_groups.live_waits import Asking, LiveWaits
+from unisono.collectives.process_groups.speakers import Hosts, group_by_host, host_of
+from unisono.collectives.process_groups.within_host import WithinHost
 from unisono.collectives.shm.board import Watcher
-from unisono.collectives.shm.live_boards import LiveWorlds, Speaker, World
+from unisono.collectives.shm.live_boards import LetGo, LiveWorlds, Speaker, World
 from unisono.collectives.transport import TIMEOUT_S, Transport
 from unisono.errors import PeerLost
 from unisono.system.leaving import leave_groups_at_exit
+
+if TYPE_CHECKING:
+    from unisono.collectives.process_groups.exchange import PieceExchange
 
 _CONNECT_S = 30.0
 """How long ranks connect that have all come, where nobody calls them to another world."""
@@ -40,7 +54,7 @@ class _OthersHavePassed(Exception):
 
 
 @final
-class LiveGroupTransport(Transport):
+class LiveGroupTransport(Asking):
     """Moves tensors between ranks of one epoch through a group that no other epoch uses.
 
     Args:
@@ -59,6 +73,11 @@ class LiveGroupTransport(Transport):
         self.bytes_sent = self.num_meetings = 0
         self.live: Watcher | None = None
         self._here = torch.ones(1, dtype=torch.uint8), torch.zeros(self.world_size, dtype=torch.uint8)
+        self._waits = LiveWaits(self, group, timeout_s)
+        self._hosts: Hosts | None = None
+        self._within: WithinHost | None = None
+        self._exchanges = Exchanges(self._new_exchange)
+        self.make_exchange, self.tree_reducer = self._exchanges.new, self._reduce
 
     def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
         self.bytes_sent += (send.numel() - send_splits[self.rank]) * send.element_size()
@@ -83,6 +102,57 @@ class LiveGroupTransport(Transport):
         with contextlib.suppress(_OthersHavePassed):  # so all have begun it: what they have sent is there
             self._wait(self.begin_meeting(), what, meeting, self._here)
 
+    def share_memory(self, host: str) -> None:
+        """Let the exchange go through memory inside each host, where its ranks are consecutive; collective."""
+        hosts = group_by_host(self.all_gather_json(host))
+        if hosts is None or not 1 < len(hosts) < self.world_size:
+            return
+        self._within = share_within(self, hosts, timeout_s=self._timeout_s)
+        if self._within is not None:
+            self._within.watch(self._waits)
+            self._hosts = hosts
+
+    def seal(self, start: Callable[[], None]) -> None:
+        """Meet behind an exchange, of which this rank has got all; the thread that trains calls it.
+
+        Args:
+            start: Tells the others that this rank has its data, and returns when all have said so.
+
+        Raises:
+            PeerLost: See `all_gather`.
+            WorldChanged: The same.
+        """
+        meeting = self.num_meetings + 1
+        if self.live is not None and self.live.is_called:
+            self.live.at(meeting)
+        self.num_meetings = meeting
+        try:
+            start()
+        except LetGo as wait:
+            with contextlib.suppress(_OthersHavePassed):  # so all have begun it: what they have sent is there
+                self._answer(meeting, wait.why)
+
+    def answer(self, why: str) -> NoReturn:
+        """Say what it means that a wait for pieces of an exchange has been let go."""
+        self._answer(self.num_meetings + 1, why)
+
+    def interrupt(self) -> None:
+        """Let threads go that wait in an exchange; another one calls this when the ranks are called."""
+        self._waits.let_go()
+
+    def _reduce(self, *args: Any) -> None:
+        try:
+            self._exchanges.reduce(*args)
+        except LetGo as wait:  # of code that nobody anchors, too
+            wait.answer()
+
+    def _new_exchange(self) -> "PieceExchange":
+        from unisono.collectives.process_groups.exchange import PieceExchange  # what loads this, too
+
+        is_alone = self._hosts is None or len(self._hosts[host_of(self._hosts, self.rank)]) == 1
+        within = None if is_alone else self._within
+        return PieceExchange(self, lambda: self._group, self._hosts, within, self._waits)
+
     def begin_meeting(self) -> Any:
         """Tell the others that this rank has its data, and return what ends when all have said so."""
         return self._group._allgather_base(*reversed(self._here))
@@ -99,15 +169,17 @@ class LiveGroupTransport(Transport):
             try:
                 work.wait()
             except RuntimeError as error:
-                while self.live is not None and self.live.is_word_due():
-                    self._look(meeting)
-                    time.sleep(_PAUSE_S)
-                self._look(meeting)
-                why = f"another rank has died ({str(error).strip().splitlines()[-1]})"
-                raise PeerLost(self._lost(what, why)) from error
+                self._answer(meeting, f"another rank has died ({str(error).strip().splitlines()[-1]})", what)
         except BaseException:
             _kept.append((work, tensors))
             raise
+
+    def _answer(self, meeting: int, why: str, what: str = "exchange of gradients") -> NoReturn:
+        """Raise what the launcher says of a meeting that cannot go on by itself; `PeerLost` where it says nothing."""
+        while self.live is not None and not self.live.is_called and self.live.is_word_due():
+            time.sleep(_PAUSE_S)
+        self._look(meeting)
+        raise PeerLost(self._lost(what, why))
 
     def _look(self, meeting: int) -> None:
         if self.live is not None and self.live.is_called and self.live.at(meeting):
@@ -118,8 +190,11 @@ class LiveGroupTransport(Transport):
         return f"[rank {self.rank}/{self.world_size}] {why} (in {doing}). Hint: look for the first failure in its log."
 
     def close(self) -> None:
-        """Keep the group until the process ends; safe to call twice."""
-        _kept.append(self._group)
+        """Keep the group, and what is on its way, until the process ends; safe to call twice."""
+        self._waits.close(self._group)
+        if self._within is not None:
+            self._within.close()
+        _kept.append([self._group, *self._exchanges.open()])
 
 
 @final
@@ -132,6 +207,7 @@ class LiveGroups(LiveWorlds[LiveGroupTransport]):
         ranks: This rank and the number of ranks; None for a rank that joins others.
         live: Speaks for this rank when the world changes.
         name: Returns what the others are told of an epoch whose first rank this is.
+        host: Of this rank, where the ranks of a host are to share memory.
 
     Attributes:
         first: What joins the ranks of the start; None for a rank that joins others. Making it is collective.
@@ -139,20 +215,27 @@ class LiveGroups(LiveWorlds[LiveGroupTransport]):
 
     def __init__(
         self, store: Callable[[str, int, Callable[[], str]], Store], ranks: tuple[int, int] | None, live: Speaker,
-        name: Callable[[int], str] = "e{}".format,
+        name: Callable[[int], str] = "e{}".format, host: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(live)
-        self._store = store
+        self._store, self._host = store, host
         live.offer = lambda size, epoch: "" if size == 1 else name(epoch)
+        live.interrupt = self._interrupt
         leave_groups_at_exit()
         self.first = None if ranks is None else LiveGroupTransport(self._connect("e0", *ranks, 1))
         self._now = self.first
+        if self.first is not None and host is not None:
+            self.first.share_memory(host)
+
+    def _interrupt(self) -> None:
+        if self._now is not None and self._now.live is not None:
+            self._now.interrupt()
 
     def _join(self, world: World, rank: int) -> Transport:
         self.close()
         self._now = now = LiveGroupTransport(self._connect(world.offer, rank, len(world.members), world.passed + 1))
         now.num_meetings, now.live = world.passed, self._live
-        now.barrier()
+        now.barrier() if self._host is None else now.share_memory(self._host)
         return now
 
     def close(self) -> None:

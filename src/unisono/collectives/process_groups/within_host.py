@@ -15,7 +15,7 @@ from unisono.collectives.coding.rounding import Rounding
 from unisono.collectives.exchange import Partials
 from unisono.collectives.pieces import ALIGNMENT
 from unisono.collectives.process_groups.speakers import Hosts, carried, host_nodes, host_of
-from unisono.collectives.shm.board import SharedBoard
+from unisono.collectives.shm.board import SharedBoard, Watcher
 from unisono.collectives.tree import Node, combine, owned_nodes
 from unisono.errors import ConfigError
 
@@ -94,6 +94,10 @@ class WithinHost:
                     slot = board.slot(rank, parity, out.dtype)[: len(parts) * width].view(-1, width)
                     for part, arrived in zip(parts, slot, strict=True):
                         whole[part][piece].copy_(arrived)
+
+    def watch(self, live: Watcher) -> None:
+        """Ask somebody at every meeting whether the world has changed."""
+        self._collecting.live = self._spreading.live = live
 
     def close(self) -> None:
         """Leave the boards."""

@@ -28,7 +28,9 @@ _FINISHED = struct.Struct("<I")
 class Watcher(Protocol):
     """Whom a rank asks, at its meetings, whether the world has changed; `launchers.worker.live_member` has one."""
 
-    is_called: bool  #: Whether it has; looked at before every meeting.
+    @property
+    def is_called(self) -> bool:
+        """Whether it has; looked at before every meeting."""
 
     def at(self, meeting: int) -> bool:
         """Return whether a meeting is over without this rank, False to go on; raise where it will not take place."""

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Generic, Protocol, TypeVar, final
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, final
 
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.shm.board import SharedBoard, Watcher
@@ -18,6 +18,25 @@ from unisono.collectives.shm.tuning import Plan
 from unisono.collectives.transport import TIMEOUT_S, Transport
 
 _NOTE = b"a new world "
+
+
+class LetGo(BaseException):
+    """A thread waits no longer for other ranks, since one is lost or all are called to another world.
+
+    Only the thread that trains may ask what that means: by its answer it leaves this world, while others still run.
+
+    Args:
+        why: What was seen.
+        ask: Takes that; raises `WorldChanged`, or what ends this world.
+    """
+
+    def __init__(self, why: str, ask: Callable[[str], NoReturn]) -> None:
+        super().__init__(why)
+        self.why, self._ask = why, ask
+
+    def answer(self) -> NoReturn:
+        """Ask."""
+        self._ask(self.why)
 
 
 class World(Protocol):
@@ -49,9 +68,11 @@ class Speaker(Watcher, Protocol):
 
     Attributes:
         offer: Makes memory for so many ranks in the world of an epoch, and returns its address.
+        interrupt: Called by another thread when all are called to another world.
     """
 
     offer: Callable[[int, int], str]
+    interrupt: Callable[[], None]
 
     @property
     def number(self) -> int:

@@ -5,6 +5,7 @@ Every meeting carries a note of what each rank is doing: ranks that run differen
 the same clear error instead of a hang.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import final
@@ -73,13 +74,16 @@ def share_board(below: Transport, hosts: Sequence[range], *, timeout_s: float, s
     address = ""
     if below.rank == ranks.start and is_supported():
         board, address = SharedBoard.create(len(ranks), slot_bytes, timeout_s)
-    address = below.all_gather_json(address)[ranks.start]
-    if below.rank != ranks.start and address and is_supported():
-        try:
-            board = SharedBoard.attach(address, below.rank - ranks.start, len(ranks), slot_bytes, timeout_s)
-        except OSError:
-            board = None  # another host or process namespace: said below, to all ranks
-    pids = below.all_gather_json(os.getpid() if board is not None else 0)
+    try:
+        address = below.all_gather_json(address)[ranks.start]
+        if below.rank != ranks.start and address and is_supported():
+            with contextlib.suppress(OSError):  # another host or process namespace: said below, to all ranks
+                board = SharedBoard.attach(address, below.rank - ranks.start, len(ranks), slot_bytes, timeout_s)
+        pids = below.all_gather_json(os.getpid() if board is not None else 0)
+    except BaseException:  # of ranks that may go on without one that has died, too
+        if board is not None:
+            board.close()
+        raise
     if board is None or not all(pids):
         if board is not None:
             board.close()

@@ -5,6 +5,7 @@ In: as arguments, the places as JSON (by the worker's number, each a step, a mee
 not have kills nobody.
 """
 
+import functools
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from unisono.world import World
 
 WHENS = ("before", "inside", "behind")
 """Not having come to a meeting, while waiting in it for others, having passed it."""
+
+_Function = Callable[..., Any]
 
 
 @final
@@ -49,37 +52,58 @@ class Places:
 
 
 def watch(places: Places) -> None:
-    """Let every meeting of this process be one of `places`."""
+    """Let every meeting of this process be one of `places`; of an exchange over gloo, each of its parts.
+
+    Those are what the ranks agree by, each bucket, and the seal; a rank is inside when a message has left, or is
+    waited for.
+    """
+    from unisono.collectives.process_groups.exchange import PieceExchange
     from unisono.collectives.process_groups.live_groups import LiveGroupTransport
+    from unisono.collectives.process_groups.live_waits import LiveWaits
     from unisono.collectives.shm import board as boards
-    from unisono.collectives.shm import shared_block as semaphores
 
-    barrier, take = boards.SharedBoard.barrier, semaphores.take
+    barrier = boards.SharedBoard.barrier
+    part, begin, end = (functools.partial(how, places) for how in (_part, _begin, _end))
 
-    def watched(board: boards.SharedBoard, note: bytes) -> list[bytes]:
+    def of_all(board: boards.SharedBoard, note: bytes) -> Any:
+        # One of a host's ranks alone is a piece of an exchange's part, in another thread.
+        return (barrier if board.world_size < board.num_ranks else part(barrier))(board, note)
+
+    hooks: list[tuple[Any, str, Callable[[_Function], _Function]]] = [
+        (boards.SharedBoard, "barrier", lambda _: of_all), (boards, "take", begin),
+        (LiveGroupTransport, "_meet", part), (LiveGroupTransport, "begin_meeting", begin),
+        (PieceExchange, "give", part), (PieceExchange, "_send", end),
+        (LiveWaits, "agree", part), (LiveWaits, "seal", part), (LiveWaits, "wait", begin),
+    ]  # fmt: skip
+    for owner, name, around in hooks:
+        setattr(owner, name, around(getattr(owner, name)))
+
+
+def _part(places: Places, function: _Function) -> _Function:
+    def met(*args: Any) -> Any:
         places.meets()
-        notes = barrier(board, note)
+        found = function(*args)
         places.at("behind")
-        return notes
+        return found
 
-    def waited(address: int, look: Callable[[float], None]) -> None:
+    return met
+
+
+def _begin(places: Places, function: _Function) -> _Function:
+    def begun(*args: Any) -> Any:
         places.at("inside")
-        take(address, look)
+        return function(*args)
 
-    meet, begin = LiveGroupTransport._meet, LiveGroupTransport.begin_meeting
+    return begun
 
-    def met(transport: LiveGroupTransport, *args: Any) -> None:
-        places.meets()
-        meet(transport, *args)
-        places.at("behind")
 
-    def begun(transport: LiveGroupTransport) -> Any:
+def _end(places: Places, function: _Function) -> _Function:
+    def ended(*args: Any) -> Any:
+        found = function(*args)
         places.at("inside")
-        return begin(transport)
+        return found
 
-    over_gloo = (LiveGroupTransport, "_meet", met), (LiveGroupTransport, "begin_meeting", begun)
-    for owner, name, value in ((boards.SharedBoard, "barrier", watched), (boards, "take", waited), *over_gloo):
-        setattr(owner, name, value)
+    return ended
 
 
 def _train(recipe: str, options: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """A worker's side of live recovery: it hears that the world has changed, and asks at its meetings what to do.
 
 In: orders of the launcher, as lines of JSON over a socket that the worker inherits. Out: the same way, that it is ready
-and up. A small thread hears; it interrupts nothing. What is right to do is `member.Member`'s to say. Must not
-import torch.
+and up. A small thread hears; it ends nothing but waits that do not look (`interrupt`). What is right to do is
+`member.Member`'s to say. Must not import torch.
 """
 
 import contextlib
@@ -52,6 +52,7 @@ class LiveMember:
         is_knocked: Whether others are ready to join.
         is_anchored: Whether this worker is where it can begin again.
         offer: Makes a place to meet for so many ranks in a world of an epoch, and returns its address.
+        interrupt: Called by the thread that hears, whenever `is_called` is set: lets threads go that wait.
         released: Numbers of members that have left because they were not needed any more.
         word_s: How long the launcher's word is waited for once a peer is seen dead.
     """
@@ -69,6 +70,7 @@ class LiveMember:
         self.released: set[int] = set()
         self.word_s = _WORD_S
         self.offer: Callable[[int, int], str] = lambda size, epoch: ""
+        self.interrupt: Callable[[], None] = lambda: None
         threading.Thread(target=self._hear, name="unisono-live", daemon=True).start()
 
     @property
@@ -215,6 +217,7 @@ class LiveMember:
             self._left = self._left or why
             self.is_called = True
             self._change.notify_all()
+        self.interrupt()
 
     def _take(self, message: dict[str, Any]) -> None:
         with self._change:
@@ -231,6 +234,8 @@ class LiveMember:
             is_over = bool(self._left) or self._side.number in self.released
             self.is_called = is_over or self._side.called != self._side.epoch
             self._change.notify_all()
+        if self.is_called:
+            self.interrupt()
 
 
 _known: dict[int, LiveMember] = {}

@@ -82,8 +82,8 @@ class Joined:
         self.link.note(b"join")
         has_group = dist.is_initialized()
         transport = world.transport if transport == "auto" else transport
-        if transport == "auto" and self.device.type == "cpu" and meets_by_gloo(world, options):
-            transport = "gloo"
+        spans = transport == "auto" and self.device.type == "cpu" and meets_by_gloo(world, options)
+        transport = "gloo" if spans else transport
         is_gloo = transport == "gloo" and self.device.type == "cpu"
         if isinstance(transport, str) and world.joins is not None:
             transport = LoopbackTransport()  # it meets the others at its first step
@@ -92,8 +92,9 @@ class Joined:
             transport = connect(world, device=str(self.device), share_memory=is_auto, mpi=is_mpi)
         self.transport = GuardedTransport(transport)
         self.live = (
-            live_of(world, self.transport, transport, options, has_group=has_group, is_gloo=is_gloo)
-            if is_process else None
+            live_of(
+                world, self.transport, transport, options, has_group=has_group, is_gloo=is_gloo, shares_memory=spans
+            ) if is_process else None
         )  # fmt: skip
         if wants_plain_torch() and world.is_leader:
             warn(_PLAIN)

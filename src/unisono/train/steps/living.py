@@ -14,7 +14,7 @@ from unisono.world import World
 
 def live_of(
     world: World, transport: GuardedTransport, below: Transport, options: StrategyOptions, *, has_group: bool,
-    is_gloo: bool = False,
+    is_gloo: bool = False, shares_memory: bool = False,
 ) -> Live | None:  # fmt: skip
     """Return what lets a run go on without a rank; None where its launcher does not ask for it.
 
@@ -25,6 +25,7 @@ def live_of(
         options: Of the strategy.
         has_group: Whether the program has made a process group.
         is_gloo: Whether processes on the CPU are joined by gloo, though they could share memory.
+        shares_memory: Whether those of one host among them share it all the same.
 
     Raises:
         WorldError: This process has been started to join others, and they have begun this run without it.
@@ -52,7 +53,7 @@ def live_of(
             why_not = "the ranks do not share memory"
     worlds: Worlds | None = None
     if not why_not and is_gloo:
-        worlds = _over_gloo(world, transport, member)
+        worlds = _over_gloo(world, transport, member, shares_memory=shares_memory)
     elif not why_not:
         worlds = LiveBoards(below.board, member)
     return Live(member, world, transport, worlds, options, why_not)
@@ -63,13 +64,14 @@ def meets_by_gloo(world: World, options: StrategyOptions) -> bool:
     return world.live is not None and not world.is_single_host and not _why_not(options)
 
 
-def _over_gloo(world: World, transport: GuardedTransport, member: LiveMember) -> Worlds:
+def _over_gloo(world: World, transport: GuardedTransport, member: LiveMember, *, shares_memory: bool) -> Worlds:
     # What a board's ranks do not load.
     from unisono.collectives.process_groups.live_groups import LiveGroups
     from unisono.collectives.process_groups.stores import name_of_epoch, store_of_epoch
 
     store, name = functools.partial(store_of_epoch, world), functools.partial(name_of_epoch, world)
-    groups = LiveGroups(store, (world.rank, world.world_size) if world.joins is None else None, member, name)
+    ranks = (world.rank, world.world_size) if world.joins is None else None
+    groups = LiveGroups(store, ranks, member, name, str(world.node_rank) if shares_memory else None)
     if groups.first is not None:
         transport.replace(groups.first)
     return groups

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, final
 from unisono.checkpoint.format import State
 from unisono.collectives.leader import leader_says
 from unisono.collectives.places import GuardedTransport, enter_world
-from unisono.collectives.shm.live_boards import Worlds
+from unisono.collectives.shm.live_boards import LetGo, Worlds
 from unisono.errors import CheckpointError, ConfigError, RunStopped
 from unisono.launchers.supervision.replacements import node_of_later
 from unisono.launchers.worker.live_member import LiveMember, WorldChanged
@@ -209,6 +209,8 @@ class Live:
         self._member.is_anchored = True
         try:
             yield
+        except LetGo as wait:
+            wait.answer()
         finally:
             self._member.is_anchored = False
 

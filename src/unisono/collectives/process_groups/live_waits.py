@@ -1,0 +1,131 @@
+"""The waits of an exchange between ranks of which one may be lost."""
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from unisono.collectives.process_groups.waits import Waits
+from unisono.collectives.shm.board import Watcher
+from unisono.collectives.shm.live_boards import LetGo
+from unisono.collectives.transport import Transport
+from unisono.errors import PeerLost
+
+
+class Asking(Transport):
+    """A transport that knows whom to ask whether the world has changed."""
+
+    live: Watcher | None  #: Asked while waiting; None where ranks do not go on without one that has died.
+
+    @abstractmethod
+    def answer(self, why: str) -> NoReturn:
+        """Say what it means that a wait for pieces of an exchange has been let go."""
+
+    @abstractmethod
+    def seal(self, start: Callable[[], None]) -> None:
+        """Meet behind an exchange, of which this rank has got all; `start` tells the others, and waits for them."""
+
+
+@final
+class LiveWaits(Waits):
+    """The waits of all exchanges of one epoch: they end when the ranks are called to another one.
+
+    A thread that is let go raises `LetGo`, and none enters any more.
+
+    Args:
+        transport: Joins the ranks.
+        group: Of these ranks.
+        timeout_s: Longest wait for a rank that lives.
+    """
+
+    def __init__(self, transport: Asking, group: Any, timeout_s: float) -> None:
+        super().__init__(transport)
+        self._live, self._group, self._longest = transport, group, timedelta(seconds=timeout_s)
+        self._is_left = False
+
+    def agree(self, what: str, number: int) -> list[int]:
+        return _Unsealed(self, self._live, self._group).agree(self._live.told(what), number)
+
+    @contextlib.contextmanager
+    def named(self, operation: str) -> Iterator[None]:
+        self._look()
+        with self._letting_go(), super().named(operation):
+            yield
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        with super().entered(), self._letting_go():
+            yield
+
+    def wait(self, work: Any) -> None:
+        work.wait(self._longest)  # by itself it takes the time that connecting may take
+
+    def seal(self, tag: int) -> None:
+        self._live.seal(lambda: self._meet(tag))
+
+    def let_go(self) -> None:
+        """Let all threads go that wait."""
+        with self._changed:
+            if self._inside:
+                self._break_off(self._group)
+
+    def close(self, group: Any) -> None:
+        with self._changed:
+            self._is_left = True
+        super().close(group)
+
+    def _meet(self, tag: int) -> None:
+        """Tell the others that this rank has all of an exchange, and return when each has said so."""
+        own, rank, size = self._group, self._live.rank, self._live.world_size
+        others = [other for other in range(size) if other != rank]
+        places = torch.zeros(size, 1, dtype=torch.uint8)
+        with self.within("end of an exchange"):
+            works = [own.recv([places[other]], other, tag) for other in others]
+            works += [own.send([places[rank]], other, tag) for other in others]
+            for work in works:
+                self.wait(work)
+
+    @contextlib.contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as error:
+            raise LetGo(str(error), self._live.answer) from error
+
+    @property
+    def is_called(self) -> bool:
+        """Whether nobody waits any more: what the boards of this host's ranks ask."""
+        live = self._live.live
+        return self._is_left or (live is not None and live.is_called)
+
+    def at(self, meeting: int) -> bool:
+        """Let a thread go that waits in one of those boards, whose meetings are parts of an exchange."""
+        raise LetGo("the ranks are called to another world", self._live.answer)
+
+    def is_word_due(self) -> bool:
+        """Whether a thread waits there for the launcher's word: the one that trains does."""
+        return False
+
+    def _look(self) -> None:
+        if self.is_called:
+            self.at(0)
+
+
+@final
+class _Unsealed(Transport):
+    """What the ranks agree by at the beginning of an exchange, whose seal is this one's too."""
+
+    def __init__(self, waits: LiveWaits, live: Asking, group: Any) -> None:
+        self.rank, self.world_size, self.bytes_sent = live.rank, live.world_size, 0
+        self._waits, self._group = waits, group
+
+    def all_to_all(self, send: Tensor, send_splits: list[int], recv: Tensor, recv_splits: list[int]) -> None:
+        raise NotImplementedError("ranks agree by all_gather alone")
+
+    def all_gather(self, send: Tensor, recv: Tensor) -> None:
+        with self._waits.within("exchange of gradients"):
+            self._waits.wait(self._group._allgather_base(recv, send))
