@@ -4,13 +4,14 @@ import pytest
 
 import device_shapes
 import device_waits
-from ranks import once, run_processes
+from forks import run_forked
+from ranks import once
 
 
 @once
 def everything():
     """What the programs of `device_waits` give, in one process of their own."""
-    return run_processes(device_waits.everything, 1)[0]
+    return run_forked(device_waits.everything, 1)[0]
 
 
 def played(program):
@@ -54,7 +55,7 @@ SHAPES = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("GPT")) 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_step_of_a_large_model_waits_once(name):
     """By shapes alone, of more parameters than this machine has memory for: one wait, whatever the replicas."""
-    found = run_processes(device_shapes.steps, 1, name, [1, 2])[0]
+    found = run_forked(device_shapes.steps, 1, name, [1, 2])[0]
     assert found["parameters"] > device_shapes.SIZES[name][2]
     assert [found[count][0] for count in ("1", "2")] == [1, 1], found
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import ranks
 import unisono
+from forks import run_forked
 from train import recording_programs
 from unisono.errors import ConfigError
 
@@ -142,7 +143,7 @@ def test_killed_at_any_step(tmp_path):
 def test_two_workers_write_the_same(tmp_path):
     """Bytes of one and of two processes are equal; what differs by rank is the leader's."""
     ranks.run_threads(recording_programs.play, 1, str(tmp_path / "1"))
-    ranks.run_processes(recording_programs.play, 2, str(tmp_path / "2"))
+    run_forked(recording_programs.play, 2, str(tmp_path / "2"))
     one, two = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in "12")
     assert one == two
     assert {line["values"].get("rank", 0) for line in lines_of(tmp_path / "2")} == {0}
