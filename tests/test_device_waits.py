@@ -19,11 +19,24 @@ def played(program):
     return everything()[program]
 
 
-@pytest.mark.parametrize("number", range(len(device_waits.CASES)), ids=lambda number: str(device_waits.CASES[number]))
+@once
+def counted_large():
+    """What the cases give that take long."""
+    return run_forked(device_waits.counted_large, 1)[0]
+
+
+NUMBERS = [
+    pytest.param(number, id=str(case), marks=[pytest.mark.slow] * (number in device_waits.LARGE))
+    for number, case in enumerate(device_waits.CASES)
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_step_waits_once(number):
     """Losses, finiteness, checksums, flags and counters come in one read; bits and skipped steps are the CPU's."""
     _, _, settings, _ = device_waits.CASES[number]
-    for (waits, bits), (none, expected) in zip(*played("counted")[number], strict=True):
+    found = (counted_large() if number in device_waits.LARGE else played("counted"))[str(number)]
+    for (waits, bits), (none, expected) in zip(*found, strict=True):
         searched = 4 if settings == "embed, poisoned" else 0  # in a step that is lost, replica by replica
         assert waits == [1 + searched] * 4
         assert none == [0] * 4
